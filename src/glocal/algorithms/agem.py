@@ -1,0 +1,63 @@
+r"""Averaged gradient episodic memory (§5.1, Eq. GEM-obj, with one constraint on the mean of all finished tasks)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms import buffer
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.errors import GlocalError
+from glocal.networks.model import Model
+from glocal.tree import Params, inner
+
+
+@dataclass(frozen=True)
+class AGEM(Algorithm):
+    r"""Minimises L_t without raising, to first order, the mean loss \hat L on the stored examples:
+
+        g ← g − min(0, g·r) / (r·r) r,   r = ∇\hat L(θ) on a batch drawn from the memory.
+
+    \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ). It is linearised at the current θ, not at θ_o: global.
+    """
+
+    name: ClassVar[str] = "agem"
+    family: ClassVar[str] = "constraint"
+    locality: ClassVar[Locality] = "global"
+    remembers: ClassVar[str] = "`slots` examples, an equal share of them for every task"
+
+    slots: int = 500
+    """Examples the memory holds after the last task."""
+    replay: int = 0
+    """Examples the reference gradient is taken on; 0: as many as the stream's batch has."""
+
+    def uniforms(self, batch_size: int) -> int:
+        return batch_size + self.slots
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        if self.slots < model.tasks:
+            raise GlocalError(f"agem with slots={self.slots} cannot hold one example of each of {model.tasks} tasks.")
+        return buffer.empty(self.slots, example)
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        full_batch = batch.random.shape[0] - self.slots
+        drawn = buffer.draw(memory, self.replay or full_batch, batch.random[-self.slots :])
+        reference = model.grad(params, drawn.x, drawn.y, drawn.weight)
+        overlap, length = inner(grads, reference), inner(reference, reference)
+        # Before the first task ends nothing is stored: the reference is 0 and so is what is taken away.
+        harmful = overlap.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
+        return {k: g - harmful * reference[k] for k, g in grads.items()}
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        share = min(self.slots // model.tasks, data.y.shape[0])
+        chosen = data.random.topk(share).indices
+        slot = memory["seen"] + torch.arange(share, device=data.y.device)
+        kept = Batch(data.x[chosen], data.y[chosen], data.random, data.task)
+        return buffer.write({k: v.clone() for k, v in memory.items()}, kept, slot, memory["seen"] + share)
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        return buffer.task_loss(model, memory, task)

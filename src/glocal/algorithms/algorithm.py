@@ -1,0 +1,85 @@
+r"""The protocol: an algorithm is a small pure object that says how it approximates the losses of finished tasks.
+
+    obj_t(D_t, M_t)(θ) ≈ (1/t) ( \hat L_1(θ) + … + \hat L_{t−1}(θ) + L_t(θ) )
+
+Every method is a function from tensors to tensors for *one* run. The engine maps it over a cohort, captures it in a
+CUDA graph, or calls it as it is; the same lines serve all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+Memory: TypeAlias = dict[str, Any]  # str -> Tensor or dict of tensors: M_t, all that is kept of finished tasks
+Locality: TypeAlias = Literal["local", "global"]
+
+
+class Batch(NamedTuple):
+    """Examples of the current task. A method draws nothing itself: `random` brings uniforms from the run's stream."""
+
+    x: Tensor
+    y: Tensor
+    random: Tensor  # in a step: `uniforms` numbers; in `consolidate`: one number an example
+    task: Tensor  # the task's number, counted from 0
+
+
+class Step(NamedTuple):
+    """What just happened: the batch, the gradient of the objective, and how the parameters moved because of it."""
+
+    batch: Batch
+    grads: Params
+    moved: Params
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    r"""Plain SGD, and the defaults of the protocol: nothing is remembered, \hat L_o = 0.
+
+    A subclass is a frozen dataclass. Its `float` fields are scalar hyperparameters: runs that differ only in them train
+    together, and inside the methods they are tensors. All other fields are structure, equal within a cohort.
+    """
+
+    name: ClassVar[str] = "algorithm"
+    family: ClassVar[str] = "baseline"
+    locality: ClassVar[Locality] = "global"
+    remembers: ClassVar[str] = "nothing"
+
+    def uniforms(self, batch_size: int) -> int:
+        """How many uniform random numbers one step needs."""
+        return 0
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        """M_1: nothing remembered yet. `example` is a batch as the first step will see it, for its shapes."""
+        return {}
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        """obj_t on a mini-batch: the scalar whose gradient a step follows."""
+        return model.loss(params, batch.x, batch.y)
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        """What to follow instead of the objective's gradient: the projection of the algorithms that constrain."""
+        return grads
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        """After every step. The memory is the algorithm's own: it may be changed in place."""
+        return memory
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        """After the task, at its solution θ_t, with all its training data: M_{t+1}."""
+        return memory
+
+    def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
+        """Logits for inputs of a task; only task-incremental algorithms may use its number."""
+        return model.outputs(params, x)
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        r"""\hat L_o(θ) of the finished task o = `task`, as a function of the parameters."""
+        return lambda params: torch.zeros_like(next(iter(params.values()))).sum()

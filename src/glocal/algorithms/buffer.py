@@ -1,0 +1,66 @@
+"""An episodic memory: examples of finished tasks, the same for every algorithm that replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms.algorithm import Batch, Memory
+from glocal.networks.model import Model
+
+
+class Replay(NamedTuple):
+    """Examples drawn from a buffer. A buffer that holds fewer than were asked for fills up with weight 0."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+def empty(slots: int, example: Batch) -> Memory:
+    """No example in `slots` slots; one row more, never read, takes the writes that reservoir sampling rejects."""
+    rows = slots + 1
+    device = example.y.device
+    return {
+        "x": torch.zeros(rows, *example.x.shape[1:], dtype=example.x.dtype, device=device),
+        "y": torch.zeros(rows, *example.y.shape[1:], dtype=example.y.dtype, device=device),
+        "task": torch.full((rows,), -1, dtype=torch.long, device=device),
+        "seen": torch.zeros((), dtype=torch.long, device=device),
+    }
+
+
+def reservoir(memory: Memory, batch: Batch, random: Tensor) -> Memory:
+    """Vitter's algorithm R: the n-th example ever seen (n from 0) takes slot n, then slot ⌊u(n+1)⌋ or none."""
+    slots, count = memory["task"].shape[0] - 1, batch.y.shape[0]
+    order = torch.arange(count, device=batch.y.device)
+    n = memory["seen"] + order
+    slot = torch.where(n < slots, n, (random.double() * (n + 1)).long())
+    overwritten = ((slot[None] == slot[:, None]) & (order[None] > order[:, None])).any(1)
+    return write(memory, batch, torch.where(overwritten | (slot >= slots), slots, slot), memory["seen"] + count)
+
+
+def write(memory: Memory, batch: Batch, slot: Tensor, seen: Tensor) -> Memory:
+    """Put the batch's examples into their slots, in place; no slot but the spare one may be named twice."""
+    return {
+        "x": memory["x"].index_put_((slot,), batch.x),
+        "y": memory["y"].index_put_((slot,), batch.y),
+        "task": memory["task"].index_put_((slot,), batch.task.expand_as(slot)),
+        "seen": seen,
+    }
+
+
+def draw(memory: Memory, count: int, random: Tensor) -> Replay:
+    """Uniformly and without replacement, `count` of the filled slots or all of them; one uniform number a slot."""
+    filled = memory["task"][:-1] >= 0
+    key = torch.where(filled, random, random + 1)
+    chosen = key.topk(min(count, key.shape[-1]), largest=False, sorted=False).indices
+    return Replay(memory["x"][chosen], memory["y"][chosen], filled[chosen].to(random.dtype))
+
+
+def task_loss(model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    r"""Eq. replay-approx: \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ), S_o the stored examples of task o."""
+    stored = (memory["task"][:-1] == task).float()
+    return lambda params: model.loss(params, memory["x"][:-1], memory["y"][:-1], stored)

@@ -1,0 +1,53 @@
+r"""Experience replay (§5.1): \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ), Eq. replay-approx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms import buffer
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+
+@dataclass(frozen=True)
+class ER(Algorithm):
+    r"""Minimises the mean loss over the stream's batch and a batch drawn from a reservoir of all examples seen.
+
+    S_o is chosen by chance, never by θ_o: global.
+    """
+
+    name: ClassVar[str] = "er"
+    family: ClassVar[str] = "replay"
+    locality: ClassVar[Locality] = "global"
+    remembers: ClassVar[str] = "`slots` examples, whatever the number of tasks"
+
+    slots: int = 500
+    """Examples the reservoir holds."""
+    replay: int = 0
+    """Examples drawn at every step; 0: as many as the stream's batch has."""
+
+    def uniforms(self, batch_size: int) -> int:
+        return batch_size + self.slots
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return buffer.empty(self.slots, example)
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        keys = batch.random[-self.slots :]
+        # A task's last batch may be short; the replay beside it is not.
+        full_batch = batch.random.shape[0] - self.slots
+        drawn = buffer.draw(memory, self.replay or full_batch, keys)
+        weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), drawn.weight])
+        return model.loss(params, torch.cat([batch.x, drawn.x]), torch.cat([batch.y, drawn.y]), weight)
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        return buffer.reservoir(memory, step.batch, step.batch.random[: step.batch.y.shape[0]])
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        return buffer.task_loss(model, memory, task)

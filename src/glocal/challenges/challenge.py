@@ -1,0 +1,75 @@
+r"""Task T_t, its data D_t, and the challenge: an ordered sequence of tasks and its setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from glocal.errors import GlocalError
+
+Setting = Literal["task", "class", "domain"]
+LossName = Literal["cross-entropy", "squared-error"]
+
+
+class Data(NamedTuple):
+    """Examples as two tensors.
+
+    `x` is (n, *input_shape): uint8 images, which the network's door scales to [0, 1], or floats, taken as they are.
+    `y` is (n,) int64 class labels, or (n, outputs) floats for squared error.
+    """
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: what it is learnt from, what it is tested on, and the classes that occur in it."""
+
+    train: Data
+    test: Data
+    classes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A sequence of tasks. Nothing is loaded or rotated before `task` asks for it.
+
+    setting: 'class' and 'task' challenges bring new classes with every task; both accuracies (over all classes, and
+        among the task's own) are measured from the same run, and the setting names the one that is reported.
+        'domain' challenges keep the classes and change the inputs.
+    seeded: whether the tasks themselves depend on the run's seed (angles, permutations).
+    fingerprint: identifies the data behind the tasks; results computed on other data are other results.
+    options: the resolved arguments the challenge was made with, recorded with every run.
+    epochs, batch_size: how each task is trained unless a run says otherwise.
+    """
+
+    name: str
+    setting: Setting
+    tasks: int
+    outputs: int
+    input_shape: tuple[int, ...]
+    make_task: Callable[[int, int], Task] = field(repr=False, compare=False)
+    seeded: bool
+    fingerprint: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    loss: LossName = "cross-entropy"
+    epochs: int = 5
+    batch_size: int = 128
+
+    def task(self, index: int, seed: int) -> Task:
+        """Task number `index`, counted from 0, as the run with this seed meets it."""
+        if not 0 <= index < self.tasks:
+            raise GlocalError(f"{self.name} has tasks 0 to {self.tasks - 1}; task {index} was asked for.")
+        return self.make_task(index, seed)
+
+    def first(self, tasks: int) -> Challenge:
+        """The same challenge, ended after its first `tasks` tasks."""
+        if not 1 <= tasks <= self.tasks:
+            raise GlocalError(
+                f"{self.name} has {self.tasks} tasks; {tasks} were asked for (allowed: 1 to {self.tasks})."
+            )
+        return replace(self, tasks=tasks)

@@ -1,0 +1,90 @@
+"""A cohort: runs that differ only in seed, learning rate and scalar hyperparameters, trained as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from glocal import losses, tree
+from glocal.algorithms.algorithm import Algorithm
+from glocal.challenges.challenge import Challenge
+from glocal.engine.step import Hyper, scalars
+from glocal.networks.model import Model
+from glocal.randomness import generator
+from glocal.tree import Params
+
+MakeNetwork = Callable[[Sequence[int], int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a cohort."""
+
+    seed: int
+    lr: float
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What is trained: members, in the order of their seeds, on one challenge, with one network and one structure."""
+
+    challenge: Challenge
+    make_network: MakeNetwork
+    members: tuple[Member, ...]
+    epochs: int
+    batch_size: int
+    train_eval: int = 10_000
+    device: torch.device = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def only(self, members: Sequence[Member]) -> Cohort:
+        return replace(self, members=tuple(members))
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The common structure; the members' scalars travel in `hyper`."""
+        return self.members[0].algorithm
+
+    def hyper(self) -> Hyper:
+        """Every scalar hyperparameter as a tensor with one number a run."""
+        columns = [{"lr": m.lr, **scalars(m.algorithm)} for m in self.members]
+        return {k: torch.tensor([c[k] for c in columns], device=self.device) for k in columns[0]}
+
+    def model(self, vectorised: bool) -> Model:
+        module = self._network(self.members[0].seed).to(self.device)
+        return Model(module, losses.get(self.challenge.loss), self.challenge.tasks, vectorised)
+
+    def initial(self) -> tuple[Params, Params]:
+        """θ_0 and the network's buffers, stacked. A run's initialisation depends on its seed alone."""
+        made = {seed: self._network(seed) for seed in {m.seed for m in self.members}}
+        networks = [made[m.seed] for m in self.members]
+        params = tree.stack([{k: p.detach() for k, p in n.named_parameters()} for n in networks])
+        buffers = tree.stack([dict(n.named_buffers()) for n in networks])
+        move = lambda leaf: leaf.to(self.device)  # noqa: E731
+        return tree.map_tree(move, params), tree.map_tree(move, buffers)
+
+    @cached_property
+    def groups(self) -> list[slice]:
+        """Neighbouring members that meet the same data."""
+        if not self.challenge.seeded:
+            return [slice(0, len(self))]
+        seeds = [m.seed for m in self.members]
+        starts = [i for i, seed in enumerate(seeds) if i == 0 or seed != seeds[i - 1]]
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(self)], strict=True)]
+
+    def _network(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(generator(seed, "init").get_state())
+            return self.make_network(self.challenge.input_shape, self.challenge.outputs)
+
+
+def per_run(values: Tensor, like: Tensor) -> Tensor:
+    """One number a run, shaped to multiply a stacked tensor."""
+    return values.view(-1, *[1] * (like.dim() - 1))

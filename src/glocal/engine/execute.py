@@ -1,0 +1,224 @@
+"""How the steps of a cohort are executed: mapped over its runs, captured in a CUDA graph, or run by run.
+
+All three advance the same pure `Program`; they differ in speed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from glocal import tree
+from glocal.algorithms.algorithm import Batch, Step
+from glocal.engine.cohort import Cohort, per_run
+from glocal.engine.feed import Feed
+from glocal.engine.state import State
+from glocal.engine.step import Program
+from glocal.randomness import generator
+from glocal.tree import Params, Tree
+
+Tick = Callable[[int], None]  # so many steps were made
+BATCH_DIMS = Batch(0, 0, 0, None)  # type: ignore[arg-type]
+STEP_DIMS = Step(BATCH_DIMS, 0, 0)  # type: ignore[arg-type]
+
+
+class Executor(Protocol):
+    """A way to execute a cohort. `state` is advanced in place."""
+
+    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        """One pass over the current task; returns every run's mean objective."""
+        ...
+
+    def consolidate(self, state: State, feed: Feed) -> None:
+        """The algorithm's work after the task."""
+        ...
+
+    def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
+        """Logits of some neighbouring runs on common inputs, (runs, n, outputs)."""
+        ...
+
+
+class Vectorised:
+    """All runs at once: `vmap` over the cohort.
+
+    The runs are independent, so the gradient of the *sum* of their objectives is every run's own gradient, and one
+    ordinary backward pass over stacked tensors takes the place of a mapped `grad`.
+    """
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+        self.program = Program(cohort.algorithm, cohort.model(vectorised=True))
+        self.hyper = cohort.hyper()
+        self._objective = vmap(self.program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
+        self._direction = vmap(self.program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
+        self._observe = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
+
+    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        total = torch.zeros(len(self.cohort), device=self.cohort.device)
+        for i in range(feed.steps):
+            total += self.step(state, feed.batch(i))
+            tick(len(self.cohort))
+        return total / feed.steps
+
+    def step(self, state: State, batch: Batch) -> Tensor:
+        params, names = state.params, list(state.params)
+        leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+        with torch.enable_grad():
+            losses, buffers = self._objective(leaves, state.buffers, state.memory, self.hyper, batch)
+            gradients = torch.autograd.grad(
+                losses.sum(), [leaves[k] for k in names], allow_unused=True, materialize_grads=True
+            )
+        grads: Params = dict(zip(names, gradients, strict=True))
+        followed = grads
+        if self.program.projects:
+            followed, buffers = self._direction(grads, params, buffers, state.memory, self.hyper, batch)
+        moved = self._move(params, followed, keep=self.program.observes)
+        if self.program.observes:
+            state.memory = self._observe(state.memory, self.hyper, Step(batch, grads, moved))
+        state.buffers = {k: b.detach() for k, b in buffers.items()}
+        losses = losses.detach()
+        note_divergence(state, losses)
+        return losses
+
+    def _move(self, params: Params, followed: Params, keep: bool) -> Params:
+        """θ ← θ − lr · direction, in place; the update itself only where somebody looks at it."""
+        moved: Params = {}
+        for k, p in params.items():
+            lr = per_run(self.hyper["lr"], p)
+            if keep:
+                moved[k] = followed[k] * -lr
+                p.add_(moved[k])
+            else:
+                p.addcmul_(followed[k], lr, value=-1)
+        return moved
+
+    def consolidate(self, state: State, feed: Feed) -> None:
+        if not self.program.consolidates:
+            return
+        parts = []
+        for group, runs in enumerate(self.cohort.groups):
+            data, random = feed.whole(group)
+            mapped = vmap(self.program.consolidate, in_dims=(0, 0, 0, 0, Batch(None, None, 0, None)))  # type: ignore[arg-type]
+            of = partial(tree.select, index=runs)
+            batch = Batch(data.x, data.y, random, feed.task)
+            parts.append(mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), batch))
+        state.memory = detached(tree.concatenate(parts))
+
+    def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
+        of = partial(tree.select, index=runs)
+        mapped = vmap(self.program.predict, in_dims=(0, 0, 0, 0, None, None))
+        return mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), x, task)
+
+
+class RunByRun:
+    """One run after the other, for what cannot be vectorised and for a cohort of one: plain calls, plain autograd."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+        self.program = Program(cohort.algorithm, cohort.model(vectorised=False))
+        self.hyper = cohort.hyper()
+
+    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        means = []
+        begun = state.clock
+        for run in range(len(self.cohort)):
+            own = state.select(run)
+            with self._network_randomness(run, feed, epoch):
+                means.append(self._epoch_of(own, run, feed, tick))
+            put_back(own.as_tree(), tree.select(state.as_tree(), run))
+        state.clock = begun + feed.steps
+        return torch.stack(means)
+
+    def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
+        """One step of one run of a cohort."""
+        own = state.select(run)
+        loss = self._step(own, {k: v[run] for k, v in self.hyper.items()}, batch)
+        put_back(own.as_tree(), tree.select(state.as_tree(), run))
+        return loss
+
+    def _epoch_of(self, own: State, run: int, feed: Feed, tick: Tick) -> Tensor:
+        hyper = {k: v[run] for k, v in self.hyper.items()}
+        total = own.diverged.new_zeros((), dtype=torch.float32)
+        for i in range(feed.steps):
+            total += self._step(own, hyper, feed.batch_of(run, i))
+            tick(1)
+        return total / feed.steps
+
+    def _step(self, own: State, hyper: dict[str, Tensor], batch: Batch) -> Tensor:
+        leaves = {k: p.detach().requires_grad_() for k, p in own.params.items()}
+        with torch.enable_grad():
+            loss, buffers = self.program.objective(leaves, own.buffers, own.memory, hyper, batch)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        grads = dict(zip(leaves, gradients, strict=True))
+        followed = grads
+        if self.program.projects:
+            followed, buffers = self.program.direction(grads, own.params, buffers, own.memory, hyper, batch)
+        moved: Params = {}
+        for k, p in own.params.items():
+            if self.program.observes:
+                moved[k] = followed[k] * -hyper["lr"]
+                p.add_(moved[k])
+            else:
+                p.addcmul_(followed[k], hyper["lr"], value=-1)
+        if self.program.observes:
+            own.memory = self.program.observe(own.memory, hyper, Step(batch, grads, moved))
+        own.buffers = {k: b.detach() for k, b in buffers.items()}
+        loss = loss.detach()
+        note_divergence(own, loss)
+        return loss
+
+    def consolidate(self, state: State, feed: Feed) -> None:
+        if not self.program.consolidates:
+            return
+        memories = []
+        for group, runs in enumerate(self.cohort.groups):
+            data, random = feed.whole(group)
+            for run in range(runs.start, runs.stop):
+                own = state.select(run)
+                hyper = {k: v[run] for k, v in self.hyper.items()}
+                batch = Batch(data.x, data.y, random[run - runs.start], feed.task)
+                memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
+        state.memory = detached(tree.stack(memories))
+
+    def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
+        outputs = []
+        for run in range(runs.start, runs.stop):
+            own = state.select(run)
+            hyper = {k: v[run] for k, v in self.hyper.items()}
+            outputs.append(self.program.predict(own.params, own.buffers, own.memory, hyper, x, task))
+        return torch.stack(outputs)
+
+    @contextmanager
+    def _network_randomness(self, run: int, feed: Feed, epoch: int) -> Iterator[None]:
+        """Dropout and the like draw from torch's global stream: give every run and epoch one of its own."""
+        device = self.cohort.device
+        seed = generator(self.cohort.members[run].seed, "network", int(feed.task), epoch).initial_seed()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+
+
+def note_divergence(state: State, losses: Tensor) -> None:
+    """Remember the first step whose objective was not finite, and count the step."""
+    fresh = (state.diverged < 0) & ~losses.isfinite()
+    state.diverged = torch.where(fresh, state.clock, state.diverged)
+    state.clock = state.clock + 1
+
+
+def put_back(new: Tree, held: Tree) -> None:
+    """Write a tree's leaves to where they are held, but for those that were changed in place."""
+    leaves = tree.flatten(held)
+    for name, leaf in tree.flatten(new).items():
+        if leaf.data_ptr() != leaves[name].data_ptr():
+            leaves[name].copy_(leaf)
+
+
+def detached(memory: Tree) -> Tree:
+    """Leaves with storage of their own: what `vmap` returns for a constant is one tensor seen by all runs."""
+    return tree.map_tree(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), memory)

@@ -1,0 +1,128 @@
+"""What the runs of a cohort are fed: the task's data on the device, and each run's own order and random numbers.
+
+Streams are keyed, not consumed: the order of an epoch depends on (seed, task, epoch) alone. So a run's batches do not
+depend on its cohort, its learning rate, its device or on where training was interrupted.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms.algorithm import Batch
+from glocal.challenges.challenge import Data
+from glocal.engine.cohort import Cohort
+from glocal.randomness import generator
+
+
+class Feed:
+    """Batches for all runs of a cohort, from the current task and epoch."""
+
+    x: Tensor = None  # type: ignore[assignment]
+    y: Tensor = None  # type: ignore[assignment]
+    task: Tensor = None  # type: ignore[assignment]
+    rows: Tensor = None  # type: ignore[assignment]
+    random: Tensor = None  # type: ignore[assignment]
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+        self.device = cohort.device
+        self.seeds = sorted({m.seed for m in cohort.members})
+        self._seed_of_run = torch.tensor([self.seeds.index(m.seed) for m in cohort.members], device=self.device)
+        group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
+        self._group_of_run = torch.tensor(group_of_run, device=self.device)
+        self.uniforms = cohort.algorithm.uniforms(cohort.batch_size)
+
+    def load_task(self, task: int) -> None:
+        """Bring the task's training data to the device: once for all runs that share them."""
+        challenge, groups = self.cohort.challenge, self.cohort.groups
+        parts = [challenge.task(task, self.cohort.members[runs.start].seed).train for runs in groups]
+        self.examples = parts[0].y.shape[0]
+        self.steps = -(-self.examples // self.cohort.batch_size)
+        self._place("x", torch.cat([p.x for p in parts]))
+        self._place("y", torch.cat([p.y for p in parts]))
+        self._place("task", torch.tensor(task))
+        self._place("rows", torch.zeros(len(self.cohort), self.examples, dtype=torch.long))
+        self._place("random", torch.zeros(len(self.seeds), self.steps, self.uniforms))
+
+    def _place(self, name: str, tensor: Tensor) -> None:
+        """Bring a tensor to the device, where the last one was if it fits: a captured graph looks there again."""
+        held: Tensor | None = getattr(self, name)
+        if held is not None and held.shape == tensor.shape and held.dtype == tensor.dtype:
+            held.copy_(tensor)
+        else:
+            setattr(self, name, tensor.to(self.device))
+
+    def load_epoch(self, epoch: int) -> None:
+        """Draw the epoch's order and random numbers, in place, so that a captured graph finds them where they were."""
+        task = int(self.task)
+        key = (task, epoch)
+        orders = torch.stack([torch.randperm(self.examples, generator=generator(s, "order", *key)) for s in self.seeds])
+        rows = orders.to(self.device)[self._seed_of_run] + self.examples * self._group_of_run.unsqueeze(1)
+        self.rows.copy_(rows)
+        if self.uniforms:
+            shape = (self.steps, self.uniforms)
+            draws = [torch.rand(shape, generator=generator(s, "buffer", *key)) for s in self.seeds]
+            self.random.copy_(torch.stack(draws))
+
+    def size(self, step: int) -> int:
+        """Examples in the step's batch: the last one of an epoch may be short."""
+        return min(self.cohort.batch_size, self.examples - step * self.cohort.batch_size)
+
+    def batch(self, step: int) -> Batch:
+        """The step's batch of every run, stacked."""
+        begin = step * self.cohort.batch_size
+        return self._gather(self.rows[:, begin : begin + self.size(step)], self.random[:, step])
+
+    def batch_at(self, step: Tensor, size: int) -> Batch:
+        """The same with the step's number on the device, for a captured graph."""
+        where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
+        return self._gather(self.rows.index_select(1, where), self.random.index_select(1, step.view(1)).squeeze(1))
+
+    def batch_of(self, run: int, step: int) -> Batch:
+        """The step's batch of one run."""
+        begin = step * self.cohort.batch_size
+        rows = self.rows[run, begin : begin + self.size(step)]
+        random = self.random[self._seed_of_run[run], step]
+        return Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
+
+    def whole(self, group: int) -> tuple[Data, Tensor]:
+        """All training data of the runs of a group, and a uniform number an example for each of its runs."""
+        part = slice(group * self.examples, (group + 1) * self.examples)
+        members = self.cohort.members[self.cohort.groups[group]]
+        draw = lambda seed: torch.rand(self.examples, generator=generator(seed, "consolidate", int(self.task)))  # noqa: E731
+        random = torch.stack([draw(m.seed) for m in members]).to(self.device)
+        return Data(self.x[part], self.y[part]), random
+
+    def shortened(self, examples: int) -> Feed:
+        """The same feed over the first few examples of every group's data."""
+        short = copy.copy(self)
+        short.examples = min(examples, self.examples)
+        groups = range(len(self.cohort.groups))
+        kept = torch.cat([torch.arange(short.examples) + g * self.examples for g in groups]).to(self.device)
+        short.x, short.y = self.x[kept], self.y[kept]
+        return short
+
+    def example(self) -> Batch:
+        """A full batch of the first examples: its shapes are a step's shapes."""
+        size = min(self.cohort.batch_size, self.examples)
+        return Batch(self.x[:size], self.y[:size], self.random.new_zeros(self.uniforms), self.task)
+
+    def _gather(self, rows: Tensor, random: Tensor) -> Batch:
+        flat = rows.reshape(-1)
+        x = self.x.index_select(0, flat).unflatten(0, rows.shape)
+        y = self.y.index_select(0, flat).unflatten(0, rows.shape)
+        return Batch(x, y, random.index_select(0, self._seed_of_run), self.task)
+
+
+def evenly_spaced(data: Data, count: int) -> Data:
+    """At most `count` examples, at equal distances through the data."""
+    n = data.y.shape[0]
+    if n <= count:
+        return data
+    chosen = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long()
+    return Data(data.x[chosen], data.y[chosen])
+
+

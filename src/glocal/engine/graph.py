@@ -1,0 +1,67 @@
+"""The vectorised step inside a captured CUDA graph: data, draws, gradient, projection and update without the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.engine.cohort import Cohort
+from glocal.engine.execute import Tick, Vectorised, put_back
+from glocal.engine.feed import Feed
+from glocal.engine.state import State
+
+WARM_UP = 3
+
+
+class Graphed(Vectorised):
+    """Replays one graph a step. A graph holds addresses: it is captured anew when a tensor it uses has moved."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        super().__init__(cohort)
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+        self._cursor = torch.zeros((), dtype=torch.long, device=cohort.device)
+        self._total = torch.zeros(len(cohort), device=cohort.device)
+
+    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        state.clock = state.clock.clone()
+        graphs = {size: self._graph(state, feed, size) for size in {feed.size(i) for i in range(feed.steps)}}
+        self._cursor.zero_()
+        self._total.zero_()
+        for i in range(feed.steps):
+            graphs[feed.size(i)].replay()
+            tick(len(self.cohort))
+        return self._total / feed.steps
+
+    def _graph(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
+        used = [*tree.flatten(state.as_tree()).values(), feed.x, feed.y, feed.rows, feed.random, feed.task]
+        key = (size, *(t.data_ptr() for t in used), *(n for t in used for n in t.shape))
+        if key not in self._graphs:
+            if len(self._graphs) > 8:
+                self._graphs.clear()
+            self._graphs[key] = self._capture(state, feed, size)
+        return self._graphs[key]
+
+    def _capture(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
+        """Capturing needs a few real steps first, which must leave no trace."""
+        before = tree.map_tree(torch.clone, state.as_tree())
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self._cursor.zero_()
+                self._advance(state, feed, size)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._advance(state, feed, size)
+        put_back(before, state.as_tree())
+        return graph
+
+    def _advance(self, state: State, feed: Feed, size: int) -> None:
+        """A step that leaves every tensor of the state where it was."""
+        own = State.from_tree(dict(state.as_tree()), state.clock)
+        self._total += self.step(own, feed.batch_at(self._cursor, size))
+        put_back(own.as_tree(), state.as_tree())
+        state.clock.copy_(own.clock)
+        self._cursor += 1

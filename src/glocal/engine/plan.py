@@ -1,0 +1,81 @@
+"""How many runs go side by side: as many as fit into the memory that is free."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.engine.cohort import Cohort
+from glocal.engine.execute import RunByRun
+from glocal.engine.feed import Feed
+from glocal.engine.state import State
+from glocal.errors import GlocalError
+
+SHARE = 0.6
+"""Of the free memory, the part that is planned with; the rest is for evaluation, the allocator and other people."""
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def initial_state(cohort: Cohort, feed: Feed) -> State:
+    """θ_0, the network's buffers and M_1 of every run."""
+    params, buffers = cohort.initial()
+    model = cohort.model(vectorised=False)
+    memories = []
+    for run, member in enumerate(cohort.members):
+        own = tree.select(params, run)
+        memories.append(member.algorithm.init(model.bind(tree.select(buffers, run)), own, feed.example()))
+    runs = len(cohort)
+    diverged = torch.full((runs,), -1, dtype=torch.long, device=cohort.device)
+    return State(params, buffers, tree.stack(memories), diverged, torch.zeros((), dtype=torch.long, device=cohort.device))
+
+
+def bytes_per_run(cohort: Cohort) -> int:
+    """Measured on one step of one run: parameters, gradients and update, what autograd keeps, and M after every task.
+
+    A memory that grows is taken at its largest, as if every task added what the first one did.
+    """
+    one = cohort.only(cohort.members[:1])
+    feed = Feed(one)
+    feed.load_task(0)
+    feed.load_epoch(0)
+    state = initial_state(one, feed)
+    executor = RunByRun(one)
+    kept: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    before = tree.nbytes(state.memory)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        executor.step_of(state, 0, feed.batch_of(0, 0))
+    executor.consolidate(state, feed)
+    grown = max(0, tree.nbytes(state.memory) - before)
+    memory = before + grown * one.challenge.tasks
+    return 4 * tree.nbytes(state.params) + 2 * sum(kept.values()) + 2 * memory
+
+
+def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
+    """How many of the cohort's runs fit side by side into `budget` bytes (a share of what is free, unless given)."""
+    available = int(SHARE * free_bytes(cohort.device)) if budget is None else budget
+    each = bytes_per_run(cohort)
+    if each > available:
+        raise GlocalError(
+            f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {each / 1e6:,.0f} MB, and "
+            f"{available / 1e6:,.0f} MB may be used. Free some memory, or choose a smaller batch, buffer or network."
+        )
+    return available // each

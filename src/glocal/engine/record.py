@@ -1,0 +1,52 @@
+"""What is recorded of a cohort: the matrices R[t, o] that all metrics derive from, distances, losses, cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+MEASURES = tuple(
+    f"{split}_{scope}_{what}" for split in ("train", "test") for scope in ("class", "task") for what in ("accuracy", "loss")
+)
+"""'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
+
+
+@dataclass
+class Record:
+    """Arrays with the runs along the first axis.
+
+    matrices[m][run, t, o]: measure m on task o with θ_t, the parameters after t tasks; t = 0 is the initialisation.
+    from_start[run, t] = ‖θ_t − θ_0‖₂ and from_previous[run, t] = ‖θ_t − θ_{t−1}‖₂, with θ_{t}, t = 1…T, at index t − 1.
+    epoch_loss[run, t, e]: the mean objective over epoch e of task t.
+    memory_bytes[run, t]: what the algorithm remembers after t + 1 tasks.
+    """
+
+    matrices: dict[str, Tensor]
+    from_start: Tensor
+    from_previous: Tensor
+    epoch_loss: Tensor
+    memory_bytes: Tensor
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def blank(cls, runs: int, tasks: int, epochs: int) -> Record:
+        unknown = lambda *shape: torch.full(shape, torch.nan, dtype=torch.float64)  # noqa: E731
+        return cls(
+            matrices={m: unknown(runs, tasks + 1, tasks) for m in MEASURES},
+            from_start=unknown(runs, tasks),
+            from_previous=unknown(runs, tasks),
+            epoch_loss=unknown(runs, tasks, epochs),
+            memory_bytes=torch.zeros(runs, tasks, dtype=torch.long),
+        )
+
+    def arrays(self) -> dict[str, Tensor]:
+        rest = {k: getattr(self, k) for k in ("from_start", "from_previous", "epoch_loss", "memory_bytes")}
+        return {**self.matrices, **rest}
+
+    def load(self, arrays: dict[str, Tensor]) -> None:
+        for name, held in self.arrays().items():
+            held.copy_(arrays[name])

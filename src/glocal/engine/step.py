@@ -1,0 +1,72 @@
+"""One step of one run, as pure functions. Everything the engine does is these, mapped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+Hyper = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters: one number a run
+
+
+def scalars(algorithm: Algorithm) -> dict[str, float]:
+    """The algorithm's scalar hyperparameters: its float fields."""
+    fields = dataclasses.fields(algorithm)
+    return {f.name: getattr(algorithm, f.name) for f in fields if f.type in ("float", float)}
+
+
+@dataclass(frozen=True)
+class Program:
+    """The algorithm's methods with a run's own hyperparameters and buffers put in place."""
+
+    algorithm: Algorithm
+    model: Model
+
+    @property
+    def projects(self) -> bool:
+        return type(self.algorithm).direction is not Algorithm.direction
+
+    @property
+    def observes(self) -> bool:
+        return type(self.algorithm).observe is not Algorithm.observe
+
+    @property
+    def consolidates(self) -> bool:
+        return type(self.algorithm).consolidate is not Algorithm.consolidate
+
+    def objective(
+        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
+    ) -> tuple[Tensor, Params]:
+        model = self.model.bind(buffers)
+        value = self._with(hyper).objective(model, params, memory, batch)
+        return value, model.buffers
+
+    def direction(
+        self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
+    ) -> tuple[Params, Params]:
+        model = self.model.bind(buffers)
+        return self._with(hyper).direction(model, grads, params, memory, batch), model.buffers
+
+    def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Memory:
+        return self._with(hyper).observe(memory, step)
+
+    def consolidate(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, data: Batch) -> Memory:
+        return self._with(hyper).consolidate(self.model.bind(buffers), params, memory, data)
+
+    def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
+        return self._with(hyper).predict(self.model.bind(buffers, training=False), params, memory, x, task)
+
+    def _with(self, hyper: Mapping[str, Tensor]) -> Algorithm:
+        """The algorithm with this run's hyperparameters in its float fields, tensors now."""
+        own = {k: v for k, v in hyper.items() if k != "lr"}
+        if not own:
+            return self.algorithm
+        bound = object.__new__(type(self.algorithm))
+        bound.__dict__.update(self.algorithm.__dict__ | own)
+        return bound

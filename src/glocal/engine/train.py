@@ -1,0 +1,139 @@
+"""The whole of continual training: for every task, epochs of steps, consolidation, evaluation of all tasks."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.engine.cohort import Cohort
+from glocal.engine.evaluate import Evaluator
+from glocal.engine.execute import Executor, RunByRun, Vectorised
+from glocal.engine.feed import Feed
+from glocal.engine.graph import Graphed
+from glocal.engine.plan import initial_state
+from glocal.engine.record import Record
+from glocal.engine.state import State
+from glocal.tree import Params
+
+Execution = Literal["auto", "vectorised", "run-by-run"]
+
+
+class Progress(Protocol):
+    """Who wants to know how far a cohort is."""
+
+    def task(self, task: int) -> None: ...
+
+    def steps(self, count: int) -> None: ...
+
+
+class Silent:
+    """Nobody does."""
+
+    def task(self, task: int) -> None: ...
+
+    def steps(self, count: int) -> None: ...
+
+
+@dataclass
+class Snapshot:
+    """A cohort at a task boundary: all that is needed to go on from there."""
+
+    finished: int
+    state: State
+    record: Record
+
+
+def train(
+    cohort: Cohort, begin: Snapshot | None = None, execution: Execution = "auto", progress: Progress | None = None
+) -> Iterator[Snapshot]:
+    """Train a cohort, from its initialisation or from a snapshot, and yield a snapshot at every task boundary.
+
+    The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
+    until the generator goes on.
+    """
+    progress = progress or Silent()
+    started = time.perf_counter()
+    feed, evaluator = Feed(cohort), Evaluator(cohort)
+    feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
+    executor, note = choose(cohort, feed, execution)
+    theta_0, _ = cohort.initial()
+    if begin is None:
+        record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
+        record.notes = [note] if note else []
+        begin = Snapshot(0, initial_state(cohort, feed), record)
+        evaluator.measure(executor, begin.state, record, row=0)
+        record.seconds = time.perf_counter() - started
+        yield begin
+    state, record, spent = begin.state, begin.record, begin.record.seconds
+    for task in range(begin.finished, cohort.challenge.tasks):
+        started = time.perf_counter()
+        progress.task(task)
+        feed.load_task(task)
+        previous = {k: p.clone() for k, p in state.params.items()}
+        for epoch in range(cohort.epochs):
+            feed.load_epoch(epoch)
+            record.epoch_loss[:, task, epoch] = executor.epoch(state, feed, epoch, progress.steps).double().cpu()
+        with torch.no_grad():
+            executor.consolidate(state, feed)
+            distances = distance(state.params, theta_0), distance(state.params, previous)
+            note_lost_parameters(state, distances[0])
+            record.from_start[:, task], record.from_previous[:, task] = distances
+            record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
+            evaluator.measure(executor, state, record, row=task + 1)
+        record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))
+        spent += time.perf_counter() - started
+        record.seconds = spent
+        yield Snapshot(task + 1, state, record)
+
+
+def choose(cohort: Cohort, feed: Feed, execution: Execution) -> tuple[Executor, str]:
+    """The fastest executor that works for this cohort, found by trying, and a note where it is not the first choice."""
+    on_gpu = cohort.device.type == "cuda"
+    if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
+        return RunByRun(cohort), ""
+    vectorised = Vectorised(cohort)
+    try:
+        rehearse(vectorised, cohort, feed)
+    except Exception as error:
+        if execution == "vectorised":
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return RunByRun(cohort), f"run by run, because it cannot be vectorised: {reason}"
+    return (Graphed(cohort) if on_gpu else vectorised), ""
+
+
+def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
+    """One step, one consolidation and one prediction on a few examples, with a state that is thrown away."""
+    feed.load_epoch(0)
+    state = initial_state(cohort, feed)
+    executor.step(state, feed.batch(0))
+    executor.predict(state, slice(0, len(cohort)), feed.x[:2], 0)
+    if executor.program.consolidates:
+        executor.consolidate(state, feed.shortened(8))
+
+
+def distance(params: Params, origin: Params) -> Tensor:
+    """‖θ − θ'‖₂ over all parameters, one number a run."""
+    squares = [(params[k] - origin[k]).flatten(1).double().square().sum(1) for k in params]
+    return torch.stack(squares).sum(0).sqrt().cpu()
+
+
+def note_lost_parameters(state: State, from_start: Tensor) -> None:
+    """A run whose parameters are no longer finite has diverged, even if its last objective still was."""
+    lost = (state.diverged < 0) & ~from_start.isfinite().to(state.diverged.device)
+    state.diverged = torch.where(lost, state.clock, state.diverged)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory held so far: on a GPU what was allocated there, on a CPU what the process ever had resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

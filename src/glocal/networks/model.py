@@ -1,0 +1,88 @@
+r"""The network as functions of its parameters: f_θ(x), the loss L(θ; x, y) and its gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from glocal.losses import Loss
+from glocal.tree import Params
+
+
+class Model:
+    """What an algorithm sees of the network: pure functions of θ.
+
+    Inputs are as the challenge keeps them: uint8 images are scaled to [0, 1] here, at the network's door, so that
+    buffers stay as small as the data. A train-mode forward pass of BatchNorm changes the network's buffers; the model
+    it ran through holds the new ones in `buffers`, and the engine carries them from step to step with the run.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss, tasks: int, vectorised: bool = False) -> None:
+        self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
+        self.likelihood = loss
+        self.tasks = tasks
+        self.vectorised = vectorised
+        self.training = True
+        self.buffers: Params = {}
+
+    @property
+    def module(self) -> nn.Module:
+        """The network's structure in the model's mode; its own tensors are never used."""
+        return self._modes[self.training]
+
+    def bind(self, buffers: Mapping[str, Tensor], training: bool = True) -> Model:
+        """The same network with one run's buffers, which stay untouched: the copies change."""
+        bound = copy.copy(self)
+        bound.buffers = {k: b.clone() for k, b in buffers.items()} if training else dict(buffers)
+        bound.training = training
+        return bound
+
+    def evaluating(self) -> Model:
+        """The same network in evaluation mode: no dropout, BatchNorm by its running statistics."""
+        return self.bind(self.buffers, training=False)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Inputs as the network takes them: uint8 images scaled to [0, 1], floats as they are."""
+        return x if x.is_floating_point() else x / 255
+
+    def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """f_θ(x), one row an input."""
+        state: dict[str, Any] = {**params, **self.buffers}
+        return functional_call(self.module, state, (self.prepare(x),))
+
+    def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """ℓ(f_θ(x_i), y_i), one number an input."""
+        return self.likelihood.per_sample(self.outputs(params, x), y)
+
+    def loss(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """L(θ), the mean over the batch; with weights, the weighted mean (0 where all weights are 0)."""
+        losses = self.losses(params, x, y)
+        if weight is None:
+            return losses.mean()
+        return (weight * losses).sum() / weight.sum().clamp(min=1)
+
+    def mean_loss(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, chunk: int = 2000) -> Tensor:
+        """L(θ) over a whole data set, a bounded number of examples at a time."""
+        parts = [self.losses(params, a, b).sum() for a, b in zip(x.split(chunk), y.split(chunk), strict=True)]
+        return torch.stack(parts).sum() / y.shape[0]
+
+    def grad(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Params:
+        """∇L(θ) on a batch."""
+        if self.vectorised:
+
+            def value(params: Params, buffers: Params) -> tuple[Tensor, Params]:
+                bound = self.bind(buffers, self.training)
+                return bound.loss(params, x, y, weight), bound.buffers
+
+            grads, self.buffers = torch.func.grad(value, has_aux=True)(dict(params), self.buffers)
+            return grads
+        leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+        with torch.enable_grad():
+            loss = self.loss(leaves, x, y, weight)
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True))

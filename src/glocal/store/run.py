@@ -1,0 +1,59 @@
+"""A finished run, as the store holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's configuration, its measurements, and what is worth knowing about how they came about.
+
+    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `glocal.engine.record.MEASURES` (t = 0 is the
+        initialisation; NaN where the run had diverged), 'from_start' and 'from_previous' (T,), 'epoch_loss' (T, epochs),
+        'memory_bytes' (T,).
+    info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged' (the
+        step, or None), 'steps', 'cost', 'versions', 'notes'.
+    """
+
+    config: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+    info: Mapping[str, Any]
+    path: Path | None = None
+
+    @property
+    def challenge(self) -> str:
+        return self.config["challenge"]["name"]
+
+    @property
+    def algorithm(self) -> str:
+        return self.info["label"]
+
+    @property
+    def locality(self) -> str:
+        return self.info["locality"]
+
+    @property
+    def setting(self) -> str:
+        return self.info["setting"]
+
+    @property
+    def lr(self) -> float:
+        return self.config["lr"]
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def tasks(self) -> int:
+        return self.config["challenge"]["tasks"]
+
+    @property
+    def diverged(self) -> int | None:
+        return self.info["diverged"]

@@ -1,0 +1,76 @@
+"""Trees of tensors: a run's parameters, buffers and memory, and a cohort's, with one leading axis for its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Params: TypeAlias = dict[str, Tensor]
+Tree: TypeAlias = dict[str, Any]  # str -> Tensor | Tree
+
+
+def map_tree(function: Callable[..., Tensor], *trees: Mapping[str, Any]) -> Tree:
+    """Apply `function` leaf by leaf to trees of one structure."""
+    first = trees[0]
+    return {
+        key: map_tree(function, *(tree[key] for tree in trees))
+        if isinstance(leaf, Mapping)
+        else function(*(tree[key] for tree in trees))
+        for key, leaf in first.items()
+    }
+
+
+def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
+    """Runs side by side: the leaves of equal trees stacked along a new first axis."""
+    return map_tree(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def concatenate(trees: Sequence[Mapping[str, Any]]) -> Tree:
+    """Cohorts side by side: the leaves of equal trees joined along their first axis."""
+    return dict(trees[0]) if len(trees) == 1 else map_tree(lambda *leaves: torch.cat(leaves), *trees)
+
+
+def select(tree: Mapping[str, Any], index: int | slice | Sequence[int]) -> Tree:
+    """One run, or some runs, of a cohort's tree."""
+    return map_tree(lambda leaf: leaf[index], tree)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Params:
+    """The tree as one flat dict with names like 'fisher/0.weight', as safetensors stores it."""
+    flat: Params = {}
+    for key, leaf in tree.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(leaf, f"{name}/") if isinstance(leaf, Mapping) else {name: leaf})
+    return flat
+
+
+def unflatten(flat: Mapping[str, Tensor]) -> Tree:
+    """The inverse of `flatten`."""
+    tree: Tree = {}
+    for name, leaf in flat.items():
+        *path, last = name.split("/")
+        node = tree
+        for key in path:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+def nbytes(tree: Mapping[str, Any]) -> int:
+    """How much memory the leaves take."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in flatten(tree).values())
+
+
+def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """The inner product of two parameter vectors."""
+    return torch.stack([total((a[k] * b[k]).contiguous()) for k in a]).sum(-1)
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum of all entries, axis by axis: in this order it is the same number alone and in a cohort."""
+    while values.dim():
+        values = values.sum(-1)
+    return values

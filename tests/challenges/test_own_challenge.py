@@ -1,0 +1,225 @@
+"""A challenge from anybody's own data: what is taken, as what, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+
+from glocal.challenges import Challenge, from_tasks
+from glocal.errors import GlocalError
+
+
+def pair(classes: list[int], n: int = 6, shape: tuple[int, ...] = (3,)) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(sum(classes))
+    return random.random((n, *shape), dtype=np.float32), np.resize(np.array(classes), n)
+
+
+def two_tasks(**changes: Any) -> list[Any]:
+    """Two good tasks, (train, test) each; `changes` replace the second's 'train', 'test', or their 'x' and 'y'."""
+    x, y = pair([2, 3])
+    train = changes.get("train", (changes.get("x", x), changes.get("y", y)))
+    return [(pair([0, 1]), pair([0, 1], 4)), (train, changes.get("test", pair([2, 3], 4)))]
+
+
+def test_arrays_become_tasks() -> None:
+    tasks = two_tasks()
+    challenge = from_tasks("mine", tasks, "class")
+    assert (challenge.name, challenge.setting, challenge.tasks) == ("mine", "class", 2)
+    assert (challenge.outputs, challenge.input_shape, challenge.seeded) == (4, (3,), False)
+    for index, classes in enumerate([(0, 1), (2, 3)]):
+        task = challenge.task(index, 0)
+        assert task.classes == classes
+        for data, (x, y) in zip((task.train, task.test), tasks[index], strict=True):
+            np.testing.assert_array_equal(data.x.numpy(), x)
+            np.testing.assert_array_equal(data.y.numpy(), y)
+            assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
+
+
+class Pictures(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+X, Y = np.random.default_rng(0).random((5, 2, 4), dtype=np.float32), np.array([0, 1, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (X, Y),
+        (X.astype(np.float64), Y.astype(np.int8)),
+        (torch.from_numpy(X).requires_grad_(), torch.from_numpy(Y)),
+        (list(X), Y.tolist()),
+        [X.tolist(), Y.astype(np.float64)],
+        ([torch.from_numpy(x) for x in X], [torch.tensor(int(y)) for y in Y]),
+        (X.astype(">f4"), Y.astype(">i8")),
+        (X[::-1].copy()[::-1], Y.astype(bool)),
+        TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
+        Pictures([(x, int(y)) for x, y in zip(X, Y, strict=True)]),
+        Pictures([[x, np.int32(y)] for x, y in zip(X, Y, strict=True)]),
+    ],
+    ids=[
+        "arrays",
+        "wide",
+        "tensors",
+        "lists",
+        "numbers",
+        "lists of tensors",
+        "big-endian",
+        "reversed",
+        "td",
+        "ds",
+        "ds2",
+    ],
+)
+def test_every_way_to_give_data_is_the_same_challenge(given: Any) -> None:
+    challenge = from_tasks("mine", [(given, given)], "class")
+    task = challenge.task(0, 0)
+    np.testing.assert_array_equal(task.train.x.numpy(), X)
+    np.testing.assert_array_equal(task.test.y.numpy(), Y)
+    assert challenge.fingerprint == from_tasks("mine", [((X, Y), (X, Y))], "class").fingerprint
+    assert not task.train.x.requires_grad
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("L", (1, 4, 6)), ("RGB", (3, 4, 6))])
+def test_pictures_become_uint8_with_channels_first(mode: str, shape: tuple[int, ...]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
+    pictures = [Image.fromarray(p[0] if mode == "L" else p.transpose(1, 2, 0)) for p in pixels]
+    assert pictures[0].mode == mode
+    data = Pictures(list(zip(pictures, [0, 1], strict=True)))
+    challenge = from_tasks("mine", [(data, data)])
+    assert challenge.input_shape == shape
+    np.testing.assert_array_equal(challenge.task(0, 0).train.x.numpy(), pixels)
+
+
+def test_uint8_is_kept_and_memory_that_may_not_be_written_is_fine(recwarn: pytest.WarningsRecorder) -> None:
+    x = np.frombuffer(bytes(range(12)), dtype=np.uint8).reshape(4, 3)
+    challenge = from_tasks("mine", [((x, [0, 1, 0, 1]), (x, [0, 1, 1, 1]))])
+    assert challenge.task(0, 0).train.x.dtype == torch.uint8
+    assert not recwarn.list
+
+
+def test_outputs_may_be_more_than_the_classes() -> None:
+    assert from_tasks("mine", two_tasks(), outputs=10).outputs == 10
+
+
+def test_domain_challenges_keep_their_classes() -> None:
+    tasks = [(pair([0, 1]), pair([0, 1])), (pair([1, 0]), pair([0, 1]))]
+    assert from_tasks("mine", tasks, "domain").setting == "domain"
+
+
+@pytest.mark.parametrize("y", [np.zeros((6, 2)), np.arange(12).reshape(6, 2)])
+def test_squared_error_takes_real_targets(y: np.ndarray) -> None:
+    challenge = from_tasks("mine", [((pair([0])[0], y), (pair([0])[0], y))], "domain", loss="squared-error")
+    task = challenge.task(0, 0)
+    assert (challenge.outputs, challenge.loss, task.classes) == (2, "squared-error", ())
+    assert task.train.y.dtype == torch.float32
+    np.testing.assert_array_equal(task.train.y.numpy(), y)
+
+
+def test_one_target_per_example_is_one_column() -> None:
+    x = pair([0])[0]
+    challenge = from_tasks("mine", [((x, x[:, 0]), (x, x[:, 1]))], "domain", loss="squared-error")
+    assert challenge.outputs == 1
+    np.testing.assert_array_equal(challenge.task(0, 0).test.y.numpy(), x[:, 1:2])
+
+
+@settings(max_examples=40, deadline=None)
+@given(hnp.arrays(np.float32, (4, 2), elements=st.floats(-10, 10, width=32)), st.integers(0, 7))
+def test_the_fingerprint_is_of_the_bytes(x: np.ndarray, where: int) -> None:
+    y = [0, 1, 0, 1]
+
+    def made(values: np.ndarray) -> Challenge:
+        return from_tasks("mine", [((values, y), (values, y))])
+
+    other = x.copy()
+    other.flat[where] += 1
+    assert made(x.copy()).fingerprint == made(x).fingerprint
+    assert made(other).fingerprint != made(x).fingerprint
+    assert made(x.reshape(4, 1, 2)).fingerprint != made(x).fingerprint
+
+
+x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x": x6[:, :2]}, r"task 1's train inputs have shape \(2,\) and task 0's train inputs \(3,\)"),
+        ({"x": (x6 * 255).astype(np.uint8)}, "task 1's train inputs are torch.uint8 and task 0's"),
+        ({"x": x6.astype(np.int64)}, "task 1's train inputs are int64; give uint8"),
+        ({"x": x6 > 0.5}, "task 1's train inputs are bool; give uint8"),
+        ({"x": nan}, "task 1's train inputs hold NaN"),
+        ({"x": x6[:5]}, "task 1's train has 5 inputs and 6 labels"),
+        ({"x": x6[:0], "y": []}, "task 1's train inputs are empty"),
+        ({"x": []}, "task 1's train inputs are empty"),
+        ({"y": []}, "task 1's train labels are empty"),
+        ({"x": x6[:, 0]}, r"task 1's train inputs have shape \(6,\)"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "task 1's train inputs cannot be made one tensor"),
+        ({"x": [["a"]] * 6}, "task 1's train inputs cannot be made one tensor"),
+        ({"y": [2, 3, 2, 3, 2, -1]}, "task 1's train labels hold the class -1"),
+        ({"y": [2, 3, 2, 3, 2, 0.5]}, "task 1's train labels are not whole numbers"),
+        ({"y": [2, 3, 2, 3, 2, np.nan]}, "task 1's train labels are not whole numbers"),
+        ({"y": np.eye(6)}, r"task 1's train labels have shape \(6, 6\)"),
+        ({"train": x6}, "task 1's train is a ndarray; give a pair"),
+        ({"train": (x6,)}, "task 1's train is a tuple of 1"),
+        ({"train": iter([])}, "task 1's train is a list_iterator"),
+        ({"train": Pictures([x6[0]])}, "task 1's train, item 0, is a ndarray"),
+        ({"train": Pictures([])}, "task 1's train inputs are empty"),
+        ({"test": (x6[:, :1], [2, 3] * 3)}, r"task 1's test inputs have shape \(1,\)"),
+        ({"y": [0, 1] * 3, "test": pair([0, 1])}, r"task 1 brings no new class \(it has \[0, 1\]\)"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_tasks_number(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(GlocalError, match=said) as raised:
+        from_tasks("mine", two_tasks(**changes), "class")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"name": ""}, "name is ''"),
+        ({"setting": "classes"}, r"unknown setting 'classes'\. Did you mean 'class'\?"),
+        ({"setting": "domain"}, r"task 1 has the classes \[2, 3\] and task 0 \[0, 1\]"),
+        ({"loss": "mse"}, "unknown loss 'mse'"),
+        ({"loss": "squared-error"}, "give setting='domain'"),
+        ({"outputs": 3}, "outputs is 3, but class 3 occurs; give 4 or more"),
+        ({"outputs": 0}, "outputs is 0"),
+        ({"outputs": "ten"}, "outputs is 'ten'"),
+        ({"tasks": []}, "tasks of mine are empty"),
+        ({"tasks": {}}, "tasks of mine are a dict"),
+        ({"tasks": [5]}, "task 0 is a int; give a pair"),
+        ({"tasks": [(pair([0]),)]}, "task 0 is a tuple; give a pair"),
+        (
+            {"tasks": [((x6, x6), (x6, x6[:, :2]))], "setting": "domain", "loss": "squared-error"},
+            "task 0's test targets have 2 columns; 3 are needed",
+        ),
+        (
+            {"tasks": [((x6, x6), (x6, nan))], "setting": "domain", "loss": "squared-error"},
+            "task 0's test targets hold NaN",
+        ),
+        (
+            {"tasks": [((x6, x6), (x6, x6))], "setting": "domain", "loss": "squared-error", "outputs": 2},
+            "task 0's train targets have 3 columns; 2 are needed",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(GlocalError, match=said) as raised:
+        from_tasks(**{"name": "mine", "tasks": two_tasks(), **arguments})
+    assert "\n" not in str(raised.value)

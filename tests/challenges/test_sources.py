@@ -1,0 +1,169 @@
+"""Finding, verifying and fetching the files of a data set."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glocal.challenges import sources
+from glocal.challenges.mnist import FILES
+from glocal.challenges.sources import MNIST, data_folders, fetch, locate, status
+from glocal.errors import GlocalError
+
+
+@pytest.mark.parametrize("unzipped", [False, True])
+@pytest.mark.parametrize("inner", ["", "mnist", "MNIST/raw"])
+def test_files_are_found_in_every_layout(tmp_path: Path, tiny_mnist: Any, inner: str, unzipped: bool) -> None:
+    tiny_mnist.write(tmp_path / inner, unzipped)
+    found = locate("mnist", tmp_path)
+    assert list(found) == list(FILES)
+    for name, path in found.items():
+        content = path.read_bytes()
+        assert (content if not unzipped else gzip.compress(content, mtime=0)) == tiny_mnist.contents[name]
+    (record,) = status(tmp_path)
+    assert (record.name, record.state, record.where) == ("mnist", "ready", str(tmp_path / inner))
+    assert record.bytes == sum(path.stat().st_size for path in found.values())
+
+
+def test_the_folder_given_comes_first_then_the_environment_then_the_cache(
+    tmp_path: Path, tiny_mnist: Any, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, environment = tmp_path / "given", tmp_path / "environment"
+    monkeypatch.setenv("GLOCAL_DATA", str(environment))
+    assert data_folders(given) == [given, environment, own_folders]
+    for folder in (own_folders, environment, given):
+        tiny_mnist.write(folder)
+        assert {path.parent for path in locate("mnist", given).values()} == {folder}
+
+
+def test_the_cache_is_in_the_home_folder_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_folders() == [Path("/home/somebody/.cache/glocal")]
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert data_folders() == [Path("/home/somebody/.cache/glocal")]
+
+
+def test_missing_files_are_named_with_the_folders_and_the_remedy(
+    tmp_path: Path, tiny_mnist: Any, own_folders: Path
+) -> None:
+    tiny_mnist.write(tmp_path)
+    (tmp_path / FILES[2]).unlink()
+    with pytest.raises(GlocalError) as raised:
+        locate("mnist", tmp_path)
+    message = str(raised.value)
+    assert "\n" not in message
+    for said in (FILES[2], str(tmp_path), f"{own_folders} (no such folder)", "glocal data fetch mnist", "GLOCAL_DATA"):
+        assert said in message
+    assert FILES[0] not in message
+    (record,) = status(tmp_path)
+    assert record.state == "missing"
+    assert FILES[2] in record.note
+
+
+def damage_length(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def damage_bit(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(damage_length, "bytes instead of"), (damage_bit, "wrong checksum")], ids=["length", "bit"]
+)
+def test_damage_is_noticed_and_a_good_copy_elsewhere_is_used(
+    tmp_path: Path, tiny_mnist: Any, own_folders: Path, damage: Callable[[bytes], bytes], said: str
+) -> None:
+    tiny_mnist.write(tmp_path)
+    bad = tmp_path / FILES[1]
+    bad.write_bytes(damage(tiny_mnist.contents[FILES[1]]))
+    with pytest.raises(GlocalError, match=f"damaged: .*{said}") as raised:
+        locate("mnist", tmp_path)
+    assert str(bad) in str(raised.value)
+    (record,) = status(tmp_path)
+    assert record.state == "damaged"
+    assert str(bad) in record.note
+    tiny_mnist.write(own_folders)
+    assert locate("mnist", tmp_path)[FILES[1]] == own_folders / FILES[1]
+    assert status(tmp_path)[0].state == "ready"
+
+
+def test_an_unchanged_file_is_verified_once_and_a_changed_one_again(
+    tmp_path: Path, tiny_mnist: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    real = sources.md5_of
+
+    def md5_of(path: Path) -> str:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(sources, "md5_of", md5_of)
+    tiny_mnist.write(tmp_path)
+    locate("mnist", tmp_path)
+    locate("mnist", tmp_path)
+    assert sorted(read) == sorted(tmp_path / name for name in FILES)
+    path = tmp_path / FILES[3]
+    path.write_bytes(damage_bit(tiny_mnist.contents[FILES[3]]))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(GlocalError, match="wrong checksum"):
+        locate("mnist", tmp_path)
+
+
+def test_fetch_gets_what_is_absent_or_damaged_and_nothing_else(
+    tmp_path: Path, tiny_mnist: Any, mirror: Callable
+) -> None:
+    tiny_mnist.write(tmp_path / "mnist")
+    (tmp_path / "mnist" / FILES[0]).unlink()
+    (tmp_path / "mnist" / FILES[3]).write_bytes(b"damaged")
+    server = mirror(tiny_mnist.contents)
+    seen: list[tuple[int, int | None]] = []
+    found = fetch("mnist", tmp_path, [server.url + "/"], lambda done, total: seen.append((done, total)))
+    assert {name: path.read_bytes() for name, path in found.items()} == tiny_mnist.contents
+    total = len(tiny_mnist.contents[FILES[0]]) + len(tiny_mnist.contents[FILES[3]])
+    assert server.sent == total
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+    assert fetch("mnist", tmp_path, [server.url]) == found
+    assert len(server.asked) == 2
+
+
+def test_fetch_without_a_folder_fills_the_cache(tiny_mnist: Any, mirror: Callable, own_folders: Path) -> None:
+    found = fetch("mnist", mirrors=[mirror(tiny_mnist.contents).url])
+    assert {path.parent for path in found.values()} == {own_folders / "mnist"}
+    assert status()[0].state == "ready"
+
+
+def test_fetch_into_something_that_is_not_a_folder_is_a_clear_error(
+    tmp_path: Path, tiny_mnist: Any, mirror: Callable
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(GlocalError, match="cannot write"):
+        fetch("mnist", tmp_path / "file", [mirror(tiny_mnist.contents).url])
+
+
+@pytest.mark.parametrize("call", [locate, fetch])
+def test_an_unknown_data_set_is_named_with_the_nearest(call: Callable) -> None:
+    with pytest.raises(GlocalError, match=r"unknown data set 'minst'\. Did you mean 'mnist'\?"):
+        call("minst")
+
+
+def test_an_empty_data_folder_is_refused() -> None:
+    with pytest.raises(GlocalError, match="empty string"):
+        locate("mnist", "")
+
+
+def test_the_table_agrees_with_the_real_files(mnist_folder: Path) -> None:
+    for file in MNIST.files:
+        content = (mnist_folder / "mnist" / file.name).read_bytes()
+        for form in file.forms:
+            held = content if form.name.endswith(".gz") else gzip.decompress(content)
+            assert (form.bytes, form.md5) == (len(held), hashlib.md5(held).hexdigest())
+    assert {path.parent.name for path in locate("mnist", mnist_folder).values()} == {"mnist"}
