@@ -5,3 +5,36 @@ import os
 # Before the first product: matrix products that round the same alone and in a batch, so that a run does not depend on
 # its cohort. A user's own setting stands.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+from typing import TYPE_CHECKING, Any
+
+from glocal.errors import GlocalError
+from glocal.version import __version__
+
+if TYPE_CHECKING:
+    from glocal.algorithms import Algorithm, Batch, Step
+    from glocal.challenges import Challenge, from_tasks
+    from glocal.laboratory import load, sweep
+    from glocal.runs import Runs
+
+_PUBLIC = {
+    "Algorithm": "glocal.algorithms",
+    "Batch": "glocal.algorithms",
+    "Step": "glocal.algorithms",
+    "Challenge": "glocal.challenges",
+    "from_tasks": "glocal.challenges",
+    "load": "glocal.laboratory",
+    "sweep": "glocal.laboratory",
+    "Runs": "glocal.runs",
+}
+
+__all__ = ["Algorithm", "Batch", "Challenge", "GlocalError", "Runs", "Step", "__version__", "from_tasks", "load", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when they are used: `glocal --help` should not wait for PyTorch."""
+    if name in _PUBLIC:
+        from importlib import import_module
+
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'glocal' has no attribute '{name}'")

@@ -1,0 +1,7 @@
+"""`python -m glocal`."""
+
+import sys
+
+from glocal.cli.main import main
+
+sys.exit(main())

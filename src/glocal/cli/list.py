@@ -1,0 +1,88 @@
+"""`glocal list`: what there is."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+Row = dict[str, Any]
+COLUMNS = {
+    "algorithms": ("name", "locality", "family", "memory", "options"),
+    "challenges": ("name", "setting", "tasks", "train", "test", "description"),
+    "networks": ("name", "description"),
+    "experiments": ("name", "command", "description"),
+}
+
+
+@dataclass(frozen=True)
+class List:
+    """List the algorithms, challenges, networks and experiments that have a name."""
+
+    what: Annotated[Literal["algorithms", "challenges", "networks", "experiments"] | None, tyro.conf.Positional] = None
+    """One of them; all unless given."""
+    json: bool = False
+    """As a JSON list of objects."""
+
+    def __call__(self) -> None:
+        sections = {kind: _rows(kind) for kind in ([self.what] if self.what else COLUMNS)}
+        if self.json:
+            print(json_format.dumps([{"kind": k, **row} for k, rows in sections.items() for row in rows], indent=1))
+            return
+        from rich.console import Console
+
+        console = Console()
+        for kind, rows in sections.items():
+            console.print(_table(kind, rows))
+
+
+def _table(kind: str, rows: list[Row]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=kind.capitalize(), title_justify="left")
+    for column in COLUMNS[kind]:
+        table.add_column(column, justify="right" if column in ("tasks", "train", "test") else "left")
+    for row in rows:
+        table.add_row(*(_text(row[column]) for column in COLUMNS[kind]))
+    return table
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _rows(kind: str) -> list[Row]:
+    if kind == "algorithms":
+        import dataclasses
+
+        from glocal.algorithms import ALGORITHMS
+
+        return [
+            {
+                "name": name,
+                "locality": a.locality,
+                "family": a.family,
+                "memory": a.remembers,
+                "options": {f.name: f.default for f in dataclasses.fields(a)},
+                "description": (a.__doc__ or "").strip().splitlines()[0],
+            }
+            for name, a in ALGORITHMS.items()
+        ]
+    if kind == "challenges":
+        import dataclasses
+
+        from glocal.challenges import catalogue
+
+        return [dataclasses.asdict(entry) for entry in catalogue()]
+    if kind == "networks":
+        from glocal.networks import NETWORKS
+
+        return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
+    from glocal.cli.demo import Demo
+
+    summary = (Demo.__doc__ or "").strip().splitlines()[0]
+    return [{"name": "demo", "command": "glocal demo", "description": summary}]

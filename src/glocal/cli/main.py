@@ -1,0 +1,101 @@
+"""The `glocal` command: one file a subcommand, one line an error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Union
+
+import tyro
+
+from glocal.cli.data import Data
+from glocal.cli.demo import Demo
+from glocal.cli.list import List
+from glocal.cli.plot import Plot
+from glocal.cli.run import Run
+from glocal.cli.sweep import Sweep
+from glocal.cli.table import Table
+from glocal.errors import GlocalError, unknown
+
+COMMANDS = {"demo": Demo, "list": List, "run": Run, "sweep": Sweep, "table": Table, "plot": Plot, "data": Data}
+
+DESCRIPTION = """A continual-learning laboratory. Every remedy against forgetting approximates the losses of tasks it
+can no longer see; glocal trains, measures and compares them, local and global ones, many runs at a time.
+
+Start with `glocal demo`. Every command says more with --help."""
+
+INTERRUPTED = (
+    "stopped. Finished runs are in the store; unfinished ones go on from their last task when you run the same command again."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it did what it says, 2 if something must be mended first, 130 if it was interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with contextlib.suppress(ValueError):  # outside the main thread there are no signals to handle
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _parse(arguments)()
+    except GlocalError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        print(f"glocal: {INTERRUPTED}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return 0
+
+
+def _complain(message: str) -> int:
+    print(f"glocal: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _parse(arguments: list[str]) -> Any:
+    if arguments[:1] == ["--version"]:
+        from glocal.version import __version__
+
+        print(f"glocal {__version__}")
+        raise SystemExit(0)
+    if not arguments:
+        arguments = ["--help"]
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        raise unknown("command", arguments[0], COMMANDS)
+    kinds = [
+        Annotated[command, tyro.conf.subcommand(name, prefix_name=False)]  # type: ignore[valid-type]
+        for name, command in COMMANDS.items()
+    ]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                Union[tuple(kinds)],  # type: ignore[arg-type] # noqa: UP007
+                prog="glocal",
+                description=DESCRIPTION,
+                args=arguments,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise GlocalError(_one_line(said.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """The parser's framed message without its frame."""
+    parts: list[list[str]] = [[]]
+    for line in box.splitlines():
+        text = line.strip().strip("│").strip()
+        if text and set(text) <= set("─"):
+            parts.append([])
+        elif text and text[0] not in "╭╰":
+            parts[-1].append(text)
+    return "; ".join(" ".join(part) for part in parts if part) or "the command cannot be read; see glocal --help"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""`glocal plot`: figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw a figure from the runs of a store.
+
+    Kinds: forgetting, accuracy and distance against the learning rate; matrix (accuracy on every task after every task);
+    loss (the objective over epochs); tradeoff (accuracy against forgetting).
+    For example: glocal plot runs --kind forgetting -o forgetting.png
+    """
+
+    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """The store to read."""
+    kind: str = "forgetting"
+    """Which figure."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The file to write: .png, .pdf or .svg (KIND.png unless given)."""
+
+    def __call__(self) -> None:
+        from glocal.laboratory import load
+
+        path = self.output or Path(f"{self.kind}.png")
+        print(f"Wrote {load(self.store).plot(self.kind, path)}")

@@ -1,0 +1,107 @@
+"""Progress bars for sweeps: all runs, and the cohort in training."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+REFRESH_SECONDS = 0.1
+
+
+class StepsPerSecond(ProgressColumn):
+    """Model-steps per second; nothing on the line that counts runs."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        if not task.fields.get("steps") or speed is None:
+            return Text("")
+        return Text(f"{speed:,.0f} steps/s", style="progress.data.speed")
+
+
+class Bars:
+    """Watches a sweep. On a terminal it draws bars; elsewhere it writes a line for every cohort that is done."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live = self.console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            StepsPerSecond(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._cohort: CohortBar | None = None
+
+    def begin(self, runs: int, finished: int) -> None:
+        self._runs, self._finished = runs, finished
+        if self.live:
+            state = f"{finished}/{runs} runs"
+            self._all = self._progress.add_task("all", total=runs, completed=finished, state=state)
+            self._progress.start()
+        elif 0 < finished:
+            print(f"{finished} of {runs} runs are in the store already", file=sys.stderr)
+
+    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> CohortBar:
+        description = f"{label} · {runs} run{'s' if runs > 1 else ''}"
+        self._close()
+        self._cohort = CohortBar(self._progress if self.live else None, description, tasks, steps, done)
+        return self._cohort
+
+    def cohort_done(self, runs: int) -> None:
+        if self._cohort is not None and not self.live:
+            print(f"{self._cohort.description}: {time.perf_counter() - self._cohort.begun:.1f} s", file=sys.stderr)
+        self._close()
+        self._finished += runs
+        if self.live:
+            self._progress.update(self._all, completed=self._finished, state=f"{self._finished}/{self._runs} runs")
+
+    def waiting(self, runs: int) -> None:
+        if self.live:
+            self._progress.update(self._all, state=f"another process trains the other {runs}")
+
+    def end(self) -> None:
+        self._close()
+        if self.live:
+            self._progress.stop()
+
+    def _close(self) -> None:
+        if self._cohort is not None:
+            self._cohort.close()
+            self._cohort = None
+
+
+class CohortBar:
+    """One cohort's bar: its task, its steps."""
+
+    def __init__(self, progress: Progress | None, description: str, tasks: int, steps: int, done: int) -> None:
+        self.description, self.begun = description, time.perf_counter()
+        self._progress, self._tasks = progress, tasks
+        self._pending, self._shown = 0, 0.0
+        self._bar: Any = None
+        if progress is not None:
+            completed = steps * done // tasks
+            self._bar = progress.add_task(description, total=steps, completed=completed, state="", steps=True)
+
+    def task(self, task: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._bar, state=f"task {task + 1}/{self._tasks}")
+
+    def steps(self, count: int) -> None:
+        self._pending += count
+        now = time.perf_counter()
+        if self._progress is not None and now - self._shown > REFRESH_SECONDS:
+            self._progress.advance(self._bar, self._pending)
+            self._pending, self._shown = 0, now
+
+    def close(self) -> None:
+        if self._progress is not None and self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None

@@ -1,0 +1,76 @@
+"""`glocal run`: one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from glocal.cli.common import parse_options, with_options
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train one run and show what it learnt and forgot.
+
+    For example: glocal run rotated-digits ewc --lr 0.1 --seed 11 --options penalty=10 fisher=exact
+    """
+
+    challenge: Annotated[str, tyro.conf.Positional]
+    """A name from `glocal list challenges`, or path.py:function for your own."""
+    algorithm: Annotated[str, tyro.conf.Positional]
+    """A name from `glocal list algorithms`, or path.py:Name for your own."""
+    lr: float = 0.1
+    """Learning rate."""
+    seed: int = 11
+    """Seed of the initialisation, the order of the data and all other draws."""
+    options: tuple[str, ...] = ()
+    """The algorithm's options as NAME=VALUE."""
+    network: str = "mlp"
+    """A name from `glocal list networks`, or path.py:function for your own."""
+    tasks: int | None = None
+    """Stop after so many tasks."""
+    epochs: int | None = None
+    """Passes over each task; the challenge's own number unless given."""
+    batch_size: int | None = None
+    """Examples in a batch; the challenge's own number unless given."""
+    store: Path = Path("runs")
+    """Where runs are kept."""
+    data: Path | None = None
+    """A folder with data sets, looked at first."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    keep_parameters: bool = False
+    """Keep the parameters after every task."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from glocal.cli.matrix import accuracy_matrix
+        from glocal.cli.progress import Bars
+        from glocal.laboratory import sweep
+
+        options = parse_options(self.options, [self.algorithm])
+        runs = sweep(
+            self.challenge,
+            with_options([self.algorithm], options),
+            [self.lr],
+            [self.seed],
+            network=self.network,
+            tasks=self.tasks,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            store=self.store,
+            data=self.data,
+            device=self.device,
+            keep_parameters=self.keep_parameters,
+            watcher=Bars(),
+        )
+        console = Console()
+        for run in runs:
+            console.print(accuracy_matrix(run))
+            for note in run.info["notes"]:
+                console.print(f"Note: {note}")
+            console.print(f"Kept in {run.path}")

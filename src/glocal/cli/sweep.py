@@ -1,0 +1,139 @@
+"""`glocal sweep`: many runs at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from glocal.cli.common import combinations, parse_options, with_options
+from glocal.errors import GlocalError
+
+DEFAULTS: dict[str, Any] = {
+    "lrs": (0.001, 0.01, 0.1),
+    "seeds": (11, 13, 33),
+    "network": "mlp",
+    "store": Path("runs"),
+    "device": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train every algorithm at every learning rate with every seed, and show the table.
+
+    Runs that differ in seed, learning rate and scalar options train together. Run the command again to go on where it
+    stopped: finished runs are not repeated.
+    For example: glocal sweep rotated-digits --algorithms er ewc --lrs 0.01 0.1 --seeds 11 13 --options ewc.penalty=1,10
+    """
+
+    challenge: Annotated[str | None, tyro.conf.Positional] = None
+    """A name from `glocal list challenges`, or path.py:function for your own."""
+    file: Path | None = None
+    """A TOML file with the fields below (and algorithms as a list of names or of tables); flags given here win."""
+    algorithms: tuple[str, ...] = ()
+    """Names from `glocal list algorithms`, or path.py:Name for your own."""
+    lrs: tuple[float, ...] = ()
+    """Learning rates (0.001 0.01 0.1 unless given)."""
+    seeds: tuple[int, ...] = ()
+    """Seeds (11 13 33 unless given)."""
+    options: tuple[str, ...] = ()
+    """Options as ALGORITHM.NAME=VALUE; several values, separated by commas, are all tried."""
+    network: str | None = None
+    """A name from `glocal list networks`, or path.py:function for your own (mlp unless given)."""
+    tasks: int | None = None
+    """Stop after so many tasks."""
+    epochs: int | None = None
+    """Passes over each task; the challenge's own number unless given."""
+    batch_size: int | None = None
+    """Examples in a batch; the challenge's own number unless given."""
+    store: Path | None = None
+    """Where runs are kept (runs unless given)."""
+    data: Path | None = None
+    """A folder with data sets, looked at first."""
+    device: str | None = None
+    """auto, cpu, cuda or cuda:N (auto unless given)."""
+    keep_parameters: bool = False
+    """Keep the parameters after every task."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from glocal.cli.progress import Bars
+        from glocal.laboratory import sweep
+        from glocal.report.table import render, rows
+
+        wanted = self._resolved()
+        algorithms = wanted.pop("algorithms")
+        if wanted.get("challenge") is None:
+            raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
+        if not algorithms:
+            raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
+        challenge, lrs, seeds = (wanted.pop(k) for k in ("challenge", "lrs", "seeds"))
+        runs = sweep(challenge, algorithms, lrs, seeds, watcher=Bars(), **wanted)
+        Console().print(render(rows(runs), "rich"))
+
+    def _resolved(self) -> dict[str, Any]:
+        """The file's fields, overridden by the flags, then the defaults."""
+        from_file = _read(self.file) if self.file else {}
+        flags = {
+            name: value
+            for name in (
+                "challenge", "lrs", "seeds", "network", "tasks", "epochs", "batch_size", "store", "data", "device",
+                "keep_parameters",
+            )
+            if (value := getattr(self, name)) not in (None, (), False)
+        }  # fmt: skip
+        wanted = {**DEFAULTS, **from_file, **flags}
+        if self.algorithms:
+            wanted["algorithms"] = with_options(self.algorithms, parse_options(self.options, self.algorithms))
+        else:
+            listed = [_table(a) for a in from_file.get("algorithms", [])]
+            options = parse_options(self.options, [name for name, _ in listed]) if self.options else {}
+            merged = [(name, {**own, **options.get(name, {})}) for name, own in listed]
+            wanted["algorithms"] = [(name, choice) for name, own in merged for choice in combinations(own)]
+        return wanted
+
+
+def _table(entry: str | dict[str, Any]) -> tuple[str, dict[str, list[Any]]]:
+    """An algorithm in a TOML file: its name, or a table with its name and its options, each one value or a list."""
+    if isinstance(entry, str):
+        return entry, {}
+    if "name" not in entry:
+        raise GlocalError(f"an algorithm in a sweep file needs a name; {entry} has none.")
+    options = {k: v if isinstance(v, list) else [v] for k, v in entry.items() if k != "name"}
+    return entry["name"], options
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import msgspec
+
+    class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
+        challenge: str | None = None
+        algorithms: list[str | dict[str, Any]] = []
+        lrs: list[float] | None = None
+        seeds: list[int] | None = None
+        network: str | None = None
+        tasks: int | None = None
+        epochs: int | None = None
+        batch_size: int | None = None
+        train_eval: int | None = None
+        store: str | None = None
+        data: str | None = None
+        device: str | None = None
+        keep_parameters: bool | None = None
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise GlocalError(f"the sweep file '{path}' cannot be read: {error.strerror}.") from error
+    try:
+        decoded = msgspec.toml.decode(text, type=SweepFile)
+    except msgspec.ValidationError as error:
+        allowed = ", ".join(SweepFile.__struct_fields__)
+        raise GlocalError(f"the sweep file '{path}': {error}. Fields it may have: {allowed}.") from error
+    except msgspec.DecodeError as error:
+        raise GlocalError(f"the sweep file '{path}' is not TOML: {error}.") from error
+    return {k: v for k, v in msgspec.to_builtins(decoded).items() if v is not None}

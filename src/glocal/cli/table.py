@@ -1,0 +1,39 @@
+"""`glocal table`: accuracy and forgetting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Table:
+    """Show the runs of a store in the layout of the paper's Table 1: accuracy and forgetting, mean and deviation over seeds."""
+
+    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """The store to read."""
+    format: Literal["rich", "json", "csv", "latex"] = "rich"
+    """How to write the table."""
+    forgetting: Literal["t-1", "t"] = "t-1"
+    """Average forgetting over all tasks but the last, as the published table does, or over all."""
+    scope: Literal["class", "task"] | None = None
+    """Accuracy among all classes or among the task's own; the challenge's setting decides unless given."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from glocal.errors import GlocalError
+        from glocal.laboratory import load
+        from glocal.report.table import render, rows
+
+        runs = load(self.store)
+        if not runs and self.format == "rich":
+            raise GlocalError(f"the store '{self.store}' holds no finished run yet.")
+        made = render(rows(runs, forgetting=self.forgetting, scope=self.scope), self.format)
+        if isinstance(made, str):
+            print(made)
+        else:
+            Console().print(made)

@@ -1,0 +1,337 @@
+"""Sweeps: from what is wanted to finished runs in a store. Everything is resumed by asking for it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from glocal import resolve
+from glocal.algorithms import Algorithm
+from glocal.challenges.challenge import Challenge
+from glocal.engine.cohort import Cohort, MakeNetwork, Member
+from glocal.engine.config import RunConfig
+from glocal.engine.plan import largest_cohort
+from glocal.engine.step import scalars
+from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
+from glocal.errors import GlocalError
+from glocal.runs import Runs
+from glocal.store.store import Claim, Store
+from glocal.tree import select
+from glocal.version import __version__
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run that is asked for: its name, and what it takes to train it."""
+
+    config: RunConfig
+    member: Member
+
+    @property
+    def hash(self) -> str:
+        return self.config.hash
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs of a sweep have in common."""
+
+    challenge: Challenge
+    make_network: MakeNetwork
+    epochs: int
+    batch_size: int
+    train_eval: int
+    device: torch.device
+    execution: Execution
+    memory_budget: int | None
+    largest: int | None
+
+    def cohort(self, wanted: Sequence[Wanted]) -> Cohort:
+        members = tuple(w.member for w in wanted)
+        return Cohort(
+            self.challenge, self.make_network, members, self.epochs, self.batch_size, self.train_eval, self.device
+        )
+
+
+class Watcher(Protocol):
+    """Who watches a sweep: the command line's progress bars, or nobody."""
+
+    def begin(self, runs: int, finished: int) -> None: ...
+
+    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress: ...
+
+    def cohort_done(self, runs: int) -> None: ...
+
+    def waiting(self, runs: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Unwatched:
+    def begin(self, runs: int, finished: int) -> None: ...
+
+    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
+        return Silent()
+
+    def cohort_done(self, runs: int) -> None: ...
+
+    def waiting(self, runs: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def sweep(
+    challenge: str | Challenge,
+    algorithms: Iterable[str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]],
+    lrs: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    network: str | MakeNetwork = "mlp",
+    tasks: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    train_eval: int = 10_000,
+    store: str | Path = "runs",
+    data: str | Path | None = None,
+    device: str = "auto",
+    keep_parameters: bool = False,
+    execution: Execution = "auto",
+    memory_budget: int | None = None,
+    largest_cohort: int | None = None,
+    watcher: Watcher | None = None,
+) -> Runs:
+    """Train every algorithm at every learning rate with every seed, and return all these runs.
+
+    Runs that the store already holds are not repeated, interrupted ones go on from their last task boundary, and what
+    another process is training on the same store is waited for.
+    """
+    chosen = resolve.challenge(challenge, tasks, data)
+    made = resolve.network(network)
+    bench = Bench(
+        chosen.thing,
+        made.thing,
+        _whole("epochs", epochs, chosen.thing.epochs),
+        _whole("batch_size", batch_size, chosen.thing.batch_size),
+        _whole("train_eval", train_eval, train_eval),
+        choose_device(device),
+        execution,
+        memory_budget,
+        largest_cohort,
+    )
+    wanted: dict[str, Wanted] = {}
+    for one in algorithms:
+        name, options = one if isinstance(one, tuple) else (one, None)
+        algorithm = resolve.algorithm(name, options)
+        for seed in _distinct("seeds", seeds):
+            for lr in _distinct("lrs", lrs):
+                config = RunConfig(
+                    chosen.config,
+                    made.config,
+                    algorithm.config,
+                    _positive("lr", lr),
+                    _seed(seed),
+                    bench.epochs,
+                    bench.batch_size,
+                    bench.train_eval,
+                )
+                wanted[config.hash] = Wanted(config, Member(config.seed, config.lr, algorithm.thing))
+    if not wanted:
+        raise GlocalError("a sweep needs at least one algorithm.")
+    return _finish(Store.create(store), bench, wanted, keep_parameters, watcher or Unwatched())
+
+
+def load(store: str | Path) -> Runs:
+    """All finished runs of a store."""
+    return Runs(Store.open(store).runs())
+
+
+def _finish(store: Store, bench: Bench, wanted: Mapping[str, Wanted], parameters: bool, watcher: Watcher) -> Runs:
+    """Train until every wanted run is in the store, by this process or by another one."""
+    sizes: dict[str, int] = {}
+    watcher.begin(len(wanted), sum(store.finished(h, parameters) for h in wanted))
+    try:
+        while remaining := [w for h, w in wanted.items() if not store.finished(h, parameters)]:
+            with store.claiming():
+                claim = _resume(store, wanted, remaining, parameters)
+                groups = [] if claim else _groups(remaining, store.busy())
+            if claim is None and groups:
+                group = groups[0]
+                key = _cohort_key(group[0])
+                if key not in sizes:
+                    sizes[key] = _size(bench, group)
+                with store.claiming():
+                    busy = store.busy()
+                    free = [w for w in group if w.hash not in busy and not store.finished(w.hash, parameters)]
+                    claim = store.claim([w.hash for w in free[: sizes[key]]], parameters) if free else None
+            if claim is not None:
+                _train(store, bench, claim, wanted, watcher)
+            elif not groups:
+                watcher.waiting(len(remaining))
+                time.sleep(POLL_SECONDS)
+    finally:
+        watcher.end()
+    return Runs([store.run(h) for h in wanted])
+
+
+def _resume(store: Store, wanted: Mapping[str, Wanted], remaining: list[Wanted], parameters: bool) -> Claim | None:
+    """Take up an interrupted cohort that holds runs we miss, as it was if we want all of them."""
+    missing = {w.hash for w in remaining}
+    found: Claim | None = None
+    for claim in store.interrupted():
+        if found is None and missing & set(claim.hashes) and claim.parameters >= parameters:
+            found = claim
+        else:
+            claim.leave()
+    return found
+
+
+def _groups(remaining: Iterable[Wanted], busy: set[str]) -> list[list[Wanted]]:
+    """Runs that can train together, in the order of their seeds."""
+    groups: dict[str, list[Wanted]] = {}
+    for run in remaining:
+        if run.hash not in busy:
+            groups.setdefault(_cohort_key(run), []).append(run)
+    return [sorted(g, key=lambda w: (w.config.seed, w.config.lr, w.hash)) for g in groups.values()]
+
+
+def _cohort_key(run: Wanted) -> str:
+    """What runs of a cohort have in common: all but seed, learning rate and scalar hyperparameters."""
+    config = run.config.as_dict()
+    varying = scalars(run.member.algorithm)
+    options = {k: v for k, v in config["algorithm"]["options"].items() if k not in varying}
+    common = config | {"lr": None, "seed": None, "algorithm": config["algorithm"] | {"options": options}}
+    return json.dumps(common, sort_keys=True)
+
+
+def _size(bench: Bench, group: list[Wanted]) -> int:
+    if len(group) == 1:
+        return 1
+    fits = largest_cohort(bench.cohort(group), bench.memory_budget)
+    return max(1, min(len(group), fits, bench.largest or len(group)))
+
+
+def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted], watcher: Watcher) -> None:
+    """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs."""
+    try:
+        ours = [i for i, h in enumerate(claim.hashes) if h in wanted]
+        members = [wanted[claim.hashes[i]] for i in ours]
+        cohort = bench.cohort(members)
+        snapshot = claim.load(bench.device, bench.epochs, bench.challenge.tasks)
+        if snapshot is not None and len(ours) < len(claim.hashes):
+            snapshot = _part(snapshot, ours)
+        whole = len(ours) == len(claim.hashes)
+        tasks = bench.challenge.tasks
+        if snapshot is None or snapshot.finished < tasks:
+            steps = tasks * bench.epochs * -(-bench.challenge.task(0, members[0].config.seed).train.y.shape[0] // bench.batch_size)
+            done = snapshot.finished if snapshot else 0
+            label = resolve.name_of(cohort.algorithm)
+            progress = watcher.cohort(label, len(cohort), tasks, steps * len(cohort), done)
+            for snapshot in train(cohort, snapshot, bench.execution, progress):
+                if whole:
+                    claim.save(snapshot)
+        assert snapshot is not None
+        for i, run in enumerate(members):
+            if not store.finished(run.hash, claim.parameters):
+                arrays = {k: v[i] for k, v in snapshot.record.arrays().items()}
+                store.write(run.config, arrays, _info(bench, cohort, run, snapshot, i), claim.kept_parameters(ours[i]))
+        watcher.cohort_done(len(members))
+    except BaseException:
+        claim.leave()
+        raise
+    if whole:
+        claim.finish(store)
+    else:
+        claim.leave()
+
+
+def _part(snapshot: Snapshot, runs: list[int]) -> Snapshot:
+    record = dataclasses.replace(snapshot.record, matrices=select(snapshot.record.matrices, runs))
+    for name in ("from_start", "from_previous", "epoch_loss", "memory_bytes"):
+        setattr(record, name, getattr(snapshot.record, name)[runs])
+    return Snapshot(snapshot.finished, snapshot.state.select(runs), record)
+
+
+def _info(bench: Bench, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int) -> dict[str, Any]:
+    diverged = int(snapshot.state.diverged[index])
+    record = snapshot.record
+    device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else platform.processor() or "CPU"
+    return {
+        "label": resolve.label_of(run.member.algorithm),
+        "locality": run.member.algorithm.locality,
+        "setting": bench.challenge.setting,
+        "diverged": None if diverged < 0 else diverged,
+        "steps": int(snapshot.state.clock),
+        "cost": {
+            "seconds": record.seconds / len(cohort),
+            "cohort_seconds": record.seconds,
+            "cohort_runs": len(cohort),
+            "peak_bytes": record.peak_bytes,
+            "memory_bytes": int(record.memory_bytes[index, -1]),
+        },
+        "versions": {
+            "glocal": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "device": f"{bench.device.type}: {device}",
+        },
+        "notes": record.notes,
+    }
+
+
+def choose_device(name: str) -> torch.device:
+    """'auto' takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None  # type: ignore[assignment]
+    if device is None or device.type != "cuda":
+        raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
+    if not torch.cuda.is_available():
+        raise GlocalError(f"device '{name}' was asked for, but PyTorch sees no GPU here. Use --device cpu or auto.")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise GlocalError(f"device '{name}' was asked for; there are {torch.cuda.device_count()} GPUs, counted from 0.")
+    return device
+
+
+def _whole(name: str, value: int | None, default: int) -> int:
+    chosen = default if value is None else value
+    if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 1:
+        raise GlocalError(f"{name} must be a whole number of at least 1; {chosen} was given.")
+    return chosen
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise GlocalError(f"{name} must be a positive number; {value} was given.")
+    return float(value)
+
+
+def _seed(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise GlocalError(f"a seed must be a whole number of at least 0; {value} was given.")
+    return value
+
+
+def _distinct(name: str, values: Sequence[Any]) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise GlocalError(f"{name} must be a list of numbers; {values!r} was given.")
+    if not list(values):
+        raise GlocalError(f"{name} must name at least one value; none was given.")
+    return list(dict.fromkeys(values))

@@ -1,0 +1,166 @@
+"""Runs that may be averaged: equal in all of their configuration but the seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from glocal.errors import GlocalError
+from glocal.metrics import Measure, Over, Scope, over_seeds, scope_of, summary
+from glocal.store.run import Run
+
+Settings = dict[str, Any]
+PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy")
+
+
+@dataclass(frozen=True)
+class View:
+    """How the runs are looked at: forgetting over 't' or 't-1' tasks, which accuracy, forgetting by which measure."""
+
+    over: Over = "t-1"
+    scope: Scope | None = None
+    measure: Measure = "accuracy"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one (challenge, algorithm, lr), one for each seed, and the labels they are shown under."""
+
+    challenge: str
+    algorithm: str
+    runs: tuple[Run, ...]
+
+    @property
+    def locality(self) -> str:
+        return self.runs[0].locality
+
+    @property
+    def name(self) -> str:
+        """The algorithm's own name, without options."""
+        return str(self.runs[0].config["algorithm"].get("name", self.runs[0].algorithm))
+
+    @property
+    def lr(self) -> float:
+        return self.runs[0].lr
+
+    @property
+    def tasks(self) -> int:
+        return self.runs[0].tasks
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        """The runs that did not diverge; only they are averaged."""
+        return tuple(run for run in self.runs if run.diverged is None)
+
+    @property
+    def title(self) -> str:
+        return f"{self.algorithm} ({self.locality})"
+
+    def scope(self, view: View) -> Scope:
+        return scope_of(self.runs[0], view.scope)
+
+    def statistics(self, view: View) -> dict[str, tuple[float, float]]:
+        """(mean, standard deviation) by name over the finished runs, accuracies in percent; NaN where there are none."""
+        return over_seeds(list(self.by_seed(view).values())) or dict.fromkeys((*PERCENT, "distance"), (np.nan, np.nan))
+
+    def by_seed(self, view: View) -> dict[int, dict[str, float]]:
+        """Every finished run's numbers, accuracies in percent."""
+        return {run.seed: _percent(summary(run, view.scope, view.measure, view.over), view) for run in self.finished}
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Runs in groups, by challenge, global before local, algorithm, learning rate.
+
+    A run given twice counts once. Where runs of one challenge differ in more than algorithm, learning rate and seed
+    (tasks, epochs, network…), or those of one algorithm in an option that its label does not show, the label is extended by
+    the settings that differ: what cannot be compared is not shown under one name.
+    """
+    distinct = {_canonical(run.config): run for run in runs}
+    by_settings: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in distinct.values():
+        by_settings[_canonical({k: v for k, v in run.config.items() if k != "seed"})].append(run)
+    firsts = [members[0] for members in by_settings.values()]
+    challenges = _labels([(run.challenge, _common(run)) for run in firsts])
+    # An algorithm may have other options on another challenge: they make no difference within a column.
+    named = [(f"{challenge}\n{run.algorithm}", run) for challenge, run in zip(challenges, firsts, strict=True)]
+    algorithms = [x.partition("\n")[2] for x in _labels([(n, _flat(run.config["algorithm"])) for n, run in named])]
+    groups = [
+        Group(challenge, algorithm, tuple(sorted(members, key=lambda run: run.seed)))
+        for challenge, algorithm, members in zip(challenges, algorithms, by_settings.values(), strict=True)
+    ]
+    return sorted(groups, key=lambda g: (g.challenge, g.locality, g.algorithm, g.lr))
+
+
+def some(runs: Iterable[Run]) -> list[Group]:
+    """`grouped`, refusing an empty selection and one that has no finished run."""
+    groups = grouped(runs)
+    if not groups:
+        raise GlocalError("no runs were given; choose at least one finished run (`glocal run`, `glocal sweep`).")
+    if not any(group.finished for group in groups):
+        count = sum(len(group.runs) for group in groups)
+        raise GlocalError(f"all {count} runs given have diverged; nothing is left to show. Try a lower learning rate.")
+    return groups
+
+
+def plain(number: float) -> str:
+    """A learning rate without exponent: 0.001, 0.1, 1."""
+    return np.format_float_positional(number, trim="-")
+
+
+def _percent(numbers: Mapping[str, float], view: View) -> dict[str, float]:
+    fractions = [name for name in PERCENT if name != "forgetting" or view.measure == "accuracy"]
+    return {name: 100 * x if name in fractions else x for name, x in numbers.items()}
+
+
+def _common(run: Run) -> Settings:
+    """All that should be equal within one column of a table."""
+    return _flat({k: v for k, v in run.config.items() if k not in ("seed", "lr", "algorithm")})
+
+
+def _labels(named: Sequence[tuple[str, Settings]]) -> list[str]:
+    """Every name, extended by those of its settings in which others of the same name differ."""
+    variants: defaultdict[str, dict[str, Settings]] = defaultdict(dict)
+    for name, settings in named:
+        variants[name][_canonical(settings)] = settings
+    labels: dict[tuple[str, str], str] = {}
+    for name, by_key in variants.items():
+        keys = sorted({key for settings in by_key.values() for key in settings})
+        differing = [k for k in keys if len({_canonical(s.get(k, "absent")) for s in by_key.values()}) > 1]
+        shown = {v: " · ".join([name, *(_said(k, s[k]) for k in differing if k in s)]) for v, s in by_key.items()}
+        for variant, label in shown.items():
+            unclear = list(shown.values()).count(label) > 1
+            labels[name, variant] = f"{label} · #{_digest(variant)}" if unclear else label
+    return [labels[name, _canonical(settings)] for name, settings in named]
+
+
+def _said(key: str, value: object) -> str:
+    """A setting in words: '3 tasks', 'batch 64', 'hidden 100-100'."""
+    last = key.rpartition(".")[2]
+    if last in ("tasks", "epochs"):
+        return f"{value} {last[:-1] if value == 1 else last}"
+    if last == "name":
+        return str(value)
+    text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = text if len(text) <= 16 else f"#{_digest(text)}"
+    return f"{last.removesuffix('_size').replace('_', ' ')} {text}"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Settings:
+    flat: Settings = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=lambda x: dict(x) if isinstance(x, Mapping) else str(x))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:4]

@@ -1,0 +1,164 @@
+"""From names, files and objects to what the engine trains, and to the record of what that was."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from glocal import challenges, plugins
+from glocal.algorithms import ALGORITHMS, Algorithm
+from glocal.challenges.challenge import Challenge
+from glocal.engine.cohort import MakeNetwork
+from glocal.errors import GlocalError, unknown
+from glocal.networks import NETWORKS
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A thing and the part of a run's configuration that stands for it."""
+
+    thing: Any
+    config: dict[str, Any]
+
+
+def challenge(given: str | Challenge, tasks: int | None = None, data: str | Path | None = None) -> Resolved:
+    """A challenge by name, from a file (a function that returns one), or as it is."""
+    if isinstance(given, str) and plugins.is_file_spec(given):
+        make, _ = plugins.load(given, "challenge")
+        given = make() if callable(make) else make
+        if not isinstance(given, Challenge):
+            raise GlocalError(f"a challenge's function returns a glocal Challenge, not a {type(given).__name__}.")
+    if isinstance(given, str):
+        made = challenges.make(given, tasks=tasks, data=data)
+    elif isinstance(given, Challenge):
+        made = given if tasks is None else given.first(tasks)
+    else:
+        raise GlocalError(f"a challenge is a name or a Challenge, not a {type(given).__name__}.")
+    config = {
+        "name": made.name,
+        "tasks": made.tasks,
+        "options": dict(made.options),
+        "fingerprint": made.fingerprint,
+    }
+    return Resolved(made, config)
+
+
+def network(given: str | MakeNetwork) -> Resolved:
+    """A network by name, from a file, or as a function (input_shape, outputs) -> nn.Module."""
+    if isinstance(given, str) and not plugins.is_file_spec(given):
+        if given not in NETWORKS:
+            raise unknown("network", given, NETWORKS)
+        return Resolved(NETWORKS[given][0], {"name": given})
+    if isinstance(given, str):
+        make, digest = plugins.load(given, "network")
+        name = given.rpartition(":")[2]
+    else:
+        make, digest = given, ""
+        name = getattr(given, "__name__", type(given).__name__)
+    if isinstance(make, nn.Module) or not callable(make):
+        raise GlocalError(f"network '{name}' is not a function. Give one that makes it: (input_shape, outputs) -> nn.Module.")
+    return Resolved(_checked_network(make, name), {"name": name, "source": digest or plugins.source_hash(make)})
+
+
+def _checked_network(make: MakeNetwork, name: str) -> MakeNetwork:
+    def checked(input_shape: Sequence[int], outputs: int) -> nn.Module:
+        made = make(input_shape, outputs)
+        if not isinstance(made, nn.Module):
+            raise GlocalError(f"network '{name}' returned a {type(made).__name__}, not an nn.Module.")
+        if not any(True for _ in made.parameters()):
+            raise GlocalError(f"network '{name}' has no parameters to learn.")
+        return made
+
+    try:
+        inspect.signature(make).bind((1, 28, 28), 10)
+    except TypeError as error:
+        raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
+    return checked
+
+
+def algorithm(given: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
+    """An algorithm by name or from a file, with options; or as a class or an object."""
+    digest = ""
+    if isinstance(given, str) and plugins.is_file_spec(given):
+        given, digest = plugins.load(given, "algorithm")
+    if isinstance(given, str):
+        if given not in ALGORITHMS:
+            raise unknown("algorithm", given, ALGORITHMS)
+        given = ALGORITHMS[given]
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        made = given(**_typed_options(given, options or {}))
+    elif isinstance(given, Algorithm):
+        made = dataclasses.replace(given, **_typed_options(type(given), options)) if options else given
+    else:
+        name = getattr(given, "__name__", type(given).__name__)
+        raise GlocalError(f"'{name}' is not an algorithm: it does not subclass glocal.Algorithm.")
+    config: dict[str, Any] = {"name": name_of(made), "options": dataclasses.asdict(made)}
+    if type(made) is not ALGORITHMS.get(made.name):
+        config["source"] = digest or plugins.source_hash(type(made))
+    return Resolved(made, config)
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Its declared name, or the class's where a user declared none."""
+    declared = type(algorithm).__dict__.get("name")
+    return declared if isinstance(declared, str) else type(algorithm).__name__
+
+
+def label_of(algorithm: Algorithm) -> str:
+    """The name and every option that is not at its default."""
+    changed = [
+        f"{f.name}={getattr(algorithm, f.name):g}" if isinstance(getattr(algorithm, f.name), float)
+        else f"{f.name}={getattr(algorithm, f.name)}"
+        for f in dataclasses.fields(algorithm)
+        if getattr(algorithm, f.name) != f.default
+    ]
+    return " ".join([name_of(algorithm), *changed])
+
+
+def _typed_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+    typed = {}
+    for key, value in options.items():
+        if key not in fields:
+            if not fields:
+                raise GlocalError(f"{kind.name} has no options; '{key}' was given.")
+            raise unknown(f"option of {kind.name}", key, fields)
+        typed[key] = _typed(f"{kind.name}.{key}", fields[key], value)
+    return typed
+
+
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    """A value, perhaps the text of one, as its field's type."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        allowed = typing.get_args(hint)
+        if value in allowed:
+            return value
+        raise unknown(f"value of {name}:", value, [str(a) for a in allowed])
+    if origin in (typing.Union, types.UnionType):
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        return None if value in (None, "none", "None") else _typed(name, inner[0], value)
+    try:
+        if hint is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        if hint is int:
+            return int(str(value))
+        if hint is float:
+            number = float(value)
+            if math.isfinite(number):
+                return number
+            raise ValueError
+        return hint(value)
+    except (ValueError, KeyError, TypeError):
+        kind = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(hint, str(hint))
+        raise GlocalError(f"{name} must be {kind}; '{value}' was given.") from None

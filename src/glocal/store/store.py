@@ -1,0 +1,233 @@
+"""The store: one directory a run, named by the hash of its configuration; there if and only if the run is finished.
+
+    STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if they were asked for, parameters.safetensors
+    STORE/cohorts/HASH/    a cohort in training: its members, its checkpoint at the last task boundary, its lock
+
+A cohort's directory goes when all its runs are written. One that is left without a living owner was interrupted, and is
+taken up again by whoever wants its runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glocal import tree
+from glocal.engine.config import RunConfig
+from glocal.engine.record import Record
+from glocal.engine.state import State
+from glocal.engine.train import Snapshot
+from glocal.errors import GlocalError
+from glocal.store.files import DAMAGE, Lock, new_directory, read_json, read_tensors, telling, write_json, write_tensors
+from glocal.store.run import Run
+from glocal.tree import Params
+
+MARK = "glocal-store.json"
+FORMAT = 1
+
+
+class Store:
+    """A folder of runs. Several processes may share it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.runs_path = self.path / "runs"
+        self.cohorts_path = self.path / "cohorts"
+
+    @classmethod
+    def open(cls, path: str | Path) -> Store:
+        """A store that is there."""
+        store = cls(path)
+        if not store.path.exists():
+            raise GlocalError(f"there is no store at '{path}'. `glocal sweep ... --store {path}` makes one.")
+        store._check()
+        return store
+
+    @classmethod
+    def create(cls, path: str | Path) -> Store:
+        """A store that is there now. A folder with other things in it is left alone."""
+        store = cls(path)
+        if store.path.exists() and (not store.path.is_dir() or any(store.path.iterdir())):
+            store._check()
+        with telling("make the store", store.path):
+            store.runs_path.mkdir(parents=True, exist_ok=True)
+            store.cohorts_path.mkdir(exist_ok=True)
+            if not (store.path / MARK).exists():
+                write_json(store.path / MARK, {"format": FORMAT})
+        return store
+
+    def _check(self) -> None:
+        if not self.path.is_dir():
+            raise GlocalError(f"'{self.path}' is a file, not a store. Give a folder.")
+        if not (self.path / MARK).exists():
+            raise GlocalError(f"'{self.path}' is not a glocal store: it has no {MARK}. Give another folder.")
+        try:
+            version = read_json(self.path / MARK)["format"]
+        except DAMAGE as error:
+            raise GlocalError(f"the store '{self.path}' is damaged: {MARK} cannot be read ({_line(error)}).") from error
+        if version != FORMAT:
+            raise GlocalError(f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
+
+    def finished(self, hash: str, parameters: bool = False) -> bool:
+        run = self.runs_path / hash
+        return run.is_dir() and (not parameters or (run / "parameters.safetensors").exists())
+
+    def run(self, hash: str) -> Run:
+        path = self.runs_path / hash
+        try:
+            config, info = read_json(path / "config.json"), read_json(path / "info.json")
+            arrays, _ = read_tensors(path / "arrays.safetensors")
+            run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
+            expected = RunConfig(**config).hash
+        except DAMAGE as error:
+            raise GlocalError(
+                f"run {hash} in '{self.path}' is damaged ({_line(error)}). Delete '{path}' and run its command again."
+            ) from error
+        if expected != hash:
+            raise GlocalError(f"run {hash} in '{self.path}' is damaged: its configuration is that of {expected}.")
+        return run
+
+    def runs(self) -> list[Run]:
+        names = sorted(p.name for p in self.runs_path.glob("[!.]*")) if self.runs_path.is_dir() else []
+        return [self.run(name) for name in names]
+
+    def write(self, config: RunConfig, arrays: Params, info: Mapping[str, Any], parameters: Params | None) -> None:
+        with telling("write to the store", self.path), new_directory(self.runs_path / config.hash) as part:
+            write_json(part / "config.json", config.as_dict())
+            write_json(part / "info.json", dict(info))
+            write_tensors(part / "arrays.safetensors", arrays)
+            if parameters is not None:
+                write_tensors(part / "parameters.safetensors", parameters)
+
+    @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """Held while runs are claimed or given back; for moments only."""
+        with telling("lock the store", self.path):
+            lock = Lock(self.path / ".lock")
+            lock.take(wait=True)
+        try:
+            yield
+        finally:
+            lock.give_back()
+
+    def interrupted(self) -> list[Claim]:
+        """The cohorts nobody trains any more, claimed. Call it while `claiming`."""
+        claims = []
+        for path in sorted(self.cohorts_path.glob("[!.]*")):
+            claim = Claim.take(path)
+            if claim is not None:
+                claims.append(claim)
+        return claims
+
+    def claim(self, hashes: Sequence[str], parameters: bool) -> Claim:
+        """Claim a new cohort. Call it while `claiming`, with runs nobody else is training."""
+        name = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
+        path = self.cohorts_path / name
+        with telling("write to the store", self.path):
+            with new_directory(path) as part:
+                write_json(part / "members.json", {"runs": list(hashes), "parameters": parameters})
+            claim = Claim.take(path)
+        assert claim is not None, "a cohort made under the store's lock has no other owner"
+        return claim
+
+    def busy(self) -> set[str]:
+        """The runs that living processes, this one included, are training. Call it while `claiming`."""
+        held: set[str] = set()
+        for path in self.cohorts_path.glob("[!.]*"):
+            claim = Claim.take(path)
+            if claim is None:
+                held.update(_members(path)["runs"])
+            else:
+                claim.leave()
+        return held
+
+
+@dataclass
+class Claim:
+    """A cohort in training, held by this process until it is finished or left."""
+
+    path: Path
+    hashes: list[str]
+    parameters: bool
+    lock: Lock
+
+    @classmethod
+    def take(cls, path: Path) -> Claim | None:
+        """Hold the cohort, unless somebody alive does."""
+        lock = Lock(path / "lock")
+        if not lock.take(wait=False):
+            return None
+        members = _members(path)
+        return cls(path, members["runs"], members["parameters"], lock)
+
+    def leave(self) -> None:
+        """Let go of the cohort; its checkpoint stays for whoever takes it up again."""
+        self.lock.give_back()
+
+    def finish(self, store: Store) -> None:
+        """All runs are written: the cohort is no more."""
+        with store.claiming():
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.lock.give_back()
+
+    def save(self, snapshot: Snapshot) -> None:
+        """The checkpoint at a task boundary, in place of the last one."""
+        with telling("write the checkpoint to", self.path):
+            if self.parameters:
+                name = f"theta-{snapshot.finished:04}.safetensors"
+                write_tensors(self.path / name, tree.flatten({"params": snapshot.state.params}))
+            tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays()})
+            record = snapshot.record
+            about = {
+                "finished": snapshot.finished,
+                "clock": int(snapshot.state.clock),
+                "seconds": record.seconds,
+                "peak_bytes": record.peak_bytes,
+                "notes": record.notes,
+            }
+            write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
+
+    def load(self, device: torch.device, epochs: int, tasks: int) -> Snapshot | None:
+        """The last checkpoint, if there is a whole one."""
+        path = self.path / "checkpoint.safetensors"
+        if not path.exists():
+            return None
+        tensors, metadata = read_tensors(path)
+        about = json.loads(metadata["about"])
+        parts = tree.unflatten(tensors)
+        record = Record.blank(len(self.hashes), tasks, epochs)
+        record.load(parts["record"])
+        record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
+        moved = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
+        state = State.from_tree(moved, torch.tensor(about["clock"], device=device))
+        return Snapshot(about["finished"], state, record)
+
+    def kept_parameters(self, run: int) -> Params | None:
+        """θ_0 … θ_T of one member, as 't/name'."""
+        if not self.parameters:
+            return None
+        kept: Params = {}
+        for path in sorted(self.path.glob("theta-*.safetensors")):
+            tensors, _ = read_tensors(path)
+            task = int(path.stem.removeprefix("theta-"))
+            kept |= {f"{task}/{k.removeprefix('params/')}": t[run].clone() for k, t in tensors.items()}
+        return kept
+
+
+def _members(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path / "members.json")
+    except DAMAGE as error:
+        raise GlocalError(f"the interrupted cohort '{path}' is damaged ({_line(error)}). Delete that folder.") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
