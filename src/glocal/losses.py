@@ -43,7 +43,7 @@ class CrossEntropy:
     name = "cross-entropy"
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return outputs.logsumexp(-1) - outputs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.softmax(-1) - _one_hot(y, outputs)

@@ -1,8 +1,8 @@
 r"""What is said of a run, derived from its matrices and never stored: ACC(t), E_o, E(t), transfer.
 
 R has the shape (T + 1, T). R[t, o] is a measure (accuracy as a fraction, or loss) on task o = 1…T with θ_t, the
-parameters after t tasks; t = 0 is the initialisation. Task o is column o − 1 of the array. NaN, where a run had diverged,
-makes every number that depends on it NaN.
+parameters after t tasks; t = 0 is the initialisation. Task o is column o − 1 of the array. NaN, where a run had
+diverged, makes every number that depends on it NaN.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def task_forgetting(R: np.ndarray, o: int, t: int | None = None, by: Measure = "
 def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", by: Measure = "accuracy") -> float:
     """E(t): over 't', (1/t) Σ_{o≤t} E_o(θ_t); over 't-1', (1/(t−1)) Σ_{o<t} E_o(θ_t), undefined (NaN) at t = 1.
 
-    The sums are equal, for E_t(θ_t) = 0. Over T, ACC(T) + E(T) is the mean accuracy right after learning and cannot pass
-    1; published tables pass it, and average over T − 1.
+    The sums are equal, for E_t(θ_t) = 0. Over T, ACC(T) + E(T) is the mean accuracy right after learning and cannot
+    pass 1; published tables pass it, and average over T − 1.
     """
     R, t = _matrix(R, t)
     if over not in OVER:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
+from glocal.algorithms.rows import put, take
 from glocal.networks.model import Model
 
 
@@ -45,8 +46,8 @@ def reservoir(memory: Memory, batch: Batch, random: Tensor) -> Memory:
 def write(memory: Memory, batch: Batch, slot: Tensor, seen: Tensor) -> Memory:
     """Put the batch's examples into their slots, in place; no slot but the spare one may be named twice."""
     return {
-        "x": memory["x"].index_put_((slot,), batch.x),
-        "y": memory["y"].index_put_((slot,), batch.y),
+        "x": put(memory["x"], slot, batch.x),
+        "y": put(memory["y"], slot, batch.y),
         "task": memory["task"].index_put_((slot,), batch.task.expand_as(slot)),
         "seen": seen,
     }
@@ -57,7 +58,7 @@ def draw(memory: Memory, count: int, random: Tensor) -> Replay:
     filled = memory["task"][:-1] >= 0
     key = torch.where(filled, random, random + 1)
     chosen = key.topk(min(count, key.shape[-1]), largest=False, sorted=False).indices
-    return Replay(memory["x"][chosen], memory["y"][chosen], filled[chosen].to(random.dtype))
+    return Replay(take(memory["x"], chosen), take(memory["y"], chosen), filled[chosen].to(random.dtype))
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.rows import take
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -48,7 +49,7 @@ class Joint(Algorithm):
         task = (which * finished).long().clamp(max=finished - 1)
         begin, end = memory["ends"][task], memory["ends"][task + 1]
         chosen = begin + (where.double() * (end - begin)).long()
-        past = model.loss(params, memory["x"][chosen], memory["y"][chosen])
+        past = model.loss(params, take(memory["x"], chosen), take(memory["y"], chosen))
         return (stream + finished * past) / (finished + 1)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:

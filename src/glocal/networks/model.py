@@ -48,7 +48,7 @@ class Model:
 
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs as the network takes them: uint8 images scaled to [0, 1], floats as they are."""
-        return x if x.is_floating_point() else x / 255
+        return x if x.is_floating_point() else x.float().div_(255)
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f_θ(x), one row an input."""

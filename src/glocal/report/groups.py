@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class View:
     measure: Measure = "accuracy"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """The runs of one (challenge, algorithm, lr), one for each seed, and the labels they are shown under."""
 
@@ -66,7 +66,7 @@ class Group:
         return scope_of(self.runs[0], view.scope)
 
     def statistics(self, view: View) -> dict[str, tuple[float, float]]:
-        """(mean, standard deviation) by name over the finished runs, accuracies in percent; NaN where there are none."""
+        """(mean, standard deviation) by name over the finished runs, accuracies in percent; NaN where none finished."""
         return over_seeds(list(self.by_seed(view).values())) or dict.fromkeys((*PERCENT, "distance"), (np.nan, np.nan))
 
     def by_seed(self, view: View) -> dict[int, dict[str, float]]:
@@ -78,8 +78,8 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     """Runs in groups, by challenge, global before local, algorithm, learning rate.
 
     A run given twice counts once. Where runs of one challenge differ in more than algorithm, learning rate and seed
-    (tasks, epochs, network…), or those of one algorithm in an option that its label does not show, the label is extended by
-    the settings that differ: what cannot be compared is not shown under one name.
+    (tasks, epochs, network…), or those of one algorithm in an option that its label does not show, the label is
+    extended by the settings that differ: what cannot be compared is not shown under one name.
     """
     distinct = {_canonical(run.config): run for run in runs}
     by_settings: defaultdict[str, list[Run]] = defaultdict(list)
@@ -108,9 +108,29 @@ def some(runs: Iterable[Run]) -> list[Group]:
     return groups
 
 
+def by_challenge(groups: Iterable[Group]) -> list[list[Group]]:
+    return _split(groups, lambda group: group.challenge)
+
+
+def by_algorithm(groups: Iterable[Group]) -> list[list[Group]]:
+    return _split(groups, lambda group: (group.locality, group.algorithm))
+
+
+def most_accurate(groups: Sequence[Group], view: View) -> Group:
+    """The group with the highest mean ACC(T); the first where there is no accuracy."""
+    return max(groups, key=lambda group: np.nan_to_num(group.statistics(view)["acc"][0], nan=-np.inf))
+
+
 def plain(number: float) -> str:
     """A learning rate without exponent: 0.001, 0.1, 1."""
     return np.format_float_positional(number, trim="-")
+
+
+def _split(groups: Iterable[Group], key: Callable[[Group], object]) -> list[list[Group]]:
+    parts: dict[object, list[Group]] = {}
+    for group in groups:
+        parts.setdefault(key(group), []).append(group)
+    return list(parts.values())
 
 
 def _percent(numbers: Mapping[str, float], view: View) -> dict[str, float]:

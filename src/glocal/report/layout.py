@@ -1,4 +1,4 @@
-"""The layout of the paper's Table 1: a block for each algorithm, a line for each learning rate, ACC and FGT by challenge."""
+"""The layout of the paper's Table 1: a block for each algorithm, a line for each rate, ACC and FGT by challenge."""
 
 from __future__ import annotations
 

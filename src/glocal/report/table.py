@@ -28,8 +28,8 @@ def rows(
     """One row for each (challenge, algorithm, lr), by challenge, global before local, algorithm, learning rate.
 
     `<name>_mean` and `<name>_std` (ddof = 0) of acc, forgetting, backward_transfer, forward_transfer and
-    learning_accuracy, in percent, and of distance = ‖θ_T − θ_0‖₂, over the seeds that did not diverge; None where there is
-    none, or where a number is undefined (forgetting over t − 1 tasks of one). `seeds` counts all, `diverged` the others.
+    learning_accuracy, in percent, and of distance = ‖θ_T − θ_0‖₂, over the seeds that did not diverge; None where
+    there is none, or where a number is undefined (forgetting over t − 1 tasks of one). `seeds` counts all of them.
 
     forgetting: averaged over 't-1' or 't' tasks. scope: which accuracy, 'task' or 'class'; the challenge's own setting
     unless given. measure: what forgetting is measured by, 'accuracy' or 'loss' (then in the loss's own unit).
@@ -98,7 +98,7 @@ def _frame(rows: Sequence[Row]) -> polars.DataFrame:
 
     text = ("challenge", "algorithm", "locality", "setting", "scope", "forgetting_over", "forgetting_by")
     before = {"challenge": pl.String, "algorithm": pl.String, "locality": pl.String, "lr": pl.Float64}
-    counts = {name: pl.Int64 for name in ("tasks", "seeds", "diverged")}
+    counts = dict.fromkeys(("tasks", "seeds", "diverged"), pl.Int64)
     numbers = {f"{name}_{of}": pl.Float64 for name in STATISTICS for of in ("mean", "std")}
     after = {name: pl.String for name in text if name not in before}
     return pl.DataFrame(list(rows), schema={**before, **counts, **numbers, **after}, orient="row")

@@ -37,7 +37,8 @@ class TerminalTable:
         for note in notes(self.rows):
             yield Text(note, style="dim")
         if self.rows:
-            yield Text(f"{'Starred' if star else 'Bold'}: the best ACC and the lowest FGT of each algorithm.", style="dim")
+            mark = "Starred" if star else "Bold"
+            yield Text(f"{mark}: the best ACC and the lowest FGT of each algorithm.", style="dim")
 
     def _pages(self, columns: dict[str, _Column], width: int) -> list[list[str]]:
         """Challenges that fit beside each other."""
@@ -77,7 +78,7 @@ class _Column:
     def __init__(self, challenge: str, blocks: Sequence[Block], heads: tuple[str, str], star: str) -> None:
         self.challenge, self.heads, self.star = challenge, heads, star
         pairs = [line.entries[challenge] for block in blocks for line in block.lines]
-        self.means = [max(len(pair[i].mean) for pair in pairs if pair[i].std) for i in (0, 1)] if _any(pairs) else [0, 0]
+        self.means = [max((len(pair[i].mean) for pair in pairs if pair[i].std), default=0) for i in (0, 1)]
         self.stds = [max((len(pair[i].std) for pair in pairs), default=0) for i in (0, 1)]
         texts = [[heads[i], *(self._number(pair[i], i).plain for pair in pairs)] for i in (0, 1)]
         self.widths = [max(map(cell_len, column)) for column in texts]
@@ -104,10 +105,6 @@ class _Column:
         text = Text(entry.mean.rjust(self.means[i]), style="bold" if entry.best else "")
         text.append(f" ± {entry.std.rjust(self.stds[i])}", style="not bold dim")
         return text.append(self.star if entry.best else "")
-
-
-def _any(pairs: Sequence[tuple[Entry, Entry]]) -> bool:
-    return all(any(pair[i].std for pair in pairs) for i in (0, 1))
 
 
 def _names(block: Block) -> list[Text]:

@@ -1,0 +1,101 @@
+"""What the tests of the algorithms share: tiny models, batches and challenges, and a way to train to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from glocal import losses
+from glocal.algorithms.algorithm import Algorithm, Batch
+from glocal.challenges import Challenge, from_tasks
+from glocal.engine.cohort import Cohort, MakeNetwork, Member
+from glocal.engine.train import Execution, Snapshot, train
+from glocal.networks.mlp import MLP, mlp
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+FEATURES, CLASSES = 5, 3
+
+
+def small_mlp(shape: Sequence[int], outputs: int) -> nn.Module:
+    return mlp(shape, outputs, (16, 12))
+
+
+def linear_network(shape: Sequence[int], outputs: int) -> nn.Module:
+    return mlp(shape, outputs, ())
+
+
+def double_model(
+    tasks: int = 3, loss: str = "cross-entropy", hidden: Sequence[int] = (4,), seed: int = 0
+) -> tuple[Model, Params]:
+    """A tiny MLP in float64 as an algorithm sees it, and its parameters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = MLP(FEATURES, CLASSES, hidden).double()
+    return Model(module, losses.get(loss), tasks), {k: p.detach().clone() for k, p in module.named_parameters()}
+
+
+def elsewhere(params: Params, seed: int = 1, by: float = 0.5) -> Params:
+    """Other parameters, away from the given ones."""
+    draw = torch.Generator().manual_seed(seed)
+    return {k: p + by * torch.randn(p.shape, dtype=p.dtype, generator=draw) for k, p in params.items()}
+
+
+def examples(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, FEATURES, dtype=torch.float64, generator=draw), torch.randint(CLASSES, (n,), generator=draw)
+
+
+def batch_of(data: tuple[Tensor, Tensor], random: Tensor, task: int = 0) -> Batch:
+    return Batch(*data, random, torch.tensor(task))
+
+
+def uniforms(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradient(value: Callable[[Params], Tensor], params: Params) -> Params:
+    """∇ value at params, by plain autograd."""
+    leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
+    return dict(zip(leaves, torch.autograd.grad(value(leaves), list(leaves.values())), strict=True))
+
+
+def flat(params: Params) -> Tensor:
+    return torch.cat([p.flatten() for p in params.values()])
+
+
+def blobs(
+    sizes: Sequence[int] = (150, 150), shape: Sequence[int] = (1, 4, 4), classes: int = 4, test: int = 40, seed: int = 0
+) -> Challenge:
+    """Classes around centres that move from task to task, with some noise."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def part(n: int, centres: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.arange(n) % classes
+        return centres[y] + 0.4 * torch.randn(n, *shape, generator=draw), y
+
+    tasks = []
+    for n in sizes:
+        centres = torch.randn(classes, *shape, generator=draw)
+        tasks.append((part(n, centres), part(test, centres)))
+    return from_tasks("blobs", tasks, setting="domain")
+
+
+def cohort_of(
+    challenge: Challenge,
+    algorithm: Algorithm,
+    runs: Sequence[tuple[int, float]] = ((0, 0.1),),
+    network: MakeNetwork = small_mlp,
+    epochs: int = 2,
+    batch_size: int = 32,
+) -> Cohort:
+    """Runs of one algorithm, given by (seed, learning rate)."""
+    members = tuple(Member(seed, lr, algorithm) for seed, lr in runs)
+    return Cohort(challenge, network, members, epochs, batch_size)
+
+
+def train_to_the_end(cohort: Cohort, execution: Execution = "auto") -> Snapshot:
+    *_, last = train(cohort, execution=execution)
+    return last

@@ -1,0 +1,84 @@
+"""A run's result does not depend on the runs trained beside it, nor on how they are executed: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from small_problems import blobs, cohort_of, train_to_the_end
+from torch import Tensor
+
+from glocal.algorithms.agem import AGEM
+from glocal.algorithms.algorithm import Algorithm
+from glocal.algorithms.er import ER
+from glocal.algorithms.ewc import EWC
+from glocal.algorithms.joint import Joint
+from glocal.algorithms.sgd import SGD
+from glocal.engine.train import Snapshot, train
+from glocal.tree import flatten, select
+
+ALGORITHMS: list[Algorithm] = [
+    SGD(),
+    ER(slots=30),
+    EWC(fisher="exact"),
+    EWC(fisher="sampled"),
+    AGEM(slots=30),
+    Joint(),
+]
+RUNS = [(seed, lr) for seed in (0, 1, 2, 3, 4) for lr in (0.01, 0.05, 0.1, 0.2, 0.3)]
+CHALLENGE = blobs((150, 110), test=230)
+
+
+def label(algorithm: Algorithm) -> str:
+    return f"{algorithm.name}-{getattr(algorithm, 'fisher', '')}".strip("-")
+
+
+def all_of_a_run(end: Snapshot, run: int) -> dict[str, Tensor]:
+    """Parameters, memory (but for a buffer's spare row, which nobody reads), losses and accuracies."""
+    memory: Mapping[str, Any] = dict(select(end.state.memory, run))
+    if "seen" in memory:
+        memory = {k: v[:-1] if v.dim() else v for k, v in memory.items()}
+    record = {k: v[run] for k, v in {**end.record.matrices, "epoch_loss": end.record.epoch_loss}.items()}
+    return flatten({"params": select(end.state.params, run), "memory": memory, "record": record})
+
+
+def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:
+    assert a.keys() == b.keys()
+    return [k for k in a if not torch.equal(a[k], b[k])]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=label)
+def test_a_run_gives_the_same_bits_alone_among_others_and_run_by_run(algorithm: Algorithm) -> None:
+    together = train_to_the_end(cohort_of(CHALLENGE, algorithm, RUNS), "vectorised")
+    for run in (0, 13):
+        alone = train_to_the_end(cohort_of(CHALLENGE, algorithm, [RUNS[run]]))
+        assert differing(all_of_a_run(together, run), all_of_a_run(alone, 0)) == []
+    some = slice(8, 12)
+    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, RUNS[some]), "run-by-run")
+    for place, run in enumerate(range(8, 12)):
+        assert differing(all_of_a_run(together, run), all_of_a_run(one_by_one, place)) == []
+    params = together.state.params["layers.0.weight"].flatten(1)
+    assert len({tuple(row.tolist()) for row in params}) == len(RUNS), "every run is another one"
+
+
+def test_recorded_distances_do_not_depend_on_the_cohort_either() -> None:
+    together = train_to_the_end(cohort_of(CHALLENGE, SGD(), RUNS), "vectorised").record
+    for run in (0, 13, 24):
+        alone = train_to_the_end(cohort_of(CHALLENGE, SGD(), [RUNS[run]])).record
+        assert torch.equal(alone.from_start[0], together.from_start[run])
+        assert torch.equal(alone.from_previous[0], together.from_previous[run])
+
+
+def test_recorded_distances_are_euclidean() -> None:
+    solutions = []
+    for snapshot in train(cohort_of(CHALLENGE, SGD(), RUNS[:3])):
+        solutions.append({k: p.double() for k, p in snapshot.state.params.items()})
+        record = snapshot.record
+    for run in range(3):
+        for t in (1, 2):
+            for name, origin in (("from_start", solutions[0]), ("from_previous", solutions[t - 1])):
+                differences = [(solutions[t][k][run] - origin[k][run]).flatten() for k in origin]
+                expected = torch.cat(differences).norm()
+                torch.testing.assert_close(getattr(record, name)[run, t - 1], expected, rtol=1e-6, atol=0)

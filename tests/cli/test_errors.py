@@ -1,0 +1,168 @@
+"""Every mistake a user can make ends in one clear line and exit code 2, and loses nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from glocal.cli.main import main
+
+RUN = ["run", "rotated-digits", "sgd", "--tasks", "1", "--epochs", "1", "--batch-size", "500"]
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
+    "unknown command": (lambda p: ["swep"], ["unknown command 'swep'", "'sweep'"]),
+    "unknown flag": (lambda p: [*RUN, "--lrr", "0.1"], ["--lrr", "--lr"]),
+    "no challenge": (lambda p: ["run"], ["challenge"]),
+    "unknown challenge": (lambda p: ["run", "rotated-digit", "sgd"], ["'rotated-digit'", "Did you mean 'rotated-digits'"]),
+    "unknown algorithm": (lambda p: ["run", "rotated-digits", "ewk"], ["'ewk'", "Did you mean 'ewc'", "agem"]),
+    "unknown network": (lambda p: [*RUN, "--network", "mpl"], ["'mpl'", "mlp"]),
+    "unknown option": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penlty=1"], ["'penlty'", "'penalty'"]),
+    "option without value": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty"], ["NAME=VALUE"]),
+    "option of nobody": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--options", "ewc.penalty=1"],
+        ["unknown algorithm", "'ewc'", "er"],
+    ),
+    "option not a number": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=big"], ["finite number", "big"]),
+    "option out of choices": (lambda p: ["run", "rotated-digits", "ewc", "--options", "fisher=exakt"], ["exakt", "exact"]),
+    "negative penalty": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=-1"], ["penalty", "-1"]),
+    "no slots": (lambda p: ["run", "rotated-digits", "er", "--options", "slots=0"], ["slots", "0"]),
+    "option where there are none": (lambda p: [*RUN, "--options", "slots=3"], ["sgd has no options"]),
+    "lr not a number": (lambda p: [*RUN, "--lr", "fast"], ["--lr", "fast"]),
+    "lr negative": (lambda p: [*RUN, "--lr", "-0.1"], ["lr", "-0.1"]),
+    "lr nan": (lambda p: [*RUN, "--lr", "nan"], ["lr", "nan"]),
+    "seed negative": (lambda p: [*RUN, "--seed", "-3"], ["seed", "-3"]),
+    "no epochs": (lambda p: ["run", "rotated-digits", "sgd", "--epochs", "0"], ["epochs", "0"]),
+    "no batch": (lambda p: ["run", "rotated-digits", "sgd", "--batch-size", "0"], ["batch_size", "0"]),
+    "no tasks": (lambda p: ["run", "rotated-digits", "sgd", "--tasks", "0"], ["tasks", "0"]),
+    "too many tasks": (lambda p: ["run", "split-digits", "sgd", "--tasks", "9"], ["9", "5"]),
+    "no data": (lambda p: ["run", "rotated-mnist", "sgd"], ["mnist", "glocal data fetch mnist"]),
+    "unknown data": (lambda p: ["data", "fetch", "minst"], ["'minst'", "mnist"]),
+    "data of no name": (lambda p: ["data", "fetch"], ["glocal data fetch mnist"]),
+    "no sweep algorithms": (lambda p: ["sweep", "rotated-digits"], ["--algorithms"]),
+    "no sweep challenge": (lambda p: ["sweep", "--algorithms", "er"], ["challenge"]),
+    "no gpu": (lambda p: [*RUN, "--device", "cuda"], ["cuda", "no GPU"]),
+    "unknown device": (lambda p: [*RUN, "--device", "tpu"], ["tpu", "cpu"]),
+    "missing sweep file": (lambda p: ["sweep", "--file", str(p / "none.toml")], ["none.toml", "cannot be read"]),
+    "sweep file not toml": (lambda p: ["sweep", "--file", write(p / "s.toml", "a = = b")], ["not TOML"]),
+    "unknown toml key": (
+        lambda p: ["sweep", "--file", write(p / "s.toml", 'challenge = "rotated-digits"\nlerning = 1')],
+        ["lerning", "lrs"],
+    ),
+    "toml value of wrong type": (lambda p: ["sweep", "--file", write(p / "s.toml", 'lrs = "fast"')], ["lrs"]),
+    "toml algorithm without name": (
+        lambda p: ["sweep", "rotated-digits", "--file", write(p / "s.toml", "[[algorithms]]\nslots = 3")],
+        ["needs a name"],
+    ),
+    "no such user file": (lambda p: ["run", "rotated-digits", str(p / "my.py") + ":Mine"], ["my.py", "no file"]),
+    "user file without a name": (lambda p: ["run", "rotated-digits", write(p / "my.py", "")], ["path.py:Name"]),
+    "user file that does not load": (
+        lambda p: ["run", "rotated-digits", write(p / "my.py", "x = 1\nimport nothing_like_this") + ":Mine"],
+        ["my.py", "line 2", "nothing_like_this"],
+    ),
+    "user file with a syntax error": (
+        lambda p: ["run", "rotated-digits", write(p / "my.py", "def f(:\n") + ":Mine"],
+        ["my.py", "line 1", "SyntaxError"],
+    ),
+    "user file without that name": (
+        lambda p: ["run", "rotated-digits", write(p / "my.py", "class Mine: pass") + ":Mien"],
+        ["Mien", "Mine"],
+    ),
+    "not an algorithm": (lambda p: ["run", "rotated-digits", write(p / "my.py", "class Mine: pass") + ":Mine"], ["Mine"]),
+    "not a network": (
+        lambda p: [*RUN, "--network", write(p / "net.py", "def make(shape, outputs): return 3") + ":make"],
+        ["make", "nn.Module"],
+    ),
+    "network of one argument": (
+        lambda p: [*RUN, "--network", write(p / "net.py", "def make(shape): return 3") + ":make"],
+        ["make", "two arguments"],
+    ),
+    "not a challenge": (
+        lambda p: ["run", write(p / "c.py", "def make(): return 3") + ":make", "sgd"],
+        ["Challenge", "int"],
+    ),
+    "no store": (lambda p: ["table", str(p / "nowhere")], ["nowhere", "no store"]),
+    "store is a file": (lambda p: ["table", write(p / "file", "")], ["is a file"]),
+    "not a store": (lambda p: ["table", str(p)], ["not a glocal store"]),
+    "sweep into a folder of other things": (lambda p: [*RUN, "--store", str(Path(write(p / "a", "")).parent)], ["not a glocal store"]),
+    "store cannot be made": (lambda p: [*RUN, "--store", write(p / "a", "") + "/store"], ["cannot make the store"]),
+    "unknown table format": (lambda p: ["table", str(p), "--format", "xls"], ["xls", "csv"]),
+    "empty store": (lambda p: ["table", str(_empty_store(p))], ["no finished run"]),
+    "plot of an empty store": (lambda p: ["plot", str(_empty_store(p))], ["no"]),
+    "unknown list": (lambda p: ["list", "algoritms"], ["algorithms"]),
+}
+
+
+def _empty_store(path: Path) -> Path:
+    from glocal.store.store import Store
+
+    return Store.create(path / "empty").path
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_clear_line(mistake: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, said = MISTAKES[mistake]
+    assert main(arguments(elsewhere)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("glocal: ")
+    for words in said:
+        assert words in err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("finished") / "store"
+    assert main([*RUN, "--store", str(store)]) == 0
+    return store
+
+
+def damage(kind: str, store: Path) -> None:
+    run = next((store / "runs").glob("[!.]*"))
+    if kind == "truncated arrays":
+        path = run / "arrays.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+    elif kind == "no configuration":
+        (run / "config.json").unlink()
+    elif kind == "configuration cut off":
+        (run / "config.json").write_text('{"lr": ')
+    elif kind == "configuration of another run":
+        (run / "config.json").write_text((run / "config.json").read_text().replace('"seed": 11', '"seed": 12'))
+    elif kind == "unknown field":
+        (run / "config.json").write_text((run / "config.json").read_text().replace('"seed"', '"sede"'))
+    elif kind == "no information":
+        (run / "info.json").write_text("[]")
+    elif kind == "mark cut off":
+        (store / "glocal-store.json").write_text("{")
+    elif kind == "later format":
+        (store / "glocal-store.json").write_text('{"format": 999}')
+
+
+KINDS = [
+    "truncated arrays", "no configuration", "configuration cut off", "configuration of another run", "unknown field",
+    "no information", "mark cut off", "later format",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["table", "plot", "run"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_store_is_named_and_left_as_it_is(
+    kind: str, command: str, finished: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = elsewhere / "store"
+    shutil.copytree(finished, store)
+    damage(kind, store)
+    before = {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != ".lock"}
+    capsys.readouterr()
+    assert main([*RUN, "--store", str(store)] if command == "run" else [command, str(store)]) == 2
+    out, err = capsys.readouterr()
+    assert len(err.strip().splitlines()) == 1 and "store" in err, err
+    assert {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != ".lock"} == before

@@ -1,0 +1,96 @@
+"""Runs whose every number follows from a formula, for the tests of tables, figures and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from glocal.engine.record import MEASURES
+from glocal.store.run import Run
+
+LOCALITY = {"sgd": "global", "er": "global", "agem": "global", "si": "global", "joint": "global"}
+
+
+def fake_run(
+    algorithm: str = "er",
+    lr: float = 0.1,
+    seed: int = 0,
+    *,
+    challenge: str = "rotated-digits",
+    learnt: float = 0.9,
+    lost: float = 0.1,
+    distance: float = 2.0,
+    tasks: int = 3,
+    epochs: int = 2,
+    setting: str = "domain",
+    diverged: int | None = None,
+    network: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    label: str | None = None,
+) -> Run:
+    """Every task is learnt to accuracy `learnt`, and after each later task `lost`/(T−1) less than before it.
+
+    So, after T tasks, task o has lost `lost` (T−o)/(T−1): over T−1 tasks the average forgetting is
+    lost (1/(T−1)²) Σ_{k=1}^{T−1} k = lost T / (2 (T−1)). Losses are 1 − accuracy; accuracies among the task's own
+    classes are halfway to 1; before a task is met its accuracy is 0.1, or 0.2 once one task has been learnt.
+    """
+    R = np.empty((tasks + 1, tasks))
+    for t in range(tasks + 1):
+        for o in range(1, tasks + 1):
+            fall = lost / max(tasks - 1, 1)
+            R[t, o - 1] = learnt - fall * (t - o) if t >= o else (0.1 if t == 0 else 0.2)
+    if diverged is not None:
+        R[1:] = np.nan
+    arrays: dict[str, np.ndarray] = {}
+    for name in MEASURES:
+        _, scope, what = name.split("_")
+        values = R if scope == "class" else (1 + R) / 2
+        arrays[name] = values if what == "accuracy" else 1 - values
+    steps = np.arange(1, tasks + 1)
+    arrays["from_start"] = distance * np.sqrt(steps / tasks) * (np.nan if diverged is not None else 1)
+    arrays["from_previous"] = np.full(tasks, distance / tasks)
+    arrays["epoch_loss"] = 1.0 / np.arange(1, epochs + 1) + 0.1 * steps[:, None]
+    arrays["memory_bytes"] = steps * 100
+    return Run(
+        config={
+            "challenge": {"name": challenge, "tasks": tasks, "options": {"angles": None}},
+            "network": network or {"name": "mlp", "hidden": [100, 100]},
+            "algorithm": {"name": algorithm, **(options or {})},
+            "lr": lr,
+            "seed": seed,
+            "epochs": epochs,
+            "batch_size": 64,
+            "train_eval": 100,
+            "protocol": 1,
+        },
+        arrays=arrays,
+        info={
+            "label": label or algorithm,
+            "locality": LOCALITY.get(algorithm, "local"),
+            "setting": setting,
+            "diverged": diverged,
+            "steps": 10,
+            "cost": {},
+            "versions": {},
+            "notes": [],
+        },
+    )
+
+
+def sweep(
+    algorithms: Iterable[str],
+    lrs: Iterable[float],
+    seeds: Iterable[int],
+    lost: Callable[[str, float, int], float],
+    **more: Any,
+) -> list[Run]:
+    """One run for every combination; `lost(algorithm, lr, seed)` is what it forgets of the first task."""
+    lrs, seeds = list(lrs), list(seeds)
+    return [
+        fake_run(name, lr, seed, lost=lost(name, lr, seed), distance=20 * lr**0.5, **more)
+        for name in algorithms
+        for lr in lrs
+        for seed in seeds
+    ]

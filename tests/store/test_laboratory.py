@@ -1,0 +1,142 @@
+"""Sweeps from Python: what is kept, skipped, split and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import glocal
+import numpy as np
+import pytest
+import torch
+from glocal.algorithms import EWC
+from glocal.store.files import read_tensors
+from glocal.store.store import Store
+
+QUICK = {"tasks": 2, "epochs": 1, "batch_size": 500}
+
+
+def arrays_equal(a: glocal.Runs, b: glocal.Runs) -> None:
+    assert len(a) == len(b)
+    for one, other in zip(a, b, strict=True):
+        assert one.config == other.config
+        for key in one.arrays:
+            np.testing.assert_array_equal(one.arrays[key], other.arrays[key], err_msg=key)
+
+
+def test_what_is_finished_is_not_repeated(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    first = glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], store=store, **QUICK)
+    assert first[0].path is not None
+    written = first[0].path.stat().st_mtime_ns
+    both = glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.2], [1], store=store, **QUICK)
+    assert both[0].path is not None and both[0].path.stat().st_mtime_ns == written
+    assert [r.lr for r in both] == [0.1, 0.2]
+    arrays_equal(first, both[:1])
+
+
+def test_a_run_is_named_by_all_that_it_depends_on(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    common = {**QUICK, "store": store}
+    variants = [
+        glocal.sweep("rotated-digits", [EWC()], [0.1], [1], **common),
+        glocal.sweep("rotated-digits", [EWC(penalty=2.0)], [0.1], [1], **common),
+        glocal.sweep("rotated-digits", [EWC(fisher="empirical")], [0.1], [1], **common),
+        glocal.sweep("rotated-digits", [EWC()], [0.1], [2], **common),
+        glocal.sweep("rotated-digits", [EWC()], [0.1], [1], **{**common, "batch_size": 400}),
+        glocal.sweep("permuted-digits", [EWC()], [0.1], [1], **common),
+    ]
+    assert len({v[0].path for v in variants}) == len(variants) == len(glocal.load(store))
+    assert variants[2][0].algorithm == "ewc fisher=empirical"
+    assert variants[2][0].config["algorithm"]["options"]["fisher"] == "empirical"
+
+
+def test_scalars_train_together_and_give_what_they_give_alone(tmp_path: Path) -> None:
+    algorithms = [("ewc", {"penalty": p}) for p in (0.0, 1.0, 10.0)]
+    together = glocal.sweep("rotated-digits", algorithms, [0.1], [1, 2], store=tmp_path / "a", **QUICK)
+    assert {r.info["cost"]["cohort_runs"] for r in together} == {6}
+    alone = glocal.sweep("rotated-digits", algorithms[2:], [0.1], [2], store=tmp_path / "b", **QUICK)
+    arrays_equal(together.where(lambda r: r.seed == 2 and "10" in r.algorithm), alone)
+
+
+def test_a_cohort_that_does_not_fit_is_split(tmp_path: Path) -> None:
+    whole = glocal.sweep("rotated-digits", ["er"], [0.1, 0.2], [1, 2], store=tmp_path / "a", **QUICK)
+    budget = 60_000_000
+    parts = glocal.sweep(
+        "rotated-digits", ["er"], [0.1, 0.2], [1, 2], store=tmp_path / "b", memory_budget=budget, **QUICK
+    )
+    assert {r.info["cost"]["cohort_runs"] for r in whole} == {4}
+    assert max(r.info["cost"]["cohort_runs"] for r in parts) < 4
+    arrays_equal(whole, parts)
+    with pytest.raises(glocal.GlocalError, match="one run of er on rotated-digits needs about"):
+        glocal.sweep("rotated-digits", ["er"], [0.3, 0.4], [1], store=tmp_path / "c", memory_budget=1_000, **QUICK)
+
+
+def test_parameters_are_kept_when_asked_for_even_later(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    without = glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.2], [1], store=store, **QUICK)
+    kept = glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.2], [1], store=store, keep_parameters=True, **QUICK)
+    arrays_equal(without, kept)
+    assert kept[0].path is not None
+    parameters, _ = read_tensors(kept[0].path / "parameters.safetensors")
+    theta = [{k.partition("/")[2]: p for k, p in parameters.items() if k.startswith(f"{t}/")} for t in range(3)]
+    assert all(sum(p.numel() for p in each.values()) == 89_610 for each in theta)
+    for t in (1, 2):
+        for name, origin in (("from_start", theta[0]), ("from_previous", theta[t - 1])):
+            distance = torch.sqrt(sum(((theta[t][k] - origin[k]).double() ** 2).sum() for k in origin)).item()  # type: ignore[call-overload]
+            assert kept[0].arrays[name][t - 1] == pytest.approx(distance, rel=1e-6)
+
+
+def test_an_interrupted_cohort_goes_on_from_its_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from glocal.store.store import Claim
+
+    whole = glocal.sweep("rotated-digits", ["agem", "joint"], [0.1, 0.2], [1], store=tmp_path / "a", **QUICK)
+    save = Claim.save
+
+    def save_then_die(self: Claim, snapshot: object) -> None:
+        save(self, snapshot)  # type: ignore[arg-type]
+        if snapshot.finished == 1:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    for _ in ("agem", "joint"):
+        monkeypatch.setattr(Claim, "save", save_then_die)
+        with pytest.raises(KeyboardInterrupt):
+            glocal.sweep("rotated-digits", ["agem", "joint"], [0.1, 0.2], [1], store=tmp_path / "b", **QUICK)
+        monkeypatch.setattr(Claim, "save", save)
+        cohorts = list((tmp_path / "b" / "cohorts").glob("[!.]*"))
+        assert len(cohorts) == 1, "the cohort is left with its checkpoint"
+    resumed = glocal.sweep("rotated-digits", ["agem", "joint"], [0.1, 0.2], [1], store=tmp_path / "b", **QUICK)
+    arrays_equal(whole, resumed)
+
+
+def test_part_of_an_interrupted_cohort_can_be_finished_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from glocal.store.store import Claim
+
+    save = Claim.save
+
+    def save_then_die(self: Claim, snapshot: object) -> None:
+        save(self, snapshot)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Claim, "save", save_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        glocal.sweep("rotated-digits", ["er"], [0.1, 0.2, 0.4], [1], store=tmp_path / "b", **QUICK)
+    monkeypatch.setattr(Claim, "save", save)
+    one = glocal.sweep("rotated-digits", ["er"], [0.2], [1], store=tmp_path / "b", **QUICK)
+    assert len(Store.open(tmp_path / "b").runs()) == 1
+    rest = glocal.sweep("rotated-digits", ["er"], [0.1, 0.2, 0.4], [1], store=tmp_path / "b", **QUICK)
+    whole = glocal.sweep("rotated-digits", ["er"], [0.1, 0.2, 0.4], [1], store=tmp_path / "a", **QUICK)
+    arrays_equal(whole, rest)
+    arrays_equal(whole[1:2], one)
+
+
+def test_a_diverged_run_is_a_result(tmp_path: Path) -> None:
+    runs = glocal.sweep("rotated-digits", ["sgd"], [0.1, 1e6], [1], store=tmp_path / "s", **QUICK)
+    assert runs[0].diverged is None and runs[1].diverged is not None
+    assert np.isfinite(runs[0].arrays["test_class_accuracy"]).all()
+    assert np.isnan(runs[1].arrays["test_class_accuracy"][1:]).all()
+
+
+def test_the_store_holds_no_pickle(tmp_path: Path) -> None:
+    glocal.sweep("split-digits", ["er"], [0.1], [1], store=tmp_path / "s", keep_parameters=True, **QUICK)
+    suffixes = {p.suffix for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != ".lock"}
+    assert suffixes == {".json", ".safetensors"}
