@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import glocal  # noqa: F401  (first: it asks for reproducible products before any are computed)
 import pytest
 import torch
+
+import glocal  # noqa: F401  (first: it asks for reproducible products before any are computed)
 
 
 @pytest.fixture(autouse=True, scope="session")

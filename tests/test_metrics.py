@@ -145,6 +145,8 @@ def test_summary_follows_the_setting() -> None:
     assert metrics.summary(a_run("task"))["acc"] == pytest.approx(0.85)
     assert metrics.summary(a_run("task"), scope="class")["acc"] == pytest.approx(0.70)
     assert metrics.summary(a_run("class"), scope="task")["forgetting"] == pytest.approx(0.15)
+    assert np.array_equal(metrics.accuracy_of(a_run("domain")), HAND)
+    assert np.array_equal(metrics.accuracy_of(a_run("task")), (1 + HAND) / 2)
     by_loss = metrics.summary(a_run("class"), measure="loss", over="t")
     assert by_loss["forgetting"] == pytest.approx(2 * 0.20)
     assert by_loss["acc"] == pytest.approx(0.70)

@@ -28,7 +28,18 @@ _PUBLIC = {
     "Runs": "glocal.runs",
 }
 
-__all__ = ["Algorithm", "Batch", "Challenge", "GlocalError", "Runs", "Step", "__version__", "from_tasks", "load", "sweep"]
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Challenge",
+    "GlocalError",
+    "Runs",
+    "Step",
+    "__version__",
+    "from_tasks",
+    "load",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

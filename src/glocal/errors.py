@@ -16,3 +16,9 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> GlocalError:
     nearest = get_close_matches(str(given), names, n=1, cutoff=0.4)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     return GlocalError(f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise the message as an error unless its condition holds."""
+    if not holds:
+        raise GlocalError(message)

@@ -109,7 +109,7 @@ def sweep(
     keep_parameters: bool = False,
     execution: Execution = "auto",
     memory_budget: int | None = None,
-    largest_cohort: int | None = None,
+    cohort_size: int | None = None,
     watcher: Watcher | None = None,
 ) -> Runs:
     """Train every algorithm at every learning rate with every seed, and return all these runs.
@@ -128,7 +128,7 @@ def sweep(
         choose_device(device),
         execution,
         memory_budget,
-        largest_cohort,
+        None if cohort_size is None else _whole("cohort_size", cohort_size, 1),
     )
     wanted: dict[str, Wanted] = {}
     for one in algorithms:
@@ -234,7 +234,11 @@ def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted
         whole = len(ours) == len(claim.hashes)
         tasks = bench.challenge.tasks
         if snapshot is None or snapshot.finished < tasks:
-            steps = tasks * bench.epochs * -(-bench.challenge.task(0, members[0].config.seed).train.y.shape[0] // bench.batch_size)
+            steps = (
+                tasks
+                * bench.epochs
+                * -(-bench.challenge.task(0, members[0].config.seed).train.y.shape[0] // bench.batch_size)
+            )
             done = snapshot.finished if snapshot else 0
             label = resolve.name_of(cohort.algorithm)
             progress = watcher.cohort(label, len(cohort), tasks, steps * len(cohort), done)

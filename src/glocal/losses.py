@@ -56,7 +56,7 @@ class CrossEntropy:
 
     def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         cumulative = outputs.softmax(-1).cumsum(-1)
-        return (uniform.unsqueeze(-1) > cumulative[..., :-1]).sum(-1)
+        return (uniform.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1)
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (-self.per_sample(outputs, y)).exp()

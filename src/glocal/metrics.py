@@ -80,6 +80,11 @@ def scope_of(run: Run, scope: Scope | None = None) -> Scope:
     return scope
 
 
+def accuracy_of(run: Run, scope: Scope | None = None) -> np.ndarray:
+    """The run's own R of test accuracies, by its setting or as `scope` says."""
+    return run.arrays[f"test_{scope_of(run, scope)}_accuracy"]
+
+
 def summary(
     run: Run, scope: Scope | None = None, measure: Measure = "accuracy", over: Over = "t-1"
 ) -> dict[str, float]:
@@ -91,7 +96,7 @@ def summary(
     if measure not in MEASURES:
         raise unknown("measure", measure, MEASURES)
     chosen = scope_of(run, scope)
-    R = run.arrays[f"test_{chosen}_accuracy"]
+    R = accuracy_of(run, scope)
     return {
         "acc": average_accuracy(R),
         "forgetting": average_forgetting(run.arrays[f"test_{chosen}_{measure}"], over=over, by=measure),

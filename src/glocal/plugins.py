@@ -31,7 +31,9 @@ def load(spec: str, kind: str) -> tuple[Any, str]:
     digest = hashlib.sha256(source).hexdigest()[:16]
     module = _module(path, digest)
     if not hasattr(module, name):
-        allowed = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        allowed = [
+            k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
         raise unknown(f"{kind} in {location}:", name, allowed)
     return getattr(module, name), digest
 

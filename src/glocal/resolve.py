@@ -65,7 +65,9 @@ def network(given: str | MakeNetwork) -> Resolved:
         make, digest = given, ""
         name = getattr(given, "__name__", type(given).__name__)
     if isinstance(make, nn.Module) or not callable(make):
-        raise GlocalError(f"network '{name}' is not a function. Give one that makes it: (input_shape, outputs) -> nn.Module.")
+        raise GlocalError(
+            f"network '{name}' is not a function. Give one that makes it: (input_shape, outputs) -> nn.Module."
+        )
     return Resolved(_checked_network(make, name), {"name": name, "source": digest or plugins.source_hash(make)})
 
 
@@ -116,7 +118,8 @@ def name_of(algorithm: Algorithm) -> str:
 def label_of(algorithm: Algorithm) -> str:
     """The name and every option that is not at its default."""
     changed = [
-        f"{f.name}={getattr(algorithm, f.name):g}" if isinstance(getattr(algorithm, f.name), float)
+        f"{f.name}={getattr(algorithm, f.name):g}"
+        if isinstance(getattr(algorithm, f.name), float)
         else f"{f.name}={getattr(algorithm, f.name)}"
         for f in dataclasses.fields(algorithm)
         if getattr(algorithm, f.name) != f.default

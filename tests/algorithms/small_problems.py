@@ -34,7 +34,9 @@ def double_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = MLP(FEATURES, CLASSES, hidden).double()
-    return Model(module, losses.get(loss), tasks), {k: p.detach().clone() for k, p in module.named_parameters()}
+    return Model(module, losses.get(loss), tasks, batch_size=4), {
+        k: p.detach().clone() for k, p in module.named_parameters()
+    }
 
 
 def elsewhere(params: Params, seed: int = 1, by: float = 0.5) -> Params:

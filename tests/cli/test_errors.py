@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from glocal.cli.main import main
 
 RUN = ["run", "rotated-digits", "sgd", "--tasks", "1", "--epochs", "1", "--batch-size", "500"]
@@ -21,7 +22,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown command": (lambda p: ["swep"], ["unknown command 'swep'", "'sweep'"]),
     "unknown flag": (lambda p: [*RUN, "--lrr", "0.1"], ["--lrr", "--lr"]),
     "no challenge": (lambda p: ["run"], ["challenge"]),
-    "unknown challenge": (lambda p: ["run", "rotated-digit", "sgd"], ["'rotated-digit'", "Did you mean 'rotated-digits'"]),
+    "unknown challenge": (
+        lambda p: ["run", "rotated-digit", "sgd"],
+        ["'rotated-digit'", "Did you mean 'rotated-digits'"],
+    ),
     "unknown algorithm": (lambda p: ["run", "rotated-digits", "ewk"], ["'ewk'", "Did you mean 'ewc'", "agem"]),
     "unknown network": (lambda p: [*RUN, "--network", "mpl"], ["'mpl'", "mlp"]),
     "unknown option": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penlty=1"], ["'penlty'", "'penalty'"]),
@@ -30,8 +34,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--options", "ewc.penalty=1"],
         ["unknown algorithm", "'ewc'", "er"],
     ),
-    "option not a number": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=big"], ["finite number", "big"]),
-    "option out of choices": (lambda p: ["run", "rotated-digits", "ewc", "--options", "fisher=exakt"], ["exakt", "exact"]),
+    "option not a number": (
+        lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=big"],
+        ["finite number", "big"],
+    ),
+    "option out of choices": (
+        lambda p: ["run", "rotated-digits", "ewc", "--options", "fisher=exakt"],
+        ["exakt", "exact"],
+    ),
     "negative penalty": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=-1"], ["penalty", "-1"]),
     "no slots": (lambda p: ["run", "rotated-digits", "er", "--options", "slots=0"], ["slots", "0"]),
     "option where there are none": (lambda p: [*RUN, "--options", "slots=3"], ["sgd has no options"]),
@@ -75,7 +85,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["run", "rotated-digits", write(p / "my.py", "class Mine: pass") + ":Mien"],
         ["Mien", "Mine"],
     ),
-    "not an algorithm": (lambda p: ["run", "rotated-digits", write(p / "my.py", "class Mine: pass") + ":Mine"], ["Mine"]),
+    "not an algorithm": (
+        lambda p: ["run", "rotated-digits", write(p / "my.py", "class Mine: pass") + ":Mine"],
+        ["Mine"],
+    ),
     "not a network": (
         lambda p: [*RUN, "--network", write(p / "net.py", "def make(shape, outputs): return 3") + ":make"],
         ["make", "nn.Module"],
@@ -91,7 +104,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "no store": (lambda p: ["table", str(p / "nowhere")], ["nowhere", "no store"]),
     "store is a file": (lambda p: ["table", write(p / "file", "")], ["is a file"]),
     "not a store": (lambda p: ["table", str(p)], ["not a glocal store"]),
-    "sweep into a folder of other things": (lambda p: [*RUN, "--store", str(Path(write(p / "a", "")).parent)], ["not a glocal store"]),
+    "sweep into a folder of other things": (
+        lambda p: [*RUN, "--store", str(Path(write(p / "a", "")).parent)],
+        ["not a glocal store"],
+    ),
     "store cannot be made": (lambda p: [*RUN, "--store", write(p / "a", "") + "/store"], ["cannot make the store"]),
     "unknown table format": (lambda p: ["table", str(p), "--format", "xls"], ["xls", "csv"]),
     "empty store": (lambda p: ["table", str(_empty_store(p))], ["no finished run"]),

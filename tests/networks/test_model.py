@@ -49,7 +49,7 @@ def buffers_of(module: nn.Module) -> Params:
 
 
 def model_of(module: nn.Module, vectorised: bool = False) -> Model:
-    return Model(copy.deepcopy(module), losses.get("cross-entropy"), 2, vectorised)
+    return Model(copy.deepcopy(module), losses.get("cross-entropy"), 2, vectorised=vectorised)
 
 
 def images(n: int, seed: int = 1) -> tuple[Tensor, Tensor]:

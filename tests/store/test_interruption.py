@@ -11,9 +11,25 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from glocal.store.store import Store
 
-SWEEP = ["--algorithms", "sgd", "er", "agem", "--lrs", "0.05", "0.2", "--seeds", "1", "2", "--tasks", "3", "--epochs", "2"]
+SWEEP = [
+    "--algorithms",
+    "sgd",
+    "er",
+    "agem",
+    "--lrs",
+    "0.05",
+    "0.2",
+    "--seeds",
+    "1",
+    "2",
+    "--tasks",
+    "3",
+    "--epochs",
+    "2",
+]
 RUNS = 3 * 2 * 2
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import glocal
 import numpy as np
 import pytest
 import torch
+
+import glocal
 from glocal.algorithms import EWC
 from glocal.store.files import read_tensors
 from glocal.store.store import Store
@@ -60,7 +61,7 @@ def test_scalars_train_together_and_give_what_they_give_alone(tmp_path: Path) ->
 
 def test_a_cohort_that_does_not_fit_is_split(tmp_path: Path) -> None:
     whole = glocal.sweep("rotated-digits", ["er"], [0.1, 0.2], [1, 2], store=tmp_path / "a", **QUICK)
-    budget = 60_000_000
+    budget = 30_000_000
     parts = glocal.sweep(
         "rotated-digits", ["er"], [0.1, 0.2], [1, 2], store=tmp_path / "b", memory_budget=budget, **QUICK
     )

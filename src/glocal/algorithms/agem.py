@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.errors import GlocalError
+from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner
 
@@ -35,17 +35,20 @@ class AGEM(Algorithm):
     replay: int = 0
     """Examples the reference gradient is taken on; 0: as many as the stream's batch has."""
 
+    def __post_init__(self) -> None:
+        require(self.slots >= 1, f"agem needs slots of at least 1; {self.slots} was given.")
+        require(self.replay >= 0, f"agem needs a replay of at least 0; {self.replay} was given.")
+
     def uniforms(self, batch_size: int) -> int:
-        return batch_size + self.slots
+        return self.slots
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        if self.slots < model.tasks:
-            raise GlocalError(f"agem with slots={self.slots} cannot hold one example of each of {model.tasks} tasks.")
+        enough = self.slots >= model.tasks
+        require(enough, f"agem with slots={self.slots} cannot hold one example of each of {model.tasks} tasks.")
         return buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        full_batch = batch.random.shape[0] - self.slots
-        drawn = buffer.draw(memory, self.replay or full_batch, batch.random[-self.slots :])
+        drawn = buffer.draw(memory, self.replay or model.batch_size, batch.random)
         reference = model.grad(params, drawn.x, drawn.y, drawn.weight)
         overlap, length = inner(grads, reference), inner(reference, reference)
         # Before the first task ends nothing is stored: the reference is 0 and so is what is taken away.

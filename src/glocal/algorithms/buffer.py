@@ -61,6 +61,13 @@ def draw(memory: Memory, count: int, random: Tensor) -> Replay:
     return Replay(take(memory["x"], chosen), take(memory["y"], chosen), filled[chosen].to(random.dtype))
 
 
+def fill_up(drawn: Replay, batch: Batch) -> Replay:
+    """The stream's own examples in place of missing ones: batch statistics see every row, whatever its weight."""
+    repeated = torch.arange(drawn.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
+    stored = (drawn.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
+    return drawn._replace(x=torch.where(stored, drawn.x, take(batch.x, repeated)))
+
+
 def task_loss(model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
     r"""Eq. replay-approx: \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ), S_o the stored examples of task o."""
     stored = (memory["task"][:-1] == task).float()

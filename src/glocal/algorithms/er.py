@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
+from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -32,6 +33,10 @@ class ER(Algorithm):
     replay: int = 0
     """Examples drawn at every step; 0: as many as the stream's batch has."""
 
+    def __post_init__(self) -> None:
+        require(self.slots >= 1, f"er needs slots of at least 1; {self.slots} was given.")
+        require(self.replay >= 0, f"er needs a replay of at least 0; {self.replay} was given.")
+
     def uniforms(self, batch_size: int) -> int:
         return batch_size + self.slots
 
@@ -39,10 +44,9 @@ class ER(Algorithm):
         return buffer.empty(self.slots, example)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        keys = batch.random[-self.slots :]
-        # A task's last batch may be short; the replay beside it is not.
-        full_batch = batch.random.shape[0] - self.slots
-        drawn = buffer.draw(memory, self.replay or full_batch, keys)
+        drawn = buffer.draw(memory, self.replay or model.batch_size, batch.random[-self.slots :])
+        if model.has_batch_statistics:
+            drawn = buffer.fill_up(drawn, batch)
         weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), drawn.weight])
         return model.loss(params, torch.cat([batch.x, drawn.x]), torch.cat([batch.y, drawn.y]), weight)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.diagonal import diagonal
-from glocal.errors import unknown
+from glocal.errors import require, unknown
 from glocal.losses import Loss
 from glocal.networks.model import Model
 from glocal.tree import Params, total
@@ -51,17 +52,16 @@ FISHERS = {"exact": _exact, "sampled": _sampled, "empirical": _empirical, "publi
 def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: int = 500) -> Params:
     """F at θ over a task's data, a bounded number of examples at a time."""
     evaluated = model.evaluating()
-    total = {k: torch.zeros_like(p) for k, p in params.items()}
+    fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(data.x.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
-        part = diagonal(
-            evaluated.module,
-            params,
-            evaluated.buffers,
-            evaluated.prepare(x),
-            lambda outputs, y=y, random=random: FISHERS[variant](model.likelihood, outputs, y, random),
-        )
-        total = {k: total[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in total}
-    return total
+        directions = partial(_directions, variant, model.likelihood, y, random)
+        part = diagonal(evaluated.module, params, evaluated.buffers, evaluated.prepare(x), directions)
+        fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
+    return fisher
+
+
+def _directions(variant: str, loss: Loss, y: Tensor, random: Tensor, outputs: Tensor) -> Tensor:
+    return FISHERS[variant](loss, outputs, y, random)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class EWC(Algorithm):
     def __post_init__(self) -> None:
         if self.fisher not in FISHERS:
             raise unknown("fisher variant", self.fisher, FISHERS)
+        require(self.penalty >= 0, f"ewc needs a penalty of at least 0; {self.penalty} was given.")
+        require(self.decay >= 0, f"ewc needs a decay of at least 0; {self.decay} was given.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {

@@ -37,9 +37,7 @@ def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> Options:
 
 def with_options(algorithms: Iterable[str], options: Options) -> list[tuple[str, dict[str, Any]]]:
     """Every algorithm with every combination of its options' values."""
-    return [
-        (name, choice) for name in algorithms for choice in combinations(options.get(short_name(name), {}))
-    ]
+    return [(name, choice) for name in algorithms for choice in combinations(options.get(short_name(name), {}))]
 
 
 def combinations(options: Mapping[str, list[Any]]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class Data:
         elif self.name is None:
             from glocal.challenges.sources import SOURCES
 
-            raise GlocalError(f"say what to fetch: {', '.join(f'glocal data fetch {s.name}' for s in SOURCES)}.")
+            raise GlocalError(f"say what to fetch: {', '.join(f'glocal data fetch {name}' for name in SOURCES)}.")
         else:
             self._fetch(self.name)
 
@@ -52,12 +52,21 @@ class Data:
         Console().print(table)
 
     def _fetch(self, name: str) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
 
         from glocal.challenges import fetch
 
         columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns) as progress:
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(name, total=None)
             files = fetch(
                 name, self.data, progress=lambda done, total: progress.update(bar, completed=done, total=total)

@@ -34,9 +34,7 @@ class Demo:
         from glocal.report.table import render, rows
 
         begun = time.perf_counter()
-        runs = sweep(
-            CHALLENGE, ALGORITHMS, LRS, SEEDS, store=self.out / "runs", device=self.device, watcher=Bars()
-        )
+        runs = sweep(CHALLENGE, ALGORITHMS, LRS, SEEDS, store=self.out / "runs", device=self.device, watcher=Bars())
         console = Console()
         console.print(render(rows(runs), "rich"))
         figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("forgetting", "distance")]

@@ -27,9 +27,7 @@ can no longer see; glocal trains, measures and compares them, local and global o
 
 Start with `glocal demo`. Every command says more with --help."""
 
-INTERRUPTED = (
-    "stopped. Finished runs are in the store; unfinished ones go on from their last task when you run the same command again."
-)
+INTERRUPTED = "stopped. Finished runs are in the store; unfinished ones go on from their last task when you run the same command again."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -46,8 +46,6 @@ class Bars:
             state = f"{finished}/{runs} runs"
             self._all = self._progress.add_task("all", total=runs, completed=finished, state=state)
             self._progress.start()
-        elif 0 < finished:
-            print(f"{finished} of {runs} runs are in the store already", file=sys.stderr)
 
     def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> CohortBar:
         description = f"{label} · {runs} run{'s' if runs > 1 else ''}"

@@ -12,6 +12,7 @@ gradients: F_W = (1/n) Σ_i (Σ_c δ_{ic}²) (a_i²)ᵀ and F_b = (1/n) Σ_i Σ_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ def diagonal(
 
     `module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
     """
-    linear = _plain_linear_layers(module, params, buffers, x)
+    linear = _plain_linear_layers(module, x.shape[1:], next(iter(params.values())))
     covered = {f"{name}.{kind}" for name in linear for kind in ("weight", "bias")}
     rest = {k: p for k, p in params.items() if k not in covered}
     result = _linear(module, params, buffers, x, directions, linear) if linear else {}
@@ -67,7 +68,7 @@ def _linear(
                 handle.remove()
 
     nudges = {name: x.new_zeros(x.shape[0], layer.out_features) for name, layer in layers.items()}
-    f, pull, inputs = vjp(outputs, nudges, has_aux=True)
+    f, pull, inputs = vjp(outputs, nudges, has_aux=True)  # type: ignore[misc]
     (deltas,) = vmap(pull)(directions(f).transpose(0, 1))  # over c; each (C, n, out)
     n = x.shape[0]
     result: Params = {}
@@ -95,7 +96,7 @@ def _per_sample(
         def outputs(wanted: Params) -> Tensor:
             return functional_call(module, {**params, **buffers, **wanted}, (x[None],))[0]
 
-        _, pull = vjp(outputs, wanted)
+        _, pull = vjp(outputs, wanted)  # type: ignore[misc]
         (gradients,) = vmap(pull)(u)
         return {k: g.square().sum(0) for k, g in gradients.items()}
 
@@ -107,33 +108,58 @@ def _per_sample(
     return {k: s / x.shape[0] for k, s in total.items()}
 
 
-def _plain_linear_layers(
-    module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
-) -> dict[str, nn.Linear]:
-    """The linear layers the closed form holds for: applied once, to (n, in), with parameters of their own."""
-    calls: dict[str, int] = {}
-    plain: dict[str, bool] = {}
+def _plain_linear_layers(module: nn.Module, shape: torch.Size, like: Tensor) -> dict[str, nn.Linear]:
+    """The linear layers the closed form holds for: applied once, to (n, in), with parameters used nowhere else.
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def count(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            calls[name] = calls.get(name, 0) + 1
-            plain[name] = args[0].dim() == 2
+    It is a matter of the network's structure, so one pass with its own tensors and an input of zeros tells.
+    """
+    known = _PLAIN.setdefault(module, {})
+    if shape not in known:
+        zeros = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)
+        known[shape] = _find_plain_linear_layers(module, zeros)
+    return known[shape]
 
-        return count
+
+_PLAIN: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, nn.Linear]]] = WeakKeyDictionary()
+
+
+def _find_plain_linear_layers(module: nn.Module, zeros: Tensor) -> dict[str, nn.Linear]:
+    calls: dict[str, list[torch.Size]] = {}
+
+    def cut_off(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        """The layer's output as a constant in its parameters: what still depends on them uses them elsewhere."""
+
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            calls.setdefault(name, []).append(args[0].shape)
+            assert isinstance(layer, nn.Linear)
+            bias = None if layer.bias is None else layer.bias.detach()
+            return nn.functional.linear(args[0], layer.weight.detach(), bias)
+
+        return hook
 
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    owned = {k: sum(p is q for _, q in module.named_parameters(remove_duplicate=False)) for k, p in module.named_parameters()}
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    everything = dict(module.named_parameters(remove_duplicate=False))
+    handles = [layer.register_forward_hook(cut_off(name)) for name, layer in layers.items()]
     try:
-        functional_call(module, {**params, **buffers}, (x[:1],))
+        with torch.enable_grad():
+            outputs = module(zeros).sum()
     finally:
         for handle in handles:
             handle.remove()
+    learnt = {k: p for k, p in everything.items() if p.requires_grad}
+    slopes: list[Tensor | None] = [None] * len(learnt)
+    if outputs.requires_grad:
+        slopes = list(torch.autograd.grad(outputs, list(learnt.values()), allow_unused=True))
+    elsewhere = {k for k, slope in zip(learnt, slopes, strict=True) if slope is not None}
+
+    def own(name: str) -> bool:
+        keys = [f"{name}.{kind}" for kind, _ in layers[name].named_parameters()]
+        alone = all(sum(everything[k] is p for p in everything.values()) == 1 for k in keys)
+        return alone and not elsewhere & set(keys)
+
+    once = [torch.Size((1, layer.in_features)) for layer in layers.values()]
     return {
         name: layer
-        for name, layer in layers.items()
-        if calls.get(name) == 1
-        and plain[name]
-        and f"{name}.weight" in params
-        and all(owned[f"{name}.{kind}"] == 1 for kind, _ in layer.named_parameters())
+        for (name, layer), size in zip(layers.items(), once, strict=True)
+        if calls.get(name) == [size] and own(name)
     }

@@ -59,7 +59,8 @@ class Cohort:
 
     def model(self, vectorised: bool) -> Model:
         module = self._network(self.members[0].seed).to(self.device)
-        return Model(module, losses.get(self.challenge.loss), self.challenge.tasks, vectorised)
+        loss = losses.get(self.challenge.loss)
+        return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised)
 
     def initial(self) -> tuple[Params, Params]:
         """θ_0 and the network's buffers, stacked. A run's initialisation depends on its seed alone."""

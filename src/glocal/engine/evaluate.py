@@ -15,8 +15,8 @@ from glocal.engine.feed import evenly_spaced
 from glocal.engine.record import Record
 from glocal.engine.state import State
 
-CHUNK = 4096
-"""Examples times runs that go through the network at once, at least 128 examples."""
+CHUNK = 500
+"""Examples that go through the network at once: a constant, so that sums do not depend on the cohort."""
 
 
 class Evaluator:
@@ -37,23 +37,30 @@ class Evaluator:
             mask[list(made.classes)] = True
         return {k: Data(d.x.to(device), d.y.to(device)) for k, d in splits.items()}, mask
 
-    def measure(self, executor: Executor, state: State, record: Record, row: int) -> None:
-        """Fill row t of every matrix. A run that has diverged has no accuracy: its rows stay empty."""
-        alive = (state.diverged < 0).cpu()
+    def measure(self, executor: Executor, state: State, record: Record, row: int) -> Tensor:
+        """Fill row t of every matrix; returns every run's mean loss.
+
+        A run that has diverged, or whose loss is no longer finite, has no accuracy: its row stays empty.
+        """
         for task in range(self.cohort.challenge.tasks):
             for runs in self.cohort.groups:
-                splits, mask = self._data(task, self.cohort.members[runs.start].seed if self.cohort.challenge.seeded else 0)
+                splits, mask = self._data(
+                    task, self.cohort.members[runs.start].seed if self.cohort.challenge.seeded else 0
+                )
                 for split, data in splits.items():
                     for name, values in self._split(executor, state, runs, data, mask, task).items():
-                        held = record.matrices[f"{split}_{name}"][runs, row, task]
-                        held.copy_(torch.where(alive[runs], values, torch.nan))
+                        record.matrices[f"{split}_{name}"][runs, row, task] = values
+        losses = record.matrices["train_class_loss"][:, row].mean(1)
+        lost = (state.diverged >= 0).cpu() | ~losses.isfinite()
+        for matrix in record.matrices.values():
+            matrix[lost, row] = torch.nan
+        return losses
 
     def _split(
         self, executor: Executor, state: State, runs: slice, data: Data, mask: Tensor | None, task: int
     ) -> dict[str, Tensor]:
-        chunk = max(128, CHUNK // (runs.stop - runs.start))
         sums: dict[str, Tensor] = {}
-        for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
+        for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
             outputs = executor.predict(state, runs, x, task)
             scopes = {"class": outputs}
             if mask is not None:

@@ -124,5 +124,3 @@ def evenly_spaced(data: Data, count: int) -> Data:
         return data
     chosen = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long()
     return Data(data.x[chosen], data.y[chosen])
-
-

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 MEASURES = tuple(
-    f"{split}_{scope}_{what}" for split in ("train", "test") for scope in ("class", "task") for what in ("accuracy", "loss")
+    f"{split}_{scope}_{what}"
+    for split in ("train", "test")
+    for scope in ("class", "task")
+    for what in ("accuracy", "loss")
 )
 """'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
 

@@ -84,10 +84,10 @@ def train(
         with torch.no_grad():
             executor.consolidate(state, feed)
             distances = distance(state.params, theta_0), distance(state.params, previous)
-            note_lost_parameters(state, distances[0])
+            note_lost(state, distances[0])
             record.from_start[:, task], record.from_previous[:, task] = distances
             record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
-            evaluator.measure(executor, state, record, row=task + 1)
+            note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
         record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))
         spent += time.perf_counter() - started
         record.seconds = spent
@@ -111,24 +111,29 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> tuple[Executor, 
 
 
 def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
-    """One step, one consolidation and one prediction on a few examples, with a state that is thrown away."""
+    """A step, a consolidation on a few examples, a step with that memory, a prediction; the state is thrown away."""
     feed.load_epoch(0)
     state = initial_state(cohort, feed)
     executor.step(state, feed.batch(0))
+    executor.consolidate(state, feed.shortened(8))
+    executor.step(state, feed.batch(0))
     executor.predict(state, slice(0, len(cohort)), feed.x[:2], 0)
-    if executor.program.consolidates:
-        executor.consolidate(state, feed.shortened(8))
 
 
 def distance(params: Params, origin: Params) -> Tensor:
     """‖θ − θ'‖₂ over all parameters, one number a run."""
-    squares = [(params[k] - origin[k]).flatten(1).double().square().sum(1) for k in params]
-    return torch.stack(squares).sum(0).sqrt().cpu()
+    squares = []
+    for k in params:
+        square = (params[k] - origin[k]).double().square()
+        while square.dim() > 1:  # axis by axis, as `tree.total`: the same number alone and in a cohort
+            square = square.sum(-1)
+        squares.append(square)
+    return torch.stack(squares, 1).sum(1).sqrt().cpu()
 
 
-def note_lost_parameters(state: State, from_start: Tensor) -> None:
-    """A run whose parameters are no longer finite has diverged, even if its last objective still was."""
-    lost = (state.diverged < 0) & ~from_start.isfinite().to(state.diverged.device)
+def note_lost(state: State, measured: Tensor) -> None:
+    """A run whose parameters or losses are no longer finite has diverged, even if its last objective still was."""
+    lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
     state.diverged = torch.where(lost, state.clock, state.diverged)
 
 

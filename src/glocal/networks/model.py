@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.losses import Loss
 from glocal.tree import Params
@@ -22,10 +23,14 @@ class Model:
     it ran through holds the new ones in `buffers`, and the engine carries them from step to step with the run.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, tasks: int, vectorised: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, loss: Loss, tasks: int = 1, batch_size: int = 1, vectorised: bool = False
+    ) -> None:
         self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
         self.likelihood = loss
         self.tasks = tasks
+        self.batch_size = batch_size
+        self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.training = True
         self.buffers: Params = {}
@@ -64,7 +69,8 @@ class Model:
         losses = self.losses(params, x, y)
         if weight is None:
             return losses.mean()
-        return (weight * losses).sum() / weight.sum().clamp(min=1)
+        total = weight.sum()
+        return (weight * losses).sum() / torch.where(total > 0, total, 1)
 
     def mean_loss(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, chunk: int = 2000) -> Tensor:
         """L(θ) over a whole data set, a bounded number of examples at a time."""
@@ -72,17 +78,21 @@ class Model:
         return torch.stack(parts).sum() / y.shape[0]
 
     def grad(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Params:
-        """∇L(θ) on a batch."""
+        """∇L(θ) on a batch. One whose weights are all 0 is no batch: it leaves the network's buffers alone."""
+
+        def value(params: Mapping[str, Tensor], buffers: Params) -> tuple[Tensor, Params]:
+            bound = self.bind(buffers, self.training)
+            return bound.loss(params, x, y, weight), bound.buffers
+
         if self.vectorised:
-
-            def value(params: Params, buffers: Params) -> tuple[Tensor, Params]:
-                bound = self.bind(buffers, self.training)
-                return bound.loss(params, x, y, weight), bound.buffers
-
-            grads, self.buffers = torch.func.grad(value, has_aux=True)(dict(params), self.buffers)
-            return grads
-        leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
-        with torch.enable_grad():
-            loss = self.loss(leaves, x, y, weight)
-            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, grads, strict=True))
+            grads, buffers = torch.func.grad(value, has_aux=True)(dict(params), self.buffers)
+        else:
+            leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+            with torch.enable_grad():
+                loss, buffers = value(leaves, self.buffers)
+                slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            grads = dict(zip(leaves, slopes, strict=True))
+        if weight is not None:
+            buffers = {k: torch.where(weight.sum() > 0, b, self.buffers[k]) for k, b in buffers.items()}
+        self.buffers = buffers
+        return grads

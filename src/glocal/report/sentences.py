@@ -64,7 +64,8 @@ def travelled(groups: Sequence[Group], view: View) -> str:
         there = [group for group in finished if group.lr == low]
         return (
             f"At the learning rate {plain(low)} the distance travelled ‖θ_T − θ_0‖ is "
-            f"{_mean_distance(there, view):.3g} (mean over {_algorithms(len(there))}{_left_out(groups)}); one learning rate does not tell how it changes."
+            f"{_mean_distance(there, view):.3g} (mean over {_algorithms(len(there))}{_left_out(groups)}); "
+            "one learning rate does not tell how it changes."
         )
     pairs = [(a, b) for own in by_algorithm(finished) for a in own for b in own if (a.lr, b.lr) == (low, high)]
     start, end = _mean_distance([a for a, _ in pairs], view), _mean_distance([b for _, b in pairs], view)

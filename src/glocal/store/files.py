@@ -30,15 +30,17 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Tensors by name. Their order is kept too: sums over parameters follow it, and must not change on the way."""
     # safetensors refuses tensors that share storage; a clone of every leaf shares nothing.
     own = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     with _replacing(path) as part:
-        save_file(own, part, metadata=dict(metadata or {}))
+        save_file(own, part, metadata={**(metadata or {}), "order": json.dumps(list(own))})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(path, framework="pt") as file:
-        return {k: file.get_tensor(k) for k in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        metadata = dict(file.metadata())
+        return {k: file.get_tensor(k) for k in json.loads(metadata["order"])}, metadata
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)

@@ -226,7 +226,9 @@ def _members(path: Path) -> dict[str, Any]:
     try:
         return read_json(path / "members.json")
     except DAMAGE as error:
-        raise GlocalError(f"the interrupted cohort '{path}' is damaged ({_line(error)}). Delete that folder.") from error
+        raise GlocalError(
+            f"the interrupted cohort '{path}' is damaged ({_line(error)}). Delete that folder."
+        ) from error
 
 
 def _line(error: BaseException) -> str:
