@@ -276,7 +276,7 @@ def _info(bench: Bench, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
         "locality": run.member.algorithm.locality,
         "setting": bench.challenge.setting,
         "diverged": None if diverged < 0 else diverged,
-        "steps": int(snapshot.state.clock),
+        "steps": snapshot.state.clock,
         "cost": {
             "seconds": record.seconds / len(cohort),
             "cohort_seconds": record.seconds,

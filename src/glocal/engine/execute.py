@@ -32,7 +32,7 @@ class Executor(Protocol):
     """A way to execute a cohort. `state` is advanced in place."""
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
-        """One pass over the current task; returns every run's mean objective."""
+        """One pass over the current task; returns the objective at every step, (runs, steps)."""
         ...
 
     def consolidate(self, state: State, feed: Feed) -> None:
@@ -60,11 +60,11 @@ class Vectorised:
         self._observe = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
-        total = torch.zeros(len(self.cohort), device=self.cohort.device)
+        losses = []
         for i in range(feed.steps):
-            total += self.step(state, feed.batch(i))
+            losses.append(self.step(state, feed.batch(i)))
             tick(len(self.cohort))
-        return total / feed.steps
+        return torch.stack(losses, 1)
 
     def step(self, state: State, batch: Batch) -> Tensor:
         params, names = state.params, list(state.params)
@@ -82,9 +82,7 @@ class Vectorised:
         if self.program.observes:
             state.memory = self._observe(state.memory, self.hyper, Step(batch, grads, moved))
         state.buffers = {k: b.detach() for k, b in buffers.items()}
-        losses = losses.detach()
-        note_divergence(state, losses)
-        return losses
+        return losses.detach()
 
     def _move(self, params: Params, followed: Params, keep: bool) -> Params:
         """θ ← θ − lr · direction, in place; the update itself only where somebody looks at it."""
@@ -125,15 +123,13 @@ class RunByRun:
         self.hyper = cohort.hyper()
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
-        means = []
-        begun = state.clock
+        losses = []
         for run in range(len(self.cohort)):
             own = state.select(run)
             with self._network_randomness(run, feed, epoch):
-                means.append(self._epoch_of(own, run, feed, tick))
+                losses.append(self._epoch_of(own, run, feed, tick))
             put_back(own.as_tree(), tree.select(state.as_tree(), run))
-        state.clock = begun + feed.steps
-        return torch.stack(means)
+        return torch.stack(losses)
 
     def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
         """One step of one run of a cohort."""
@@ -144,11 +140,11 @@ class RunByRun:
 
     def _epoch_of(self, own: State, run: int, feed: Feed, tick: Tick) -> Tensor:
         hyper = {k: v[run] for k, v in self.hyper.items()}
-        total = own.diverged.new_zeros((), dtype=torch.float32)
+        losses = []
         for i in range(feed.steps):
-            total += self._step(own, hyper, feed.batch_of(run, i))
+            losses.append(self._step(own, hyper, feed.batch_of(run, i)))
             tick(1)
-        return total / feed.steps
+        return torch.stack(losses)
 
     def _step(self, own: State, hyper: dict[str, Tensor], batch: Batch) -> Tensor:
         leaves = {k: p.detach().requires_grad_() for k, p in own.params.items()}
@@ -169,9 +165,7 @@ class RunByRun:
         if self.program.observes:
             own.memory = self.program.observe(own.memory, hyper, Step(batch, grads, moved))
         own.buffers = {k: b.detach() for k, b in buffers.items()}
-        loss = loss.detach()
-        note_divergence(own, loss)
-        return loss
+        return loss.detach()
 
     def consolidate(self, state: State, feed: Feed) -> None:
         if not self.program.consolidates:
@@ -202,13 +196,6 @@ class RunByRun:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
-
-
-def note_divergence(state: State, losses: Tensor) -> None:
-    """Remember the first step whose objective was not finite, and count the step."""
-    fresh = (state.diverged < 0) & ~losses.isfinite()
-    state.diverged = torch.where(fresh, state.clock, state.diverged)
-    state.clock = state.clock + 1
 
 
 def put_back(new: Tree, held: Tree) -> None:

@@ -30,7 +30,8 @@ class Feed:
         self.cohort = cohort
         self.device = cohort.device
         self.seeds = sorted({m.seed for m in cohort.members})
-        self._seed_of_run = torch.tensor([self.seeds.index(m.seed) for m in cohort.members], device=self.device)
+        self._seed_numbers = [self.seeds.index(m.seed) for m in cohort.members]
+        self._seed_of_run = torch.tensor(self._seed_numbers, device=self.device)
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self.uniforms = cohort.algorithm.uniforms(cohort.batch_size)
@@ -85,7 +86,7 @@ class Feed:
         """The step's batch of one run."""
         begin = step * self.cohort.batch_size
         rows = self.rows[run, begin : begin + self.size(step)]
-        random = self.random[self._seed_of_run[run], step]
+        random = self.random[self._seed_numbers[run], step]
         return Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
 
     def whole(self, group: int) -> tuple[Data, Tensor]:

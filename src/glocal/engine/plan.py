@@ -39,9 +39,7 @@ def initial_state(cohort: Cohort, feed: Feed) -> State:
         memories.append(member.algorithm.init(model.bind(tree.select(buffers, run)), own, feed.example()))
     runs = len(cohort)
     diverged = torch.full((runs,), -1, dtype=torch.long, device=cohort.device)
-    return State(
-        params, buffers, tree.stack(memories), diverged, torch.zeros((), dtype=torch.long, device=cohort.device)
-    )
+    return State(params, buffers, tree.stack(memories), diverged)
 
 
 def bytes_per_run(cohort: Cohort) -> int:

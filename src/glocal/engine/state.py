@@ -19,7 +19,7 @@ class State:
     buffers: Params
     memory: Tree
     diverged: Tensor
-    clock: Tensor
+    clock: int = 0
     """Steps made so far, the same for all runs."""
 
     def as_tree(self) -> Tree:
@@ -27,7 +27,7 @@ class State:
         return {"params": self.params, "buffers": self.buffers, "memory": self.memory, "diverged": self.diverged}
 
     @classmethod
-    def from_tree(cls, parts: Tree, clock: Tensor) -> State:
+    def from_tree(cls, parts: Tree, clock: int) -> State:
         return cls(parts["params"], parts.get("buffers", {}), parts.get("memory", {}), parts["diverged"], clock)
 
     def select(self, runs: int | slice | Sequence[int]) -> State:

@@ -80,7 +80,9 @@ def train(
         previous = {k: p.clone() for k, p in state.params.items()}
         for epoch in range(cohort.epochs):
             feed.load_epoch(epoch)
-            record.epoch_loss[:, task, epoch] = executor.epoch(state, feed, epoch, progress.steps).double().cpu()
+            losses = executor.epoch(state, feed, epoch, progress.steps)
+            note_divergence(state, losses)
+            record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
         with torch.no_grad():
             executor.consolidate(state, feed)
             distances = distance(state.params, theta_0), distance(state.params, previous)
@@ -131,10 +133,18 @@ def distance(params: Params, origin: Params) -> Tensor:
     return torch.stack(squares, 1).sum(1).sqrt().cpu()
 
 
+def note_divergence(state: State, losses: Tensor) -> None:
+    """Remember the first step whose objective was not finite, and count the steps."""
+    bad = ~losses.isfinite()
+    first = state.clock + bad.long().argmax(1)
+    state.diverged = torch.where((state.diverged < 0) & bad.any(1), first, state.diverged)
+    state.clock += losses.shape[1]
+
+
 def note_lost(state: State, measured: Tensor) -> None:
     """A run whose parameters or losses are no longer finite has diverged, even if its last objective still was."""
     lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
-    state.diverged = torch.where(lost, state.clock, state.diverged)
+    state.diverged = torch.where(lost, torch.full_like(state.diverged, state.clock), state.diverged)
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -30,6 +30,8 @@ class Model:
         self.likelihood = loss
         self.tasks = tasks
         self.batch_size = batch_size
+        every, own = module.named_parameters(remove_duplicate=False), module.named_parameters()
+        self._tied = sum(1 for _ in every) > sum(1 for _ in own)  # looking for ties at every call is slow
         self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.training = True
@@ -58,7 +60,7 @@ class Model:
     def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f_θ(x), one row an input."""
         state: dict[str, Any] = {**params, **self.buffers}
-        return functional_call(self.module, state, (self.prepare(x),))
+        return functional_call(self.module, state, (self.prepare(x),), tie_weights=self._tied)
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""

@@ -188,7 +188,7 @@ class Claim:
             record = snapshot.record
             about = {
                 "finished": snapshot.finished,
-                "clock": int(snapshot.state.clock),
+                "clock": snapshot.state.clock,
                 "seconds": record.seconds,
                 "peak_bytes": record.peak_bytes,
                 "notes": record.notes,
@@ -207,7 +207,7 @@ class Claim:
         record.load(parts["record"])
         record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
         moved = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
-        state = State.from_tree(moved, torch.tensor(about["clock"], device=device))
+        state = State.from_tree(moved, about["clock"])
         return Snapshot(about["finished"], state, record)
 
     def kept_parameters(self, run: int) -> Params | None:
