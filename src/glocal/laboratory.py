@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import platform
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def sweep(
     tasks: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    train_eval: int = 10_000,
+    train_eval: int = 2_000,
     store: str | Path = "runs",
     data: str | Path | None = None,
     device: str = "auto",
@@ -186,11 +187,13 @@ def _finish(store: Store, bench: Bench, wanted: Mapping[str, Wanted], parameters
 
 
 def _resume(store: Store, wanted: Mapping[str, Wanted], remaining: list[Wanted], parameters: bool) -> Claim | None:
-    """Take up an interrupted cohort that holds runs we miss, as it was if we want all of them."""
+    """Take up an interrupted cohort that holds runs we miss; all of it, where its parameters are kept."""
     missing = {w.hash for w in remaining}
     found: Claim | None = None
     for claim in store.interrupted():
-        if found is None and missing & set(claim.hashes) and claim.parameters >= parameters:
+        whole = set(claim.hashes) <= wanted.keys()
+        fits = whole if claim.parameters else not parameters
+        if found is None and fits and missing & set(claim.hashes):
             found = claim
         else:
             claim.leave()
@@ -223,41 +226,41 @@ def _size(bench: Bench, group: list[Wanted]) -> int:
 
 
 def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted], watcher: Watcher) -> None:
-    """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs."""
+    """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
+
+    Of an interrupted cohort with runs that are not wanted now, the wanted ones go on; the checkpoint stays for
+    the rest.
+    """
+    ours = [i for i, h in enumerate(claim.hashes) if h in wanted]
+    members = [wanted[claim.hashes[i]] for i in ours]
+    whole = len(ours) == len(claim.hashes)
+    cohort = bench.cohort(members)
     try:
-        ours = [i for i, h in enumerate(claim.hashes) if h in wanted]
-        members = [wanted[claim.hashes[i]] for i in ours]
-        cohort = bench.cohort(members)
-        snapshot = claim.load(bench.device, bench.epochs, bench.challenge.tasks)
-        if snapshot is not None and len(ours) < len(claim.hashes):
-            snapshot = _part(snapshot, ours)
-        whole = len(ours) == len(claim.hashes)
-        tasks = bench.challenge.tasks
-        if snapshot is None or snapshot.finished < tasks:
-            steps = (
-                tasks
-                * bench.epochs
-                * -(-bench.challenge.task(0, members[0].config.seed).train.y.shape[0] // bench.batch_size)
-            )
-            done = snapshot.finished if snapshot else 0
-            label = resolve.name_of(cohort.algorithm)
-            progress = watcher.cohort(label, len(cohort), tasks, steps * len(cohort), done)
-            for snapshot in train(cohort, snapshot, bench.execution, progress):
+        last = claim.load(bench.device, bench.epochs, bench.challenge.tasks)
+        if last is not None and not whole:
+            last = _part(last, ours)
+        if last is None or last.finished < bench.challenge.tasks:
+            progress = _progress(bench, cohort, last, watcher)
+            for snapshot in train(cohort, last, bench.execution, progress):
+                last = snapshot
                 if whole:
                     claim.save(snapshot)
-        assert snapshot is not None
+        assert last is not None
         for i, run in enumerate(members):
             if not store.finished(run.hash, claim.parameters):
-                arrays = {k: v[i] for k, v in snapshot.record.arrays().items()}
-                store.write(run.config, arrays, _info(bench, cohort, run, snapshot, i), claim.kept_parameters(ours[i]))
+                arrays = {k: v[i] for k, v in last.record.arrays().items()}
+                store.write(run.config, arrays, _info(bench, cohort, run, last, i), claim.kept_parameters(ours[i]))
         watcher.cohort_done(len(members))
-    except BaseException:
+        if whole:
+            claim.finish(store)
+    finally:
         claim.leave()
-        raise
-    if whole:
-        claim.finish(store)
-    else:
-        claim.leave()
+
+
+def _progress(bench: Bench, cohort: Cohort, last: Snapshot | None, watcher: Watcher) -> Progress:
+    tasks, examples = bench.challenge.tasks, bench.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
+    steps = tasks * bench.epochs * math.ceil(examples / bench.batch_size) * len(cohort)
+    return watcher.cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0)
 
 
 def _part(snapshot: Snapshot, runs: list[int]) -> Snapshot:
@@ -301,12 +304,9 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None  # type: ignore[assignment]
-    if device is None or device.type != "cuda":
+    if not re.fullmatch(r"cuda(:\d+)?", name):
         raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
+    device = torch.device(name)
     if not torch.cuda.is_available():
         raise GlocalError(f"device '{name}' was asked for, but PyTorch sees no GPU here. Use --device cpu or auto.")
     if (device.index or 0) >= torch.cuda.device_count():

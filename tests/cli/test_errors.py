@@ -179,6 +179,6 @@ def test_a_damaged_store_is_named_and_left_as_it_is(
     before = {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != ".lock"}
     capsys.readouterr()
     assert main([*RUN, "--store", str(store)] if command == "run" else [command, str(store)]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert len(err.strip().splitlines()) == 1 and "store" in err, err
     assert {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != ".lock"} == before

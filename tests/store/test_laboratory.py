@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from glocal.algorithms import EWC
 from glocal.store.files import read_tensors
 from glocal.store.store import Store
 
-QUICK = {"tasks": 2, "epochs": 1, "batch_size": 500}
+QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
 
 
 def arrays_equal(a: glocal.Runs, b: glocal.Runs) -> None:
@@ -37,7 +38,7 @@ def test_what_is_finished_is_not_repeated(tmp_path: Path) -> None:
 
 def test_a_run_is_named_by_all_that_it_depends_on(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    common = {**QUICK, "store": store}
+    common: dict[str, Any] = {**QUICK, "store": store}
     variants = [
         glocal.sweep("rotated-digits", [EWC()], [0.1], [1], **common),
         glocal.sweep("rotated-digits", [EWC(penalty=2.0)], [0.1], [1], **common),
@@ -83,7 +84,8 @@ def test_parameters_are_kept_when_asked_for_even_later(tmp_path: Path) -> None:
     assert all(sum(p.numel() for p in each.values()) == 89_610 for each in theta)
     for t in (1, 2):
         for name, origin in (("from_start", theta[0]), ("from_previous", theta[t - 1])):
-            distance = torch.sqrt(sum(((theta[t][k] - origin[k]).double() ** 2).sum() for k in origin)).item()  # type: ignore[call-overload]
+            squares = [((theta[t][k] - origin[k]).double() ** 2).sum() for k in origin]
+            distance = torch.stack(squares).sum().sqrt().item()
             assert kept[0].arrays[name][t - 1] == pytest.approx(distance, rel=1e-6)
 
 

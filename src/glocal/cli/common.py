@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
 
 from glocal.errors import GlocalError, unknown
+
+_unless_given = {"help_behavior_hint": ""}
+Count = Annotated[int | None, tyro.conf.arg(metavar="N", **_unless_given)]
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", **_unless_given)]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", **_unless_given)]
+Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="LR ...", **_unless_given)]
+Integers = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED ...", **_unless_given)]
+Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", **_unless_given)]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", **_unless_given)]
+Flag = Annotated[bool, tyro.conf.arg(**_unless_given)]
+ChallengeName = Annotated[str, tyro.conf.arg(metavar="CHALLENGE"), tyro.conf.Positional]
+AlgorithmName = Annotated[str, tyro.conf.arg(metavar="ALGORITHM"), tyro.conf.Positional]
+StorePath = Annotated[Path, tyro.conf.arg(metavar="STORE"), tyro.conf.Positional]
 
 Options = dict[str, dict[str, list[Any]]]  # algorithm -> option -> the values it takes
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import operator
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 import tyro
 
@@ -22,12 +24,18 @@ from glocal.errors import GlocalError, unknown
 
 COMMANDS = {"demo": Demo, "list": List, "run": Run, "sweep": Sweep, "table": Table, "plot": Plot, "data": Data}
 
+COMMAND_LINE: Any = functools.reduce(
+    operator.or_,
+    [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)] for name, kind in COMMANDS.items()],
+)
+
 DESCRIPTION = """A continual-learning laboratory. Every remedy against forgetting approximates the losses of tasks it
 can no longer see; glocal trains, measures and compares them, local and global ones, many runs at a time.
 
 Start with `glocal demo`. Every command says more with --help."""
 
-INTERRUPTED = "stopped. Finished runs are in the store; unfinished ones go on from their last task when you run the same command again."
+INTERRUPTED = """stopped. Finished runs are in the store; unfinished ones go on from their last task when you run the
+same command again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GlocalError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        print(f"glocal: {INTERRUPTED}", file=sys.stderr)
+        _complain(INTERRUPTED)
         return 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -63,15 +71,11 @@ def _parse(arguments: list[str]) -> Any:
         arguments = ["--help"]
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise unknown("command", arguments[0], COMMANDS)
-    kinds = [
-        Annotated[command, tyro.conf.subcommand(name, prefix_name=False)]  # type: ignore[valid-type]
-        for name, command in COMMANDS.items()
-    ]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
-                Union[tuple(kinds)],  # type: ignore[arg-type] # noqa: UP007
+                COMMAND_LINE,
                 prog="glocal",
                 description=DESCRIPTION,
                 args=arguments,

@@ -8,21 +8,23 @@ from typing import Annotated
 
 import tyro
 
+from glocal.cli.common import StorePath
+
 
 @dataclass(frozen=True)
 class Plot:
     """Draw a figure from the runs of a store.
 
-    Kinds: forgetting, accuracy and distance against the learning rate; matrix (accuracy on every task after every task);
-    loss (the objective over epochs); tradeoff (accuracy against forgetting).
+    Kinds: forgetting, accuracy and distance against the learning rate; matrix (accuracy on every task after every
+    task); loss (the objective over epochs); tradeoff (accuracy against forgetting).
     For example: glocal plot runs --kind forgetting -o forgetting.png
     """
 
-    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    store: StorePath = Path("runs")
     """The store to read."""
     kind: str = "forgetting"
     """Which figure."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")] = None
     """The file to write: .png, .pdf or .svg (KIND.png unless given)."""
 
     def __call__(self) -> None:

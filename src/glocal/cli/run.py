@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from glocal.cli.common import parse_options, with_options
+from glocal.cli.common import AlgorithmName, ChallengeName, Count, Flag, Folder, Texts, parse_options, with_options
 
 
 @dataclass(frozen=True)
@@ -18,31 +15,33 @@ class Run:
     For example: glocal run rotated-digits ewc --lr 0.1 --seed 11 --options penalty=10 fisher=exact
     """
 
-    challenge: Annotated[str, tyro.conf.Positional]
+    challenge: ChallengeName
     """A name from `glocal list challenges`, or path.py:function for your own."""
-    algorithm: Annotated[str, tyro.conf.Positional]
+    algorithm: AlgorithmName
     """A name from `glocal list algorithms`, or path.py:Name for your own."""
     lr: float = 0.1
     """Learning rate."""
     seed: int = 11
     """Seed of the initialisation, the order of the data and all other draws."""
-    options: tuple[str, ...] = ()
+    options: Texts = ()
     """The algorithm's options as NAME=VALUE."""
     network: str = "mlp"
     """A name from `glocal list networks`, or path.py:function for your own."""
-    tasks: int | None = None
+    tasks: Count = None
     """Stop after so many tasks."""
-    epochs: int | None = None
+    epochs: Count = None
     """Passes over each task; the challenge's own number unless given."""
-    batch_size: int | None = None
+    batch_size: Count = None
     """Examples in a batch; the challenge's own number unless given."""
     store: Path = Path("runs")
     """Where runs are kept."""
-    data: Path | None = None
+    train_eval: int = 2_000
+    """Measure training loss and accuracy on at most so many examples of each task."""
+    data: Folder = None
     """A folder with data sets, looked at first."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    keep_parameters: bool = False
+    keep_parameters: Flag = False
     """Keep the parameters after every task."""
 
     def __call__(self) -> None:
@@ -62,6 +61,7 @@ class Run:
             tasks=self.tasks,
             epochs=self.epochs,
             batch_size=self.batch_size,
+            train_eval=self.train_eval,
             store=self.store,
             data=self.data,
             device=self.device,

@@ -8,7 +8,20 @@ from typing import Annotated, Any
 
 import tyro
 
-from glocal.cli.common import combinations, parse_options, with_options
+from glocal.cli.common import (
+    Count,
+    Flag,
+    Folder,
+    Integers,
+    Name,
+    Names,
+    Numbers,
+    Texts,
+    combinations,
+    parse_options,
+    short_name,
+    with_options,
+)
 from glocal.errors import GlocalError
 
 DEFAULTS: dict[str, Any] = {
@@ -18,6 +31,10 @@ DEFAULTS: dict[str, Any] = {
     "store": Path("runs"),
     "device": "auto",
 }
+SWEEP_FIELDS = (
+    *("challenge", "lrs", "seeds", "network", "tasks", "epochs", "batch_size", "train_eval"),
+    *("store", "data", "device", "keep_parameters"),
+)
 
 
 @dataclass(frozen=True)
@@ -29,33 +46,35 @@ class Sweep:
     For example: glocal sweep rotated-digits --algorithms er ewc --lrs 0.01 0.1 --seeds 11 13 --options ewc.penalty=1,10
     """
 
-    challenge: Annotated[str | None, tyro.conf.Positional] = None
+    challenge: Annotated[Name, tyro.conf.arg(metavar="CHALLENGE"), tyro.conf.Positional] = None
     """A name from `glocal list challenges`, or path.py:function for your own."""
-    file: Path | None = None
+    file: Folder = None
     """A TOML file with the fields below (and algorithms as a list of names or of tables); flags given here win."""
-    algorithms: tuple[str, ...] = ()
+    algorithms: Names = ()
     """Names from `glocal list algorithms`, or path.py:Name for your own."""
-    lrs: tuple[float, ...] = ()
+    lrs: Numbers = ()
     """Learning rates (0.001 0.01 0.1 unless given)."""
-    seeds: tuple[int, ...] = ()
+    seeds: Integers = ()
     """Seeds (11 13 33 unless given)."""
-    options: tuple[str, ...] = ()
+    options: Texts = ()
     """Options as ALGORITHM.NAME=VALUE; several values, separated by commas, are all tried."""
-    network: str | None = None
+    network: Name = None
     """A name from `glocal list networks`, or path.py:function for your own (mlp unless given)."""
-    tasks: int | None = None
+    tasks: Count = None
     """Stop after so many tasks."""
-    epochs: int | None = None
+    epochs: Count = None
     """Passes over each task; the challenge's own number unless given."""
-    batch_size: int | None = None
+    batch_size: Count = None
     """Examples in a batch; the challenge's own number unless given."""
-    store: Path | None = None
+    train_eval: Count = None
+    """Measure training loss and accuracy on at most so many examples of each task (2000 unless given)."""
+    store: Folder = None
     """Where runs are kept (runs unless given)."""
-    data: Path | None = None
+    data: Folder = None
     """A folder with data sets, looked at first."""
-    device: str | None = None
+    device: Name = None
     """auto, cpu, cuda or cuda:N (auto unless given)."""
-    keep_parameters: bool = False
+    keep_parameters: Flag = False
     """Keep the parameters after every task."""
 
     def __call__(self) -> None:
@@ -78,21 +97,15 @@ class Sweep:
     def _resolved(self) -> dict[str, Any]:
         """The file's fields, overridden by the flags, then the defaults."""
         from_file = _read(self.file) if self.file else {}
-        flags = {
-            name: value
-            for name in (
-                "challenge", "lrs", "seeds", "network", "tasks", "epochs", "batch_size", "store", "data", "device",
-                "keep_parameters",
-            )
-            if (value := getattr(self, name)) not in (None, (), False)
-        }  # fmt: skip
+        given = {name: getattr(self, name) for name in SWEEP_FIELDS}
+        flags = {k: v for k, v in given.items() if v is not None and v is not False and v != ()}
         wanted = {**DEFAULTS, **from_file, **flags}
         if self.algorithms:
             wanted["algorithms"] = with_options(self.algorithms, parse_options(self.options, self.algorithms))
         else:
             listed = [_table(a) for a in from_file.get("algorithms", [])]
             options = parse_options(self.options, [name for name, _ in listed]) if self.options else {}
-            merged = [(name, {**own, **options.get(name, {})}) for name, own in listed]
+            merged = [(name, {**own, **options.get(short_name(name), {})}) for name, own in listed]
             wanted["algorithms"] = [(name, choice) for name, own in merged for choice in combinations(own)]
         return wanted
 
@@ -115,14 +128,14 @@ def _read(path: Path) -> dict[str, Any]:
         algorithms: list[str | dict[str, Any]] = []
         lrs: list[float] | None = None
         seeds: list[int] | None = None
-        network: str | None = None
-        tasks: int | None = None
-        epochs: int | None = None
+        network: Name = None
+        tasks: Count = None
+        epochs: Count = None
         batch_size: int | None = None
         train_eval: int | None = None
         store: str | None = None
         data: str | None = None
-        device: str | None = None
+        device: Name = None
         keep_parameters: bool | None = None
 
     try:

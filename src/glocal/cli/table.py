@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
+from glocal.cli.common import StorePath
 
 
 @dataclass(frozen=True)
 class Table:
-    """Show the runs of a store in the layout of the paper's Table 1: accuracy and forgetting, mean and deviation over seeds."""
+    """Show a store's runs in the layout of the paper's Table 1: accuracy and forgetting over seeds."""
 
-    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    store: StorePath = Path("runs")
     """The store to read."""
     format: Literal["rich", "json", "csv", "latex"] = "rich"
     """How to write the table."""

@@ -2,8 +2,8 @@ r"""The diagonal of a Gauss–Newton matrix, sample by sample:
 
     F = (1/n) Σ_i Σ_c (J_iᵀ u_{ic})²,   J_i = ∂f_θ(x_i)/∂θ,
 
-for given vectors u_{ic} in output space. With Σ_c u_c u_cᵀ = ∇²_f ℓ it is the diagonal of the (exact) Fisher matrix; with
-one u = ∇_f ℓ at the data's label it is the empirical one.
+for given vectors u_{ic} in output space. With Σ_c u_c u_cᵀ = ∇²_f ℓ it is the diagonal of the (exact) Fisher matrix;
+with one u = ∇_f ℓ at the data's label it is the empirical one.
 
 For a linear layer z = W a + b the gradient of one sample is the outer product δ aᵀ, so its squares need no per-sample
 gradients: F_W = (1/n) Σ_i (Σ_c δ_{ic}²) (a_i²)ᵀ and F_b = (1/n) Σ_i Σ_c δ_{ic}².

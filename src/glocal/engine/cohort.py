@@ -17,6 +17,7 @@ from glocal.networks.model import Model
 from glocal.randomness import generator
 from glocal.tree import Params
 
+CPU = torch.device("cpu")
 MakeNetwork = Callable[[Sequence[int], int], nn.Module]
 
 
@@ -38,8 +39,8 @@ class Cohort:
     members: tuple[Member, ...]
     epochs: int
     batch_size: int
-    train_eval: int = 10_000
-    device: torch.device = torch.device("cpu")
+    train_eval: int = 2_000
+    device: torch.device = CPU
 
     def __len__(self) -> int:
         return len(self.members)

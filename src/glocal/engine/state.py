@@ -13,7 +13,7 @@ from glocal.tree import Params, Tree
 
 @dataclass
 class State:
-    """θ, the network's buffers, the algorithm's memory M_t, the step at which a run diverged (−1: it has not), and the clock."""
+    """θ, the network's buffers, the memory M_t, the step at which a run diverged (−1: it has not), and the clock."""
 
     params: Params
     buffers: Params

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, outputs: int, hidden: Sequence[int] = (100, 100)) -> None:
         super().__init__()
         widths = [inputs, *hidden, outputs]
-        self.layers = nn.ModuleList(Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(Linear(a, b) for a, b in pairwise(widths))
         for layer in self.layers:
             nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

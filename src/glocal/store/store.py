@@ -1,6 +1,6 @@
 """The store: one directory a run, named by the hash of its configuration; there if and only if the run is finished.
 
-    STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if they were asked for, parameters.safetensors
+    STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if asked for, parameters.safetensors
     STORE/cohorts/HASH/    a cohort in training: its members, its checkpoint at the last task boundary, its lock
 
 A cohort's directory goes when all its runs are written. One that is left without a living owner was interrupted, and is
