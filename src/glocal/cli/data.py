@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from glocal.cli.common import Folder, Name
 from glocal.errors import GlocalError
 
 
@@ -22,9 +22,9 @@ class Data:
 
     action: Annotated[Literal["status", "fetch"], tyro.conf.Positional] = "status"
     """status or fetch."""
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[Name, tyro.conf.Positional] = None
     """The data set to fetch."""
-    data: Path | None = None
+    data: Folder = None
     """The folder to look in first, and to fetch to."""
 
     def __call__(self) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 CHALLENGE = "rotated-digits"
 ALGORITHMS = ("sgd", "er", "agem", "ewc")
-LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
+LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
 SEEDS = (11, 13, 33)
+TASKS, EPOCHS = 5, 5
+TRAIN_EVAL = 500
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,18 @@ class Demo:
         from glocal.report.table import render, rows
 
         begun = time.perf_counter()
-        runs = sweep(CHALLENGE, ALGORITHMS, LRS, SEEDS, store=self.out / "runs", device=self.device, watcher=Bars())
+        runs = sweep(
+            CHALLENGE,
+            ALGORITHMS,
+            LRS,
+            SEEDS,
+            tasks=TASKS,
+            epochs=EPOCHS,
+            train_eval=TRAIN_EVAL,
+            store=self.out / "runs",
+            device=self.device,
+            watcher=Bars(),
+        )
         console = Console()
         console.print(render(rows(runs), "rich"))
         figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("forgetting", "distance")]

@@ -21,13 +21,13 @@ COLUMNS = {
 class List:
     """List the algorithms, challenges, networks and experiments that have a name."""
 
-    what: Annotated[Literal["algorithms", "challenges", "networks", "experiments"] | None, tyro.conf.Positional] = None
-    """One of them; all unless given."""
+    what: Annotated[Literal["all", "algorithms", "challenges", "networks", "experiments"], tyro.conf.Positional] = "all"
+    """Which of them."""
     json: bool = False
     """As a JSON list of objects."""
 
     def __call__(self) -> None:
-        sections = {kind: _rows(kind) for kind in ([self.what] if self.what else COLUMNS)}
+        sections = {kind: _rows(kind) for kind in (COLUMNS if self.what == "all" else [self.what])}
         if self.json:
             print(json_format.dumps([{"kind": k, **row} for k, rows in sections.items() for row in rows], indent=1))
             return

@@ -22,7 +22,7 @@ import torch
 
 from glocal import tree
 from glocal.engine.config import RunConfig
-from glocal.engine.record import Record
+from glocal.engine.record import MEASURES, Record
 from glocal.engine.state import State
 from glocal.engine.train import Snapshot
 from glocal.errors import GlocalError
@@ -32,6 +32,8 @@ from glocal.tree import Params
 
 MARK = "glocal-store.json"
 FORMAT = 1
+REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
+REQUIRED_ARRAYS = {*MEASURES, "from_start", "from_previous", "epoch_loss", "memory_bytes"}
 
 
 class Store:
@@ -87,6 +89,9 @@ class Store:
             arrays, _ = read_tensors(path / "arrays.safetensors")
             run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
             expected = RunConfig(**config).hash
+            missing = (REQUIRED_ARRAYS - run.arrays.keys()) | (REQUIRED_INFO - set(info))
+            if missing:
+                raise KeyError(f"no {', '.join(sorted(missing))}")
         except DAMAGE as error:
             raise GlocalError(
                 f"run {hash} in '{self.path}' is damaged ({_line(error)}). Delete '{path}' and run its command again."

@@ -1,0 +1,41 @@
+r"""An algorithm of one's own: stay near the last solution, whatever it was.
+
+    \hat L_o(θ) = L_o(θ_o) + (λ/2) ‖θ − θ_{t−1}‖²
+
+Run it:  glocal run rotated-digits examples/anchor.py:Anchor --lr 0.1 --options strength=0.1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms import Algorithm, Batch, Memory
+from glocal.networks import Model
+from glocal.tree import Params
+
+
+@dataclass(frozen=True)
+class Anchor(Algorithm):
+    """A quadratic with the identity for a Hessian, centred at the last solution: local."""
+
+    name: ClassVar[str] = "anchor"
+    family: ClassVar[str] = "quadratic"
+    locality: ClassVar = "local"
+    remembers: ClassVar[str] = "one number a parameter"
+
+    strength: float = 0.01  # a float field is a scalar hyperparameter: runs that differ in it train together
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {"solution": {k: p.clone() for k, p in params.items()}, "finished": torch.zeros(())}
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        squares = [(params[k] - memory["solution"][k]).square().sum() for k in params]
+        pull = self.strength / 2 * torch.stack(squares).sum()
+        return model.loss(params, batch.x, batch.y) + memory["finished"] * pull
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        return {"solution": params, "finished": torch.ones_like(memory["finished"])}

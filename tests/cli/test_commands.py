@@ -1,0 +1,99 @@
+"""The commands do what they say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glocal.cli.main import COMMANDS, main
+
+QUICK = ["--tasks", "2", "--epochs", "1", "--batch-size", "500"]
+TABLE_KEYS = {
+    *("challenge", "algorithm", "locality", "lr", "seeds"),
+    *("acc_mean", "acc_std", "forgetting_mean", "forgetting_std"),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("commands") / "store"
+    sweep = ["sweep", "split-digits", "--algorithms", "er", "ewc", "--lrs", "0.05", "0.2", "--seeds", "1", "2"]
+    assert main([*sweep, *QUICK, "--store", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("command", [[], ["--help"], *([c, "--help"] for c in COMMANDS)])
+def test_help_reads(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "usage: glocal" in out and "{None}" not in out
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; from glocal.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "algorithms", "--json"]) == 0
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {n: row["locality"] for n, row in listed.items()} == {
+        "sgd": "global", "joint": "global", "er": "global", "agem": "global", "ewc": "local",
+    }  # fmt: skip
+    assert main(["list", "--json"]) == 0
+    names = {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert {"rotated-digits", "split-mnist", "mlp", "demo", "ewc"} <= names
+
+
+def test_table_as_json_and_csv_agree(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["table", str(store), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 4 and all(row.keys() >= TABLE_KEYS for row in rows)
+    assert all(0 <= row["acc_mean"] <= 100 and row["seeds"] == 2 for row in rows)
+    assert main(["table", str(store), "--format", "csv"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [float(r["acc_mean"]) for r in table] == pytest.approx([r["acc_mean"] for r in rows])
+
+
+def test_class_and_task_incremental_from_the_same_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    found = {}
+    for scope in ("class", "task"):
+        assert main(["table", str(store), "--format", "json", "--scope", scope]) == 0
+        found[scope] = [row["acc_mean"] for row in json.loads(capsys.readouterr().out)]
+    assert all(task >= among_all for task, among_all in zip(found["task"], found["class"], strict=True))
+    assert found["task"] != found["class"]
+
+
+@pytest.mark.parametrize("kind", ["forgetting", "distance", "matrix"])
+def test_plot(kind: str, store: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "new" / f"{kind}.png"
+    assert main(["plot", str(store), "--kind", kind, "-o", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_shows_table_figures_and_sentences(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo at a size for tests: everything but the number of networks is as it is."""
+    from glocal.cli import demo
+
+    monkeypatch.setattr(demo, "LRS", (0.05, 0.2))
+    monkeypatch.setattr(demo, "SEEDS", (11,))
+    monkeypatch.setattr(demo, "TASKS", 2)
+    monkeypatch.setattr(demo, "EPOCHS", 1)
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("sgd", "er", "agem", "ewc", "local", "global"))
+    assert out.count("• ") == 3
+    assert (elsewhere / "demo" / "forgetting.png").exists() and (elsewhere / "demo" / "distance.png").exists()
