@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Setup:
     """What all runs of a sweep have in common."""
 
     challenge: Challenge
@@ -120,7 +120,7 @@ def sweep(
     """
     chosen = resolve.challenge(challenge, tasks, data)
     made = resolve.network(network)
-    bench = Bench(
+    setup = Setup(
         chosen.thing,
         made.thing,
         _whole("epochs", epochs, chosen.thing.epochs),
@@ -143,14 +143,14 @@ def sweep(
                     algorithm.config,
                     _positive("lr", lr),
                     _seed(seed),
-                    bench.epochs,
-                    bench.batch_size,
-                    bench.train_eval,
+                    setup.epochs,
+                    setup.batch_size,
+                    setup.train_eval,
                 )
                 wanted[config.hash] = Wanted(config, Member(config.seed, config.lr, algorithm.thing))
     if not wanted:
         raise GlocalError("a sweep needs at least one algorithm.")
-    return _finish(Store.create(store), bench, wanted, keep_parameters, watcher or Unwatched())
+    return _finish(Store.create(store), setup, wanted, keep_parameters, watcher or Unwatched())
 
 
 def load(store: str | Path) -> Runs:
@@ -158,7 +158,7 @@ def load(store: str | Path) -> Runs:
     return Runs(Store.open(store).runs())
 
 
-def _finish(store: Store, bench: Bench, wanted: Mapping[str, Wanted], parameters: bool, watcher: Watcher) -> Runs:
+def _finish(store: Store, setup: Setup, wanted: Mapping[str, Wanted], parameters: bool, watcher: Watcher) -> Runs:
     """Train until every wanted run is in the store, by this process or by another one."""
     sizes: dict[str, int] = {}
     watcher.begin(len(wanted), sum(store.finished(h, parameters) for h in wanted))
@@ -171,13 +171,13 @@ def _finish(store: Store, bench: Bench, wanted: Mapping[str, Wanted], parameters
                 group = groups[0]
                 key = _cohort_key(group[0])
                 if key not in sizes:
-                    sizes[key] = _size(bench, group)
+                    sizes[key] = _size(setup, group)
                 with store.claiming():
                     busy = store.busy()
                     free = [w for w in group if w.hash not in busy and not store.finished(w.hash, parameters)]
                     claim = store.claim([w.hash for w in free[: sizes[key]]], parameters) if free else None
             if claim is not None:
-                _train(store, bench, claim, wanted, watcher)
+                _train(store, setup, claim, wanted, watcher)
             elif not groups:
                 watcher.waiting(len(remaining))
                 time.sleep(POLL_SECONDS)
@@ -218,14 +218,14 @@ def _cohort_key(run: Wanted) -> str:
     return json.dumps(common, sort_keys=True)
 
 
-def _size(bench: Bench, group: list[Wanted]) -> int:
+def _size(setup: Setup, group: list[Wanted]) -> int:
     if len(group) == 1:
         return 1
-    fits = largest_cohort(bench.cohort(group), bench.memory_budget)
-    return max(1, min(len(group), fits, bench.largest or len(group)))
+    fits = largest_cohort(setup.cohort(group), setup.memory_budget)
+    return max(1, min(len(group), fits, setup.largest or len(group)))
 
 
-def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted], watcher: Watcher) -> None:
+def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted], watcher: Watcher) -> None:
     """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
 
     Of an interrupted cohort with runs that are not wanted now, the wanted ones go on; the checkpoint stays for
@@ -234,14 +234,14 @@ def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted
     ours = [i for i, h in enumerate(claim.hashes) if h in wanted]
     members = [wanted[claim.hashes[i]] for i in ours]
     whole = len(ours) == len(claim.hashes)
-    cohort = bench.cohort(members)
+    cohort = setup.cohort(members)
     try:
-        last = claim.load(bench.device, bench.epochs, bench.challenge.tasks)
+        last = claim.load(setup.device, setup.epochs, setup.challenge.tasks)
         if last is not None and not whole:
             last = _part(last, ours)
-        if last is None or last.finished < bench.challenge.tasks:
-            progress = _progress(bench, cohort, last, watcher)
-            for snapshot in train(cohort, last, bench.execution, progress):
+        if last is None or last.finished < setup.challenge.tasks:
+            progress = _progress(setup, cohort, last, watcher)
+            for snapshot in train(cohort, last, setup.execution, progress):
                 last = snapshot
                 if whole:
                     claim.save(snapshot)
@@ -249,7 +249,7 @@ def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted
         for i, run in enumerate(members):
             if not store.finished(run.hash, claim.parameters):
                 arrays = {k: v[i] for k, v in last.record.arrays().items()}
-                store.write(run.config, arrays, _info(bench, cohort, run, last, i), claim.kept_parameters(ours[i]))
+                store.write(run.config, arrays, _info(setup, cohort, run, last, i), claim.kept_parameters(ours[i]))
         watcher.cohort_done(len(members))
         if whole:
             claim.finish(store)
@@ -257,9 +257,9 @@ def _train(store: Store, bench: Bench, claim: Claim, wanted: Mapping[str, Wanted
         claim.leave()
 
 
-def _progress(bench: Bench, cohort: Cohort, last: Snapshot | None, watcher: Watcher) -> Progress:
-    tasks, examples = bench.challenge.tasks, bench.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
-    steps = tasks * bench.epochs * math.ceil(examples / bench.batch_size) * len(cohort)
+def _progress(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watcher) -> Progress:
+    tasks, examples = setup.challenge.tasks, setup.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
+    steps = tasks * setup.epochs * math.ceil(examples / setup.batch_size) * len(cohort)
     return watcher.cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0)
 
 
@@ -270,14 +270,14 @@ def _part(snapshot: Snapshot, runs: list[int]) -> Snapshot:
     return Snapshot(snapshot.finished, snapshot.state.select(runs), record)
 
 
-def _info(bench: Bench, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int) -> dict[str, Any]:
+def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int) -> dict[str, Any]:
     diverged = int(snapshot.state.diverged[index])
     record = snapshot.record
-    device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else platform.processor() or "CPU"
+    device = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else platform.processor() or "CPU"
     return {
         "label": resolve.label_of(run.member.algorithm),
         "locality": run.member.algorithm.locality,
-        "setting": bench.challenge.setting,
+        "setting": setup.challenge.setting,
         "diverged": None if diverged < 0 else diverged,
         "steps": snapshot.state.clock,
         "cost": {
@@ -292,7 +292,7 @@ def _info(bench: Bench, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
-            "device": f"{bench.device.type}: {device}",
+            "device": f"{setup.device.type}: {device}",
         },
         "notes": record.notes,
     }

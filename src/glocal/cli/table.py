@@ -19,6 +19,8 @@ class Table:
     """How to write the table."""
     forgetting: Literal["t-1", "t"] = "t-1"
     """Average forgetting over all tasks but the last, as the published table does, or over all."""
+    measure: Literal["accuracy", "loss"] = "accuracy"
+    """Measure forgetting by test accuracy, in points, or by test loss."""
     scope: Literal["class", "task"] | None = None
     """Accuracy among all classes or among the task's own; the challenge's setting decides unless given."""
 
@@ -32,8 +34,8 @@ class Table:
         runs = load(self.store)
         if not runs and self.format == "rich":
             raise GlocalError(f"the store '{self.store}' holds no finished run yet.")
-        made = render(rows(runs, forgetting=self.forgetting, scope=self.scope), self.format)
+        made = render(rows(runs, forgetting=self.forgetting, scope=self.scope, measure=self.measure), self.format)
         if isinstance(made, str):
-            print(made)
+            print(made.rstrip())
         else:
             Console().print(made)

@@ -6,9 +6,10 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,6 +65,14 @@ def new_directory(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def remove_leftovers(folder: Path, older_than: float = 86_400) -> None:
+    """Unfinished directories of processes that died in the middle of `new_directory`, more than a day ago."""
+    for part in folder.glob(".*-*"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > older_than:
+                shutil.rmtree(part)
 
 
 @contextmanager

@@ -26,7 +26,17 @@ from glocal.engine.record import MEASURES, Record
 from glocal.engine.state import State
 from glocal.engine.train import Snapshot
 from glocal.errors import GlocalError
-from glocal.store.files import DAMAGE, Lock, new_directory, read_json, read_tensors, telling, write_json, write_tensors
+from glocal.store.files import (
+    DAMAGE,
+    Lock,
+    new_directory,
+    read_json,
+    read_tensors,
+    remove_leftovers,
+    telling,
+    write_json,
+    write_tensors,
+)
 from glocal.store.run import Run
 from glocal.tree import Params
 
@@ -64,6 +74,8 @@ class Store:
             store.cohorts_path.mkdir(exist_ok=True)
             if not (store.path / MARK).exists():
                 write_json(store.path / MARK, {"format": FORMAT})
+            for folder in (store.runs_path, store.cohorts_path):
+                remove_leftovers(folder)
         return store
 
     def _check(self) -> None:
