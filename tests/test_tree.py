@@ -86,5 +86,5 @@ def test_total_is_the_same_number_alone_and_in_a_cohort() -> None:
     values = torch.randn(7, 33, 57, generator=torch.Generator().manual_seed(0))
     together = torch.func.vmap(tree.total)(values)
     for alone, mapped in zip(values, together, strict=True):
-        assert torch.equal(tree.total(alone), mapped)
+        assert torch.equal(tree.total([alone]), mapped)
         assert math.isclose(float(mapped), math.fsum(alone.flatten().tolist()), abs_tol=1e-3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -66,11 +66,11 @@ def nbytes(tree: Mapping[str, Any]) -> int:
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """The inner product of two parameter vectors."""
-    return torch.stack([total((a[k] * b[k]).contiguous()) for k in a]).sum(-1)
+    return total(a[k] * b[k] for k in a)
 
 
-def total(values: Tensor) -> Tensor:
-    """The sum of all entries, axis by axis: in this order it is the same number alone and in a cohort."""
-    while values.dim():
-        values = values.sum(-1)
-    return values
+def total(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum of all entries of all tensors: rows first, then their sums. In this order it is the same number alone and
+    in a cohort; `sum()` over everything is split among threads by size."""
+    rows = [t.contiguous().flatten(end_dim=-2).sum(-1) if t.dim() > 1 else t.sum(-1, keepdim=True) for t in tensors]
+    return torch.cat(rows).sum(-1)

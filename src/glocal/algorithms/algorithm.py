@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What just happened: the batch, the gradient of the objective, and how the parameters moved because of it."""
+    """What just happened: the batch and, for an algorithm that `watches`, the objective's gradient and the move."""
 
     batch: Batch
     grads: Params
@@ -51,6 +51,8 @@ class Algorithm:
     family: ClassVar[str] = "baseline"
     locality: ClassVar[Locality] = "global"
     remembers: ClassVar[str] = "nothing"
+    watches: ClassVar[bool] = False
+    """Whether `observe` looks at the step's gradient and move, and not at its batch alone."""
 
     def uniforms(self, batch_size: int) -> int:
         """How many uniform random numbers one step needs."""

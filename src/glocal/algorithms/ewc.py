@@ -116,5 +116,4 @@ class EWC(Algorithm):
 
     def _quadratic(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:
         fisher, anchor = memory["fisher"], memory["anchor"]
-        squares = [total(fisher[k] * (params[k] - anchor[k]).square()) for k in fisher]
-        return self.penalty / 2 * torch.stack(squares).sum(-1)
+        return self.penalty / 2 * total(fisher[k] * (params[k] - anchor[k]).square() for k in fisher)

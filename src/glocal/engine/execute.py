@@ -78,23 +78,15 @@ class Vectorised:
         followed = grads
         if self.program.projects:
             followed, buffers = self._direction(grads, params, buffers, state.memory, self.hyper, batch)
-        moved = self._move(params, followed, keep=self.program.observes)
+        seen = self._move(params, grads, followed)
         if self.program.observes:
-            state.memory = self._observe(state.memory, self.hyper, Step(batch, grads, moved))
+            state.memory = self._observe(state.memory, self.hyper, Step(batch, *seen))
         state.buffers = {k: b.detach() for k, b in buffers.items()}
         return losses.detach()
 
-    def _move(self, params: Params, followed: Params, keep: bool) -> Params:
-        """θ ← θ − lr · direction, in place; the update itself only where somebody looks at it."""
-        moved: Params = {}
-        for k, p in params.items():
-            lr = per_run(self.hyper["lr"], p)
-            if keep:
-                moved[k] = followed[k] * -lr
-                p.add_(moved[k])
-            else:
-                p.addcmul_(followed[k], lr, value=-1)
-        return moved
+    def _move(self, params: Params, grads: Params, followed: Params) -> tuple[Params, Params]:
+        lrs = {k: per_run(self.hyper["lr"], p) for k, p in params.items()}
+        return move(params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
 
     def consolidate(self, state: State, feed: Feed) -> None:
         if not self.program.consolidates:
@@ -155,15 +147,10 @@ class RunByRun:
         followed = grads
         if self.program.projects:
             followed, buffers = self.program.direction(grads, own.params, buffers, own.memory, hyper, batch)
-        moved: Params = {}
-        for k, p in own.params.items():
-            if self.program.observes:
-                moved[k] = followed[k] * -hyper["lr"]
-                p.add_(moved[k])
-            else:
-                p.addcmul_(followed[k], hyper["lr"], value=-1)
+        lrs = dict.fromkeys(own.params, hyper["lr"])
+        seen = move(own.params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
         if self.program.observes:
-            own.memory = self.program.observe(own.memory, hyper, Step(batch, grads, moved))
+            own.memory = self.program.observe(own.memory, hyper, Step(batch, *seen))
         own.buffers = {k: b.detach() for k, b in buffers.items()}
         return loss.detach()
 
@@ -196,6 +183,18 @@ class RunByRun:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
+
+
+def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: bool) -> tuple[Params, Params]:
+    """θ ← θ − lr · direction, in place. Returns the gradient and the move for those who watch, else nothing."""
+    if not watched:
+        for k, p in params.items():
+            p.addcmul_(followed[k], lrs[k], value=-1)
+        return {}, {}
+    moved = {k: followed[k] * -lrs[k] for k in params}
+    for k, p in params.items():
+        p.add_(moved[k])
+    return grads, moved
 
 
 def put_back(new: Tree, held: Tree) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from glocal import tree
+from glocal.engine.allocator import keep_freed_memory
 from glocal.engine.cohort import Cohort
 from glocal.engine.evaluate import Evaluator
 from glocal.engine.execute import Executor, RunByRun, Vectorised
@@ -60,6 +61,8 @@ def train(
     until the generator goes on.
     """
     progress = progress or Silent()
+    if cohort.device.type == "cpu":
+        keep_freed_memory()
     started = time.perf_counter()
     feed, evaluator = Feed(cohort), Evaluator(cohort)
     feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))

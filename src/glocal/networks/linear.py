@@ -14,5 +14,5 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        z = x @ self.weight.mT
-        return z if self.bias is None else z + self.bias
+        z = self.weight @ x.mT  # in this order a stacked weight's gradient comes out contiguous
+        return z.mT if self.bias is None else (z + self.bias.unsqueeze(-1)).mT
