@@ -117,15 +117,21 @@ class RunByRun:
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
         for run in range(len(self.cohort)):
-            own = state.select(run)
+            own = self._own(state, run)
             with self._network_randomness(run, feed, epoch):
                 losses.append(self._epoch_of(own, run, feed, tick))
             put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses)
 
+    @staticmethod
+    def _own(state: State, run: int) -> State:
+        own = state.select(run)
+        own.params = {k: p.detach().requires_grad_() for k, p in own.params.items()}
+        return own
+
     def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
         """One step of one run of a cohort."""
-        own = state.select(run)
+        own = self._own(state, run)
         loss = self._step(own, {k: v[run] for k, v in self.hyper.items()}, batch)
         put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return loss
@@ -133,26 +139,28 @@ class RunByRun:
     def _epoch_of(self, own: State, run: int, feed: Feed, tick: Tick) -> Tensor:
         hyper = {k: v[run] for k, v in self.hyper.items()}
         losses = []
-        for i in range(feed.steps):
-            losses.append(self._step(own, hyper, feed.batch_of(run, i)))
+        for batch in feed.batches_of(run):
+            losses.append(self._step(own, hyper, batch))
             tick(1)
         return torch.stack(losses)
 
     def _step(self, own: State, hyper: dict[str, Tensor], batch: Batch) -> Tensor:
-        leaves = {k: p.detach().requires_grad_() for k, p in own.params.items()}
+        """`own.params` are leaves that require gradients, and views into the cohort's state."""
+        names = list(own.params)
         with torch.enable_grad():
-            loss, buffers = self.program.objective(leaves, own.buffers, own.memory, hyper, batch)
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        grads = dict(zip(leaves, gradients, strict=True))
-        followed = grads
-        if self.program.projects:
-            followed, buffers = self.program.direction(grads, own.params, buffers, own.memory, hyper, batch)
-        lrs = dict.fromkeys(own.params, hyper["lr"])
-        seen = move(own.params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
-        if self.program.observes:
-            own.memory = self.program.observe(own.memory, hyper, Step(batch, *seen))
-        own.buffers = {k: b.detach() for k, b in buffers.items()}
-        return loss.detach()
+            loss, buffers = self.program.objective(own.params, own.buffers, own.memory, hyper, batch)
+            gradients = torch.autograd.grad(loss, list(own.params.values()), allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            grads = dict(zip(names, gradients, strict=True))
+            followed = grads
+            if self.program.projects:
+                followed, buffers = self.program.direction(grads, own.params, buffers, own.memory, hyper, batch)
+            lrs = dict.fromkeys(names, hyper["lr"])
+            seen = move(own.params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
+            if self.program.observes:
+                own.memory = self.program.observe(own.memory, hyper, Step(batch, *seen))
+            own.buffers = {k: b.detach() for k, b in buffers.items()}
+            return loss.detach()
 
     def consolidate(self, state: State, feed: Feed) -> None:
         if not self.program.consolidates:

@@ -7,6 +7,7 @@ depend on its cohort, its learning rate, its device or on where training was int
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -82,12 +83,11 @@ class Feed:
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
         return self._gather(self.rows.index_select(1, where), self.random.index_select(1, step.view(1)).squeeze(1))
 
-    def batch_of(self, run: int, step: int) -> Batch:
-        """The step's batch of one run."""
-        begin = step * self.cohort.batch_size
-        rows = self.rows[run, begin : begin + self.size(step)]
-        random = self.random[self._seed_numbers[run], step]
-        return Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
+    def batches_of(self, run: int) -> Iterator[Batch]:
+        """The epoch's batches of one run."""
+        batches = self.rows[run].split(self.cohort.batch_size)
+        for rows, random in zip(batches, self.random[self._seed_numbers[run]].unbind(0), strict=True):
+            yield Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
 
     def whole(self, group: int) -> tuple[Data, Tensor]:
         """All training data of the runs of a group, and a uniform number an example for each of its runs."""

@@ -62,7 +62,7 @@ def bytes_per_run(cohort: Cohort) -> int:
 
     before = tree.nbytes(state.memory)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        executor.step_of(state, 0, feed.batch_of(0, 0))
+        executor.step_of(state, 0, next(feed.batches_of(0)))
     executor.consolidate(state, feed)
     grown = max(0, tree.nbytes(state.memory) - before)
     memory = before + grown * one.challenge.tasks

@@ -44,6 +44,8 @@ class Model:
 
     def bind(self, buffers: Mapping[str, Tensor], training: bool = True) -> Model:
         """The same network with one run's buffers, which stay untouched: the copies change."""
+        if not buffers and training == self.training:
+            return self
         bound = copy.copy(self)
         bound.buffers = {k: b.clone() for k, b in buffers.items()} if training else dict(buffers)
         bound.training = training
