@@ -14,23 +14,8 @@ import numpy as np
 
 from glocal.store.store import Store
 
-SWEEP = [
-    "--algorithms",
-    "sgd",
-    "er",
-    "agem",
-    "--lrs",
-    "0.05",
-    "0.2",
-    "--seeds",
-    "1",
-    "2",
-    "--tasks",
-    "3",
-    "--epochs",
-    "2",
-]
-RUNS = 3 * 2 * 2
+SWEEP = ["--algorithms", "er", "agem", "--lrs", "0.05", "0.2", "--seeds", "1", "2", "--tasks", "3", "--epochs", "1"]
+RUNS = 2 * 2 * 2
 
 
 def start(store: Path) -> subprocess.Popen[str]:
@@ -42,6 +27,15 @@ def finish(process: subprocess.Popen[str]) -> str:
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return errors
+
+
+def wait_for_a_checkpoint(store: Path, process: subprocess.Popen[str]) -> None:
+    """Until a cohort has reached its first task boundary: from then on there is something to lose."""
+    known = {p: p.stat().st_mtime_ns for p in store.glob("cohorts/[!.]*/checkpoint.safetensors")}
+    while process.poll() is None:
+        if any(known.get(p) != p.stat().st_mtime_ns for p in store.glob("cohorts/[!.]*/checkpoint.safetensors")):
+            return
+        time.sleep(0.02)
 
 
 def same_results(one: Store, other: Store) -> None:
@@ -64,7 +58,8 @@ def test_killed_at_random_moments_and_two_at_a_time(tmp_path: Path) -> None:
     finished: dict[str, int] = {}
     for _ in range(4):
         process = start(killed)
-        time.sleep(chance.uniform(0.3, 1.0) * length)
+        wait_for_a_checkpoint(killed, process)
+        time.sleep(chance.uniform(0, 0.2) * length)
         interruptions += process.poll() is None
         process.kill()
         process.wait()
@@ -90,9 +85,7 @@ def test_killed_at_random_moments_and_two_at_a_time(tmp_path: Path) -> None:
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     store = tmp_path / "store"
     process = start(store)
-    deadline = time.monotonic() + 60
-    while not list(store.glob("cohorts/[!.]*/checkpoint.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_a_checkpoint(store, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

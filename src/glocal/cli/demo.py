@@ -8,9 +8,9 @@ from pathlib import Path
 
 CHALLENGE = "rotated-digits"
 ALGORITHMS = ("sgd", "er", "agem", "ewc")
-LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
+LRS = (0.005, 0.02, 0.05, 0.2, 0.5)
 SEEDS = (11, 13, 33)
-TASKS, EPOCHS = 5, 5
+TASKS, EPOCHS = 5, 4
 TRAIN_EVAL = 500
 
 
