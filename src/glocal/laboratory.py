@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+import operator
 import platform
 import re
 import time
@@ -27,7 +27,6 @@ from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
 from glocal.errors import GlocalError
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
-from glocal.tree import select
 from glocal.version import __version__
 
 POLL_SECONDS = 0.5
@@ -96,8 +95,8 @@ class Unwatched:
 def sweep(
     challenge: str | Challenge,
     algorithms: Iterable[str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]],
-    lrs: Sequence[float],
-    seeds: Sequence[int],
+    lrs: Iterable[float],
+    seeds: Iterable[int],
     *,
     network: str | MakeNetwork = "mlp",
     tasks: int | None = None,
@@ -119,7 +118,7 @@ def sweep(
     another process is training on the same store is waited for.
     """
     chosen = resolve.challenge(challenge, tasks, data)
-    made = resolve.network(network)
+    made = resolve.network(network, chosen.thing)
     setup = Setup(
         chosen.thing,
         made.thing,
@@ -131,12 +130,13 @@ def sweep(
         memory_budget,
         None if cohort_size is None else _whole("cohort_size", cohort_size, 1),
     )
+    seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
     wanted: dict[str, Wanted] = {}
     for one in algorithms:
         name, options = one if isinstance(one, tuple) else (one, None)
         algorithm = resolve.algorithm(name, options)
-        for seed in _distinct("seeds", seeds):
-            for lr in _distinct("lrs", lrs):
+        for seed in seeds:
+            for lr in lrs:
                 config = RunConfig(
                     chosen.config,
                     made.config,
@@ -228,17 +228,18 @@ def _size(setup: Setup, group: list[Wanted]) -> int:
 def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted], watcher: Watcher) -> None:
     """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
 
-    Of an interrupted cohort with runs that are not wanted now, the wanted ones go on; the checkpoint stays for
-    the rest.
+    Of an interrupted cohort, those that are wanted and not finished yet go on; the checkpoint stays for the rest. Where
+    parameters are kept all go on, for the cohort's files hold them all.
     """
-    ours = [i for i, h in enumerate(claim.hashes) if h in wanted]
+    missing = {h for h in claim.hashes if not store.finished(h, claim.parameters)}
+    ours = [i for i, h in enumerate(claim.hashes) if h in wanted and (claim.parameters or h in missing)]
     members = [wanted[claim.hashes[i]] for i in ours]
     whole = len(ours) == len(claim.hashes)
     cohort = setup.cohort(members)
     try:
         last = claim.load(setup.device, setup.epochs, setup.challenge.tasks)
         if last is not None and not whole:
-            last = _part(last, ours)
+            last = Snapshot(last.finished, last.state.select(ours), last.record.select(ours))
         if last is None or last.finished < setup.challenge.tasks:
             progress = _progress(setup, cohort, last, watcher)
             for snapshot in train(cohort, last, setup.execution, progress):
@@ -247,11 +248,11 @@ def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted
                     claim.save(snapshot)
         assert last is not None
         for i, run in enumerate(members):
-            if not store.finished(run.hash, claim.parameters):
+            if run.hash in missing:
                 arrays = {k: v[i] for k, v in last.record.arrays().items()}
                 store.write(run.config, arrays, _info(setup, cohort, run, last, i), claim.kept_parameters(ours[i]))
-        watcher.cohort_done(len(members))
-        if whole:
+        watcher.cohort_done(len(missing & wanted.keys()))
+        if all(store.finished(h, claim.parameters) for h in claim.hashes):
             claim.finish(store)
     finally:
         claim.leave()
@@ -261,13 +262,6 @@ def _progress(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watc
     tasks, examples = setup.challenge.tasks, setup.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
     steps = tasks * setup.epochs * math.ceil(examples / setup.batch_size) * len(cohort)
     return watcher.cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0)
-
-
-def _part(snapshot: Snapshot, runs: list[int]) -> Snapshot:
-    record = dataclasses.replace(snapshot.record, matrices=select(snapshot.record.matrices, runs))
-    for name in ("from_start", "from_previous", "epoch_loss", "memory_bytes"):
-        setattr(record, name, getattr(snapshot.record, name)[runs])
-    return Snapshot(snapshot.finished, snapshot.state.select(runs), record)
 
 
 def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int) -> dict[str, Any]:
@@ -304,7 +298,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    if not re.fullmatch(r"cuda(:\d+)?", name):
+    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
         raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
     device = torch.device(name)
     if not torch.cuda.is_available():
@@ -322,20 +316,23 @@ def _whole(name: str, value: int | None, default: int) -> int:
 
 
 def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    number = math.nan if isinstance(value, bool | str) else float(value)
+    if not math.isfinite(number) or number <= 0:
         raise GlocalError(f"{name} must be a positive number; {value} was given.")
-    return float(value)
+    return number
 
 
 def _seed(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    whole = None if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+    if whole is None or whole < 0:
         raise GlocalError(f"a seed must be a whole number of at least 0; {value} was given.")
-    return value
+    return whole
 
 
-def _distinct(name: str, values: Sequence[Any]) -> list[Any]:
+def _distinct(name: str, values: Iterable[Any]) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise GlocalError(f"{name} must be a list of numbers; {values!r} was given.")
-    if not list(values):
+    distinct = list(dict.fromkeys(values))
+    if not distinct:
         raise GlocalError(f"{name} must name at least one value; none was given.")
-    return list(dict.fromkeys(values))
+    return distinct

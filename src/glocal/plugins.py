@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -38,13 +39,48 @@ def load(spec: str, kind: str) -> tuple[Any, str]:
     return getattr(module, name), digest
 
 
-def source_hash(thing: Callable[..., Any] | type) -> str:
-    """The hash of what a user's class or function was written as, so that an edited one is another one."""
+def call(make: Callable[[], Any], spec: str) -> Any:
+    """What a user's function returns; its mistake told in one line."""
     try:
-        text = inspect.getsource(thing)
-    except (OSError, TypeError):
-        text = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', repr(thing))}"
+        return make()
+    except GlocalError:
+        raise
+    except Exception as error:
+        raise GlocalError(f"'{spec}' failed: {_where(error, Path(spec.rpartition(':')[0]))}") from error
+
+
+def source_hash(thing: Any) -> str:
+    """The hash of what a user's class or function was written as, so that an edited one is another one.
+
+    Of a class, with the classes it builds on; of a partial function, with its arguments.
+    """
+    if isinstance(thing, functools.partial):
+        text = f"{source_hash(thing.func)} {thing.args!r} {sorted(thing.keywords.items())!r}"
+    else:
+        parts = [c for c in inspect.getmro(thing) if _is_users(c)] if isinstance(thing, type) else [thing]
+        text = "".join(_source(part) for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__ != "builtins" and not kind.__module__.startswith("glocal.")
+
+
+def _source(thing: Any) -> str:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        name = getattr(thing, "__qualname__", type(thing).__name__)
+        raise GlocalError(
+            f"the source of '{name}' cannot be read, and a run is named by it: put it in a file."
+        ) from None
+
+
+def _where(error: BaseException, path: Path) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else "?")
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"line {line}: {reason}"
 
 
 def _module(path: Path, digest: str) -> Any:
@@ -59,8 +95,5 @@ def _module(path: Path, digest: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-        line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else "?")
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise GlocalError(f"'{path}' cannot be loaded: line {line}: {reason}") from error
+        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}") from error
     return module

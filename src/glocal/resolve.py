@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from glocal import challenges, plugins
 from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Challenge
-from glocal.engine.cohort import MakeNetwork
+from glocal.engine.cohort import MakeNetwork, seeded_network
 from glocal.errors import GlocalError, unknown
 from glocal.networks import NETWORKS
 
@@ -34,7 +36,7 @@ def challenge(given: str | Challenge, tasks: int | None = None, data: str | Path
     """A challenge by name, from a file (a function that returns one), or as it is."""
     if isinstance(given, str) and plugins.is_file_spec(given):
         make, _ = plugins.load(given, "challenge")
-        given = make() if callable(make) else make
+        given = plugins.call(make, given) if callable(make) else make
         if not isinstance(given, Challenge):
             raise GlocalError(f"a challenge's function returns a glocal Challenge, not a {type(given).__name__}.")
     if isinstance(given, str):
@@ -45,15 +47,21 @@ def challenge(given: str | Challenge, tasks: int | None = None, data: str | Path
         raise GlocalError(f"a challenge is a name or a Challenge, not a {type(given).__name__}.")
     config = {
         "name": made.name,
+        "setting": made.setting,
         "tasks": made.tasks,
+        "outputs": made.outputs,
+        "loss": made.loss,
         "options": dict(made.options),
         "fingerprint": made.fingerprint,
     }
     return Resolved(made, config)
 
 
-def network(given: str | MakeNetwork) -> Resolved:
-    """A network by name, from a file, or as a function (input_shape, outputs) -> nn.Module."""
+def network(given: str | MakeNetwork, challenge: Challenge) -> Resolved:
+    """A network by name, from a file, or as a function (input_shape, outputs) -> nn.Module.
+
+    One that users bring is known by its source and by what it makes: a function may take its widths from elsewhere.
+    """
     if isinstance(given, str) and not plugins.is_file_spec(given):
         if given not in NETWORKS:
             raise unknown("network", given, NETWORKS)
@@ -66,25 +74,45 @@ def network(given: str | MakeNetwork) -> Resolved:
         name = getattr(given, "__name__", type(given).__name__)
     if isinstance(make, nn.Module) or not callable(make):
         raise GlocalError(
-            f"network '{name}' is not a function. Give one that makes it: (input_shape, outputs) -> nn.Module."
+            f"network '{name}' is no function. Give one that makes it: (input_shape, outputs) -> nn.Module."
         )
-    return Resolved(_checked_network(make, name), {"name": name, "source": digest or plugins.source_hash(make)})
-
-
-def _checked_network(make: MakeNetwork, name: str) -> MakeNetwork:
-    def checked(input_shape: Sequence[int], outputs: int) -> nn.Module:
-        made = make(input_shape, outputs)
-        if not isinstance(made, nn.Module):
-            raise GlocalError(f"network '{name}' returned a {type(made).__name__}, not an nn.Module.")
-        if not any(True for _ in made.parameters()):
-            raise GlocalError(f"network '{name}' has no parameters to learn.")
-        return made
-
     try:
-        inspect.signature(make).bind((1, 28, 28), 10)
+        inspect.signature(make).bind(challenge.input_shape, challenge.outputs)
     except TypeError as error:
         raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
-    return checked
+    made = seeded_network(make, challenge, seed=0)
+    _check_network(made, name, challenge)
+    return Resolved(make, {"name": name, "source": digest or plugins.source_hash(make), "made": _fingerprint(made)})
+
+
+def _check_network(made: nn.Module, name: str, challenge: Challenge) -> None:
+    """Push one example through: it must come out as one row of outputs."""
+    if not isinstance(made, nn.Module):
+        raise GlocalError(f"network '{name}' returned a {type(made).__name__}, not an nn.Module.")
+    if not any(p.requires_grad for p in made.parameters()):
+        raise GlocalError(f"network '{name}' has no parameters to learn.")
+    try:
+        with torch.no_grad():
+            shape = tuple(made.eval()(torch.zeros(1, *challenge.input_shape)).shape)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        given = tuple(challenge.input_shape)
+        raise GlocalError(
+            f"network '{name}' cannot take inputs of shape {given} ({challenge.name}): {reason}."
+        ) from error
+    if shape != (1, challenge.outputs):
+        wanted = (1, challenge.outputs)
+        raise GlocalError(
+            f"network '{name}' gives outputs of shape {shape} for one input; {challenge.name} needs {wanted}."
+        )
+
+
+def _fingerprint(made: nn.Module) -> str:
+    digest = hashlib.sha256(repr(made).encode())
+    for key, tensor in made.state_dict().items():
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def algorithm(given: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
@@ -96,23 +124,31 @@ def algorithm(given: str | Algorithm | type[Algorithm], options: Mapping[str, An
         if given not in ALGORITHMS:
             raise unknown("algorithm", given, ALGORITHMS)
         given = ALGORITHMS[given]
-    if isinstance(given, type) and issubclass(given, Algorithm):
-        made = given(**_typed_options(given, options or {}))
-    elif isinstance(given, Algorithm):
-        made = dataclasses.replace(given, **_typed_options(type(given), options)) if options else given
-    else:
-        name = getattr(given, "__name__", type(given).__name__)
-        raise GlocalError(f"'{name}' is not an algorithm: it does not subclass glocal.Algorithm.")
-    config: dict[str, Any] = {"name": name_of(made), "options": dataclasses.asdict(made)}
+    kind = given if isinstance(given, type) else type(given)
+    if not issubclass(kind, Algorithm):
+        raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
+    fields = dataclasses.fields(kind)
+    own = {} if isinstance(given, type) else {f.name: getattr(given, f.name) for f in fields}
+    typed = _typed_options(kind, {**own, **(options or {})})
+    missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in typed]
+    if missing:
+        raise GlocalError(f"{name_of(kind)} needs a value for {', '.join(missing)}: give one in its options.")
+    if any(f.name == "lr" for f in fields):
+        raise GlocalError(
+            f"{name_of(kind)} has a field named lr, which is the run's learning rate; give it another name."
+        )
+    made = kind(**typed)
+    config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(made)}
     if type(made) is not ALGORITHMS.get(made.name):
         config["source"] = digest or plugins.source_hash(type(made))
     return Resolved(made, config)
 
 
-def name_of(algorithm: Algorithm) -> str:
+def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
     """Its declared name, or the class's where a user declared none."""
-    declared = type(algorithm).__dict__.get("name")
-    return declared if isinstance(declared, str) else type(algorithm).__name__
+    kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+    declared = kind.__dict__.get("name")
+    return declared if isinstance(declared, str) else kind.__name__
 
 
 def label_of(algorithm: Algorithm) -> str:
@@ -134,9 +170,9 @@ def _typed_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[st
     for key, value in options.items():
         if key not in fields:
             if not fields:
-                raise GlocalError(f"{kind.name} has no options; '{key}' was given.")
-            raise unknown(f"option of {kind.name}", key, fields)
-        typed[key] = _typed(f"{kind.name}.{key}", fields[key], value)
+                raise GlocalError(f"{name_of(kind)} has no options; '{key}' was given.")
+            raise unknown(f"option of {name_of(kind)}", key, fields)
+        typed[key] = _typed(f"{name_of(kind)}.{key}", fields[key], value)
     return typed
 
 

@@ -82,3 +82,9 @@ def test_recorded_distances_are_euclidean() -> None:
                 differences = [(solutions[t][k][run] - origin[k][run]).flatten() for k in origin]
                 expected = torch.cat(differences).norm()
                 torch.testing.assert_close(getattr(record, name)[run, t - 1], expected, rtol=1e-6, atol=0)
+
+
+def test_every_named_algorithm_is_tested_here() -> None:
+    from glocal.algorithms import ALGORITHMS as NAMED
+
+    assert {type(a) for a in ALGORITHMS} == set(NAMED.values())

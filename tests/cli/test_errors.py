@@ -18,6 +18,17 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+NETWORK = """from torch import nn
+def make(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear({inputs}, {outputs}))
+"""
+ALGORITHM = """from dataclasses import dataclass
+from glocal.algorithms import Algorithm
+@dataclass(frozen=True)
+class Mine(Algorithm):
+    {}
+"""
+
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown command": (lambda p: ["swep"], ["unknown command 'swep'", "'sweep'"]),
     "unknown flag": (lambda p: [*RUN, "--lrr", "0.1"], ["--lrr", "--lr"]),
@@ -101,6 +112,35 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["run", write(p / "c.py", "def make(): return 3") + ":make", "sgd"],
         ["Challenge", "int"],
     ),
+    "network of five outputs": (
+        lambda p: [*RUN, "--network", write(p / "net.py", NETWORK.format(inputs=784, outputs=5)) + ":make"],
+        ["make", "(1, 5)", "(1, 10)"],
+    ),
+    "network for other inputs": (
+        lambda p: [*RUN, "--network", write(p / "net.py", NETWORK.format(inputs=99, outputs=10)) + ":make"],
+        ["make", "(1, 28, 28)"],
+    ),
+    "challenge that fails": (
+        lambda p: ["run", write(p / "c.py", "def make():\n    return 1 / 0") + ":make", "sgd"],
+        ["c.py:make", "line 2", "ZeroDivisionError"],
+    ),
+    "algorithm that needs a value": (
+        lambda p: ["run", "rotated-digits", write(p / "my.py", ALGORITHM.format("strength: float")) + ":Mine"],
+        ["Mine", "strength"],
+    ),
+    "algorithm with a rate of its own": (
+        lambda p: ["run", "rotated-digits", write(p / "my.py", ALGORITHM.format("lr: float = 0.1")) + ":Mine"],
+        ["Mine", "lr", "another name"],
+    ),
+    "toml algorithm with a number for a name": (
+        lambda p: ["sweep", "rotated-digits", "--file", write(p / "s.toml", "[[algorithms]]\nname = 3")],
+        ["needs a name"],
+    ),
+    "toml option without values": (
+        lambda p: ["sweep", "rotated-digits", "--file", write(p / "s.toml", "algorithms = [{name='ewc', penalty=[]}]")],
+        ["ewc.penalty", "no values"],
+    ),
+    "gpu of a very high number": (lambda p: [*RUN, "--device", "cuda:99999999999999999999"], ["cuda:N"]),
     "no store": (lambda p: ["table", str(p / "nowhere")], ["nowhere", "no store"]),
     "store is a file": (lambda p: ["table", write(p / "file", "")], ["is a file"]),
     "not a store": (lambda p: ["table", str(p)], ["not a glocal store"]),

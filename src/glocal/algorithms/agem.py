@@ -33,7 +33,7 @@ class AGEM(Algorithm):
     slots: int = 500
     """Examples the memory holds after the last task."""
     replay: int = 0
-    """Examples the reference gradient is taken on; 0: as many as the stream's batch has."""
+    """Examples the reference gradient is taken on; 0: as many as a full batch has."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"agem needs slots of at least 1; {self.slots} was given.")
@@ -48,7 +48,7 @@ class AGEM(Algorithm):
         return buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        drawn = buffer.draw(memory, self.replay or model.batch_size, batch.random)
+        drawn = buffer.draw_beside(model, batch, memory, self.replay or model.batch_size, batch.random)
         reference = model.grad(params, drawn.x, drawn.y, drawn.weight)
         overlap, length = inner(grads, reference), inner(reference, reference)
         # Before the first task ends nothing is stored: the reference is 0 and so is what is taken away.

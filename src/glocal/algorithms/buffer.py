@@ -61,8 +61,14 @@ def draw(memory: Memory, count: int, random: Tensor) -> Replay:
     return Replay(take(memory["x"], chosen), take(memory["y"], chosen), filled[chosen].to(random.dtype))
 
 
-def fill_up(drawn: Replay, batch: Batch) -> Replay:
-    """The stream's own examples in place of missing ones: batch statistics see every row, whatever its weight."""
+def draw_beside(model: Model, batch: Batch, memory: Memory, count: int, random: Tensor) -> Replay:
+    """Examples to go through the network beside, or instead of, the stream's batch.
+
+    Batch statistics see every row, whatever its weight: there the stream's examples stand in for missing ones.
+    """
+    drawn = draw(memory, count, random)
+    if not model.has_batch_statistics:
+        return drawn
     repeated = torch.arange(drawn.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
     stored = (drawn.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
     return drawn._replace(x=torch.where(stored, drawn.x, take(batch.x, repeated)))

@@ -31,7 +31,7 @@ class ER(Algorithm):
     slots: int = 500
     """Examples the reservoir holds."""
     replay: int = 0
-    """Examples drawn at every step; 0: as many as the stream's batch has."""
+    """Examples drawn at every step; 0: as many as a full batch has."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"er needs slots of at least 1; {self.slots} was given.")
@@ -44,9 +44,7 @@ class ER(Algorithm):
         return buffer.empty(self.slots, example)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        drawn = buffer.draw(memory, self.replay or model.batch_size, batch.random[-self.slots :])
-        if model.has_batch_statistics:
-            drawn = buffer.fill_up(drawn, batch)
+        drawn = buffer.draw_beside(model, batch, memory, self.replay or model.batch_size, batch.random[-self.slots :])
         weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), drawn.weight])
         return model.loss(params, torch.cat([batch.x, drawn.x]), torch.cat([batch.y, drawn.y]), weight)
 

@@ -54,7 +54,7 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: 
     evaluated = model.evaluating()
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(data.x.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
-        directions = partial(_directions, variant, model.likelihood, y, random)
+        directions = partial(_directions, variant, model.criterion, y, random)
         part = diagonal(evaluated.module, params, evaluated.buffers, evaluated.prepare(x), directions)
         fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
     return fisher

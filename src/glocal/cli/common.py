@@ -18,7 +18,7 @@ Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", **_unless_g
 Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="LR ...", **_unless_given)]
 Integers = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED ...", **_unless_given)]
 Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", **_unless_given)]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", **_unless_given)]
+PathName = Annotated[Path | None, tyro.conf.arg(metavar="PATH", **_unless_given)]
 Flag = Annotated[bool, tyro.conf.arg(**_unless_given)]
 ChallengeName = Annotated[str, tyro.conf.arg(metavar="CHALLENGE"), tyro.conf.Positional]
 AlgorithmName = Annotated[str, tyro.conf.arg(metavar="ALGORITHM"), tyro.conf.Positional]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glocal.cli.common import Folder, Name
+from glocal.cli.common import Name, PathName
 from glocal.errors import GlocalError
 
 
@@ -24,7 +24,7 @@ class Data:
     """status or fetch."""
     name: Annotated[Name, tyro.conf.Positional] = None
     """The data set to fetch."""
-    data: Folder = None
+    data: PathName = None
     """The folder to look in first, and to fetch to."""
 
     def __call__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glocal.cli.common import AlgorithmName, ChallengeName, Count, Flag, Folder, Texts, parse_options, with_options
+from glocal.cli.common import AlgorithmName, ChallengeName, Count, Flag, PathName, Texts, parse_options, with_options
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Run:
     """Where runs are kept."""
     train_eval: int = 2_000
     """Measure training loss and accuracy on at most so many examples of each task."""
-    data: Folder = None
+    data: PathName = None
     """A folder with data sets, looked at first."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""

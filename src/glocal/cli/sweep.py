@@ -11,11 +11,11 @@ import tyro
 from glocal.cli.common import (
     Count,
     Flag,
-    Folder,
     Integers,
     Name,
     Names,
     Numbers,
+    PathName,
     Texts,
     combinations,
     parse_options,
@@ -48,7 +48,7 @@ class Sweep:
 
     challenge: Annotated[Name, tyro.conf.arg(metavar="CHALLENGE"), tyro.conf.Positional] = None
     """A name from `glocal list challenges`, or path.py:function for your own."""
-    file: Folder = None
+    file: PathName = None
     """A TOML file with the fields below (and algorithms as a list of names or of tables); flags given here win."""
     algorithms: Names = ()
     """Names from `glocal list algorithms`, or path.py:Name for your own."""
@@ -68,9 +68,9 @@ class Sweep:
     """Examples in a batch; the challenge's own number unless given."""
     train_eval: Count = None
     """Measure training loss and accuracy on at most so many examples of each task (2000 unless given)."""
-    store: Folder = None
+    store: PathName = None
     """Where runs are kept (runs unless given)."""
-    data: Folder = None
+    data: PathName = None
     """A folder with data sets, looked at first."""
     device: Name = None
     """auto, cpu, cuda or cuda:N (auto unless given)."""
@@ -114,9 +114,12 @@ def _table(entry: str | dict[str, Any]) -> tuple[str, dict[str, list[Any]]]:
     """An algorithm in a TOML file: its name, or a table with its name and its options, each one value or a list."""
     if isinstance(entry, str):
         return entry, {}
-    if "name" not in entry:
+    if not isinstance(entry.get("name"), str):
         raise GlocalError(f"an algorithm in a sweep file needs a name; {entry} has none.")
     options = {k: v if isinstance(v, list) else [v] for k, v in entry.items() if k != "name"}
+    for option, values in options.items():
+        if not values:
+            raise GlocalError(f"{entry['name']}.{option} in the sweep file has no values to try.")
     return entry["name"], options
 
 
@@ -147,6 +150,6 @@ def _read(path: Path) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         allowed = ", ".join(SweepFile.__struct_fields__)
         raise GlocalError(f"the sweep file '{path}': {error}. Fields it may have: {allowed}.") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GlocalError(f"the sweep file '{path}' is not TOML: {error}.") from error
     return {k: v for k, v in msgspec.to_builtins(decoded).items() if v is not None}

@@ -72,11 +72,10 @@ def _linear(
     (deltas,) = vmap(pull)(directions(f).transpose(0, 1))  # over c; each (C, n, out)
     n = x.shape[0]
     result: Params = {}
-    for name, layer in layers.items():
+    for name in layers:
         squares = deltas[name].square().sum(0)
         result[f"{name}.weight"] = squares.mT @ inputs[name].square() / n
-        if layer.bias is not None:
-            result[f"{name}.bias"] = squares.sum(0) / n
+        result[f"{name}.bias"] = squares.sum(0) / n
     return result
 
 

@@ -21,6 +21,13 @@ CPU = torch.device("cpu")
 MakeNetwork = Callable[[Sequence[int], int], nn.Module]
 
 
+def seeded_network(make: MakeNetwork, challenge: Challenge, seed: int) -> nn.Module:
+    """The network for a challenge, initialised from the seed's own stream."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(generator(seed, "init").get_state())
+        return make(challenge.input_shape, challenge.outputs)
+
+
 @dataclass(frozen=True)
 class Member:
     """One run of a cohort."""
@@ -64,11 +71,11 @@ class Cohort:
         return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised)
 
     def initial(self) -> tuple[Params, Params]:
-        """θ_0 and the network's buffers, stacked. A run's initialisation depends on its seed alone."""
+        """θ_0 and what is not learnt (buffers, frozen parameters), stacked; they depend on the seed alone."""
         made = {seed: self._network(seed) for seed in {m.seed for m in self.members}}
         networks = [made[m.seed] for m in self.members]
-        params = tree.stack([{k: p.detach() for k, p in n.named_parameters()} for n in networks])
-        buffers = tree.stack([dict(n.named_buffers()) for n in networks])
+        params = tree.stack([{k: p.detach() for k, p in n.named_parameters() if p.requires_grad} for n in networks])
+        buffers = tree.stack([constants(n) for n in networks])
         move = lambda leaf: leaf.to(self.device)  # noqa: E731
         return tree.map_tree(move, params), tree.map_tree(move, buffers)
 
@@ -82,9 +89,13 @@ class Cohort:
         return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(self)], strict=True)]
 
     def _network(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(generator(seed, "init").get_state())
-            return self.make_network(self.challenge.input_shape, self.challenge.outputs)
+        return seeded_network(self.make_network, self.challenge, seed)
+
+
+def constants(network: nn.Module) -> Params:
+    """What gradients do not change: the network's buffers, and parameters that are frozen."""
+    frozen = {k: p.detach() for k, p in network.named_parameters() if not p.requires_grad}
+    return {**dict(network.named_buffers()), **frozen}
 
 
 def per_run(values: Tensor, like: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ class Vectorised:
             followed, buffers = self._direction(grads, params, buffers, state.memory, self.hyper, batch)
         seen = self._move(params, grads, followed)
         if self.program.observes:
-            state.memory = self._observe(state.memory, self.hyper, Step(batch, *seen))
+            new = self._observe(state.memory, self.hyper, Step(batch, *seen))
+            state.memory = tree.map_tree(partial(owned, batch), new)
         state.buffers = {k: b.detach() for k, b in buffers.items()}
         return losses.detach()
 
@@ -172,7 +173,8 @@ class RunByRun:
                 own = state.select(run)
                 hyper = {k: v[run] for k, v in self.hyper.items()}
                 batch = Batch(data.x, data.y, random[run - runs.start], feed.task)
-                memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
+                with self._network_randomness(run, feed, self.cohort.epochs):
+                    memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
         state.memory = detached(tree.stack(memories))
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
@@ -208,9 +210,22 @@ def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: 
 def put_back(new: Tree, held: Tree) -> None:
     """Write a tree's leaves to where they are held, but for those that were changed in place."""
     leaves = tree.flatten(held)
-    for name, leaf in tree.flatten(new).items():
-        if leaf.data_ptr() != leaves[name].data_ptr():
-            leaves[name].copy_(leaf)
+    moved = {name: leaf for name, leaf in tree.flatten(new).items() if not same_place(leaf, leaves[name])}
+    storages = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
+    # A leaf that now shows what another one held must be read before that one is written.
+    safe = {k: v.clone() if v.untyped_storage().data_ptr() in storages else v for k, v in moved.items()}
+    for name, leaf in safe.items():
+        leaves[name].copy_(leaf)
+
+
+def same_place(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+
+
+def owned(batch: Batch, leaf: Tensor) -> Tensor:
+    """A leaf of the memory with storage of its own: a constant under `vmap` is one tensor seen by all runs."""
+    shared = leaf.shape[0] > 1 and leaf.stride(0) == 0
+    return leaf.clone() if shared or leaf.data_ptr() == batch.task.data_ptr() else leaf
 
 
 def detached(memory: Tree) -> Tree:

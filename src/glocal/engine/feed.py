@@ -15,6 +15,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
+from glocal.errors import require
 from glocal.randomness import generator
 
 
@@ -42,6 +43,10 @@ class Feed:
         challenge, groups = self.cohort.challenge, self.cohort.groups
         parts = [challenge.task(task, self.cohort.members[runs.start].seed).train for runs in groups]
         self.examples = parts[0].y.shape[0]
+        same = all(p.y.shape[0] == self.examples for p in parts)
+        require(
+            same, f"{challenge.name}: task {task} has as many examples for one seed as for another; here it has not."
+        )
         self.steps = -(-self.examples // self.cohort.batch_size)
         self._place("x", torch.cat([p.x for p in parts]))
         self._place("y", torch.cat([p.y for p in parts]))

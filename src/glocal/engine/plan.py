@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +38,30 @@ def initial_state(cohort: Cohort, feed: Feed) -> State:
     memories = []
     for run, member in enumerate(cohort.members):
         own = tree.select(params, run)
-        memories.append(member.algorithm.init(model.bind(tree.select(buffers, run)), own, feed.example()))
+        memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, feed.example())
+        check_memory(memory)
+        memories.append(tree.map_tree(lambda leaf: leaf.to(cohort.device), memory))
     runs = len(cohort)
     diverged = torch.full((runs,), -1, dtype=torch.long, device=cohort.device)
     return State(params, buffers, tree.stack(memories), diverged)
+
+
+def check_memory(memory: Mapping[str, Any]) -> None:
+    """A memory is a dict of tensors and of such dicts, and must survive being written down."""
+    for key, leaf in memory.items():
+        if isinstance(leaf, Mapping) and leaf:
+            check_memory(leaf)
+        elif not isinstance(leaf, Tensor) or "/" in key:
+            kind = "an empty dict" if isinstance(leaf, Mapping) else f"a {type(leaf).__name__}"
+            raise GlocalError(f"an algorithm's memory holds tensors under names without '/': '{key}' is {kind}.")
+
+
+def data_bytes(cohort: Cohort) -> int:
+    """What the runs of one group share: the task in training and, of every task, what it is measured on."""
+    task = cohort.challenge.task(0, cohort.members[0].seed)
+    example = task.train.x[:1].nbytes + task.train.y[:1].nbytes
+    measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
+    return example * (len(task.train.y) + cohort.challenge.tasks * measured)
 
 
 def bytes_per_run(cohort: Cohort) -> int:
@@ -72,7 +94,7 @@ def bytes_per_run(cohort: Cohort) -> int:
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     """How many of the cohort's runs fit side by side into `budget` bytes (a share of what is free, unless given)."""
     available = int(SHARE * free_bytes(cohort.device)) if budget is None else budget
-    each = bytes_per_run(cohort)
+    each = bytes_per_run(cohort) + data_bytes(cohort) * len(cohort.groups) // len(cohort)
     if each > available:
         raise GlocalError(
             f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {each / 1e6:,.0f} MB, and "

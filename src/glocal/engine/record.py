@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ MEASURES = tuple(
     for what in ("accuracy", "loss")
 )
 """'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
+
+VECTORS = ("from_start", "from_previous", "epoch_loss", "memory_bytes")
 
 
 @dataclass
@@ -47,8 +50,15 @@ class Record:
         )
 
     def arrays(self) -> dict[str, Tensor]:
-        rest = {k: getattr(self, k) for k in ("from_start", "from_previous", "epoch_loss", "memory_bytes")}
-        return {**self.matrices, **rest}
+        return {**self.matrices, **{k: getattr(self, k) for k in VECTORS}}
+
+    def select(self, runs: Sequence[int]) -> Record:
+        """Some of the runs, with their share of the time."""
+        part = replace(self, matrices={k: m[runs] for k, m in self.matrices.items()})
+        for name in VECTORS:
+            setattr(part, name, getattr(self, name)[runs])
+        part.seconds = self.seconds * len(runs) / self.memory_bytes.shape[0]
+        return part
 
     def load(self, arrays: dict[str, Tensor]) -> None:
         for name, held in self.arrays().items():

@@ -63,6 +63,8 @@ def train(
     progress = progress or Silent()
     if cohort.device.type == "cpu":
         keep_freed_memory()
+    else:
+        torch.cuda.reset_peak_memory_stats(cohort.device)
     started = time.perf_counter()
     feed, evaluator = Feed(cohort), Evaluator(cohort)
     feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
@@ -70,11 +72,12 @@ def train(
     theta_0, _ = cohort.initial()
     if begin is None:
         record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
-        record.notes = [note] if note else []
         begin = Snapshot(0, initial_state(cohort, feed), record)
         evaluator.measure(executor, begin.state, record, row=0)
+        record.notes = [note] if note else []
         record.seconds = time.perf_counter() - started
         yield begin
+    begin.record.notes = [note] if note else []
     state, record, spent = begin.state, begin.record, begin.record.seconds
     for task in range(begin.finished, cohort.challenge.tasks):
         started = time.perf_counter()
@@ -140,14 +143,14 @@ def note_divergence(state: State, losses: Tensor) -> None:
     """Remember the first step whose objective was not finite, and count the steps."""
     bad = ~losses.isfinite()
     first = state.clock + bad.long().argmax(1)
-    state.diverged = torch.where((state.diverged < 0) & bad.any(1), first, state.diverged)
+    state.diverged.copy_(torch.where((state.diverged < 0) & bad.any(1), first, state.diverged))
     state.clock += losses.shape[1]
 
 
 def note_lost(state: State, measured: Tensor) -> None:
     """A run whose parameters or losses are no longer finite has diverged, even if its last objective still was."""
     lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
-    state.diverged = torch.where(lost, torch.full_like(state.diverged, state.clock), state.diverged)
+    state.diverged.masked_fill_(lost, state.clock)
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -20,14 +20,15 @@ class Model:
 
     Inputs are as the challenge keeps them: uint8 images are scaled to [0, 1] here, at the network's door, so that
     buffers stay as small as the data. A train-mode forward pass of BatchNorm changes the network's buffers; the model
-    it ran through holds the new ones in `buffers`, and the engine carries them from step to step with the run.
+    it ran through holds the new ones in `buffers`, beside the network's frozen parameters, and the engine carries them
+    from step to step with the run.
     """
 
     def __init__(
         self, module: nn.Module, loss: Loss, tasks: int = 1, batch_size: int = 1, vectorised: bool = False
     ) -> None:
         self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
-        self.likelihood = loss
+        self.criterion = loss
         self.tasks = tasks
         self.batch_size = batch_size
         every, own = module.named_parameters(remove_duplicate=False), module.named_parameters()
@@ -36,6 +37,7 @@ class Model:
         self.vectorised = vectorised
         self.training = True
         self.buffers: Params = {}
+        self._changing = {k for k, _ in module.named_buffers()}
 
     @property
     def module(self) -> nn.Module:
@@ -47,7 +49,8 @@ class Model:
         if not buffers and training == self.training:
             return self
         bound = copy.copy(self)
-        bound.buffers = {k: b.clone() for k, b in buffers.items()} if training else dict(buffers)
+        changes = self._changing if training else ()
+        bound.buffers = {k: b.clone() if k in changes else b for k, b in buffers.items()}
         bound.training = training
         return bound
 
@@ -66,7 +69,7 @@ class Model:
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""
-        return self.likelihood.per_sample(self.outputs(params, x), y)
+        return self.criterion.per_sample(self.outputs(params, x), y)
 
     def loss(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """L(θ), the mean over the batch; with weights, the weighted mean (0 where all weights are 0)."""

@@ -67,6 +67,13 @@ def new_directory(final: Path) -> Iterator[Path]:
         raise
 
 
+def remove_directory(path: Path) -> None:
+    """All at once for whoever looks: it is renamed first, and what a sudden death leaves is a leftover."""
+    gone = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}-old")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def remove_leftovers(folder: Path, older_than: float = 86_400) -> None:
     """Unfinished directories of processes that died in the middle of `new_directory`, more than a day ago."""
     for part in folder.glob(".*-*"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 
 from glocal import tree
 from glocal.engine.config import RunConfig
-from glocal.engine.record import MEASURES, Record
+from glocal.engine.record import MEASURES, VECTORS, Record
 from glocal.engine.state import State
 from glocal.engine.train import Snapshot
 from glocal.errors import GlocalError
@@ -32,6 +31,7 @@ from glocal.store.files import (
     new_directory,
     read_json,
     read_tensors,
+    remove_directory,
     remove_leftovers,
     telling,
     write_json,
@@ -43,7 +43,7 @@ from glocal.tree import Params
 MARK = "glocal-store.json"
 FORMAT = 1
 REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
-REQUIRED_ARRAYS = {*MEASURES, "from_start", "from_previous", "epoch_loss", "memory_bytes"}
+REQUIRED_ARRAYS = {*MEASURES, *VECTORS}
 
 
 class Store:
@@ -67,7 +67,9 @@ class Store:
     def create(cls, path: str | Path) -> Store:
         """A store that is there now. A folder with other things in it is left alone."""
         store = cls(path)
-        if store.path.exists() and (not store.path.is_dir() or any(store.path.iterdir())):
+        with telling("read the folder", store.path):
+            taken = store.path.exists() and (not store.path.is_dir() or any(store.path.iterdir()))
+        if taken:
             store._check()
         with telling("make the store", store.path):
             store.runs_path.mkdir(parents=True, exist_ok=True)
@@ -138,7 +140,7 @@ class Store:
     def interrupted(self) -> list[Claim]:
         """The cohorts nobody trains any more, claimed. Call it while `claiming`."""
         claims = []
-        for path in sorted(self.cohorts_path.glob("[!.]*")):
+        for path in self._cohorts():
             claim = Claim.take(path)
             if claim is not None:
                 claims.append(claim)
@@ -155,10 +157,13 @@ class Store:
         assert claim is not None, "a cohort made under the store's lock has no other owner"
         return claim
 
+    def _cohorts(self) -> list[Path]:
+        return sorted(self.cohorts_path.glob("[!.]*"))
+
     def busy(self) -> set[str]:
         """The runs that living processes, this one included, are training. Call it while `claiming`."""
         held: set[str] = set()
-        for path in self.cohorts_path.glob("[!.]*"):
+        for path in self._cohorts():
             claim = Claim.take(path)
             if claim is None:
                 held.update(_members(path)["runs"])
@@ -180,8 +185,9 @@ class Claim:
     def take(cls, path: Path) -> Claim | None:
         """Hold the cohort, unless somebody alive does."""
         lock = Lock(path / "lock")
-        if not lock.take(wait=False):
-            return None
+        with telling("take up the cohort", path):
+            if not lock.take(wait=False):
+                return None
         members = _members(path)
         return cls(path, members["runs"], members["parameters"], lock)
 
@@ -191,8 +197,8 @@ class Claim:
 
     def finish(self, store: Store) -> None:
         """All runs are written: the cohort is no more."""
-        with store.claiming():
-            shutil.rmtree(self.path, ignore_errors=True)
+        with store.claiming(), telling("write to the store", store.path):
+            remove_directory(self.path)
             self.lock.give_back()
 
     def save(self, snapshot: Snapshot) -> None:
@@ -217,11 +223,14 @@ class Claim:
         path = self.path / "checkpoint.safetensors"
         if not path.exists():
             return None
-        tensors, metadata = read_tensors(path)
-        about = json.loads(metadata["about"])
-        parts = tree.unflatten(tensors)
         record = Record.blank(len(self.hashes), tasks, epochs)
-        record.load(parts["record"])
+        try:
+            tensors, metadata = read_tensors(path)
+            about = json.loads(metadata["about"])
+            parts = tree.unflatten(tensors)
+            record.load(parts["record"])
+        except (*DAMAGE, RuntimeError) as error:
+            raise GlocalError(f"the checkpoint '{path}' is damaged ({_line(error)}). Delete '{self.path}'.") from error
         record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
         moved = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         state = State.from_tree(moved, about["clock"])

@@ -1,0 +1,166 @@
+"""What algorithms and networks of other people's may do to a cohort's state, and what they may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import glocal
+from glocal import resolve
+from glocal.algorithms import AGEM, EWC, Algorithm, Batch, Memory, Step
+from glocal.challenges import Challenge, make
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.execute import put_back
+from glocal.engine.train import Snapshot, train
+from glocal.networks import MLP, Model, mlp
+from glocal.tree import Params
+
+QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
+
+
+def small(outputs: int = 3, counts: Sequence[int] = (40, 40)) -> Challenge:
+    """Two tasks of random floats; `counts[seed]` training examples."""
+
+    def data(count: int, seed: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(seed)
+        return torch.randn(count, 4, generator=draw), torch.arange(count) % 3
+
+    made = glocal.from_tasks("small", [(data(40, t), data(9, t)) for t in range(2)], setting="domain", outputs=outputs)
+    base = made.make_task
+
+    def of_seed(task: int, seed: int) -> Any:
+        whole = base(task, seed)
+        return replace(whole, train=type(whole.train)(*data(counts[seed], task)))
+
+    return replace(made, seeded=True, make_task=of_seed)
+
+
+def end(algorithm: Algorithm, execution: str, network: Callable[..., nn.Module] = mlp) -> Snapshot:
+    members = tuple(Member(seed, 0.1, algorithm) for seed in (0, 1))
+    *_, last = train(Cohort(small(), network, members, epochs=2, batch_size=16), execution=execution)  # type: ignore[arg-type]
+    return last
+
+
+@dataclass(frozen=True)
+class RemembersTheLastTwoTasks(Algorithm):
+    """Keeps a constant under vmap, and moves one leaf of its memory into another."""
+
+    name: ClassVar[str] = "remembers"
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {"now": torch.zeros(()), "last": torch.zeros(()), "task": torch.zeros((), dtype=torch.long)}
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        return model.loss(params, batch.x, batch.y) * (1 + memory["last"] + memory["task"])
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        return {"now": memory["now"] + 1e-3, "last": memory["now"], "task": step.batch.task}
+
+
+def test_constants_and_moved_leaves_are_the_runs_own() -> None:
+    mapped, one_by_one = (end(RemembersTheLastTwoTasks(), how) for how in ("vectorised", "run-by-run"))
+    for key, expected in one_by_one.state.params.items():
+        torch.testing.assert_close(mapped.state.params[key], expected, rtol=1e-5, atol=1e-7)
+    assert mapped.state.memory["task"].tolist() == [1, 1]
+    torch.testing.assert_close(mapped.state.memory["now"] - mapped.state.memory["last"], torch.full((2,), 1e-3))
+
+
+def test_put_back_reads_before_it_writes() -> None:
+    held = {"now": torch.tensor([1.0, 2.0]), "last": torch.zeros(2), "m": torch.arange(4.0).view(2, 2)}
+    put_back({"now": torch.tensor([5.0, 6.0]), "last": held["now"], "m": held["m"].T}, held)
+    assert held["now"].tolist() == [5, 6] and held["last"].tolist() == [1, 2]
+    assert held["m"].tolist() == [[0, 2], [1, 3]]
+
+
+def frozen_first(input_shape: Sequence[int], outputs: int) -> nn.Module:
+    network = MLP(4, outputs, (5,))
+    network.layers[0].requires_grad_(False)
+    return network
+
+
+@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("algorithm", [EWC(), AGEM(slots=4)], ids=lambda a: a.name)
+def test_frozen_parameters_stay_where_they_are(algorithm: Algorithm, execution: str) -> None:
+    last = end(algorithm, execution, frozen_first)
+    assert set(last.state.params) == {"layers.1.weight", "layers.1.bias"}
+    start = Cohort(small(), frozen_first, (Member(0, 0.1, algorithm), Member(1, 0.1, algorithm)), 1, 16).initial()
+    for key, value in start[1].items():
+        assert torch.equal(last.state.buffers[key], value)
+    assert not torch.equal(last.state.params["layers.1.weight"], start[0]["layers.1.weight"])
+
+
+def test_seeds_with_different_amounts_of_data_are_refused() -> None:
+    members = tuple(Member(seed, 0.1, AGEM(slots=4)) for seed in (0, 1))
+    with pytest.raises(glocal.GlocalError, match="as many examples for one seed"):
+        next(iter(train(Cohort(small(counts=(40, 60)), mlp, members, 1, 16))))
+
+
+@pytest.mark.parametrize("memory", [{"kept": {}}, {"a/b": torch.zeros(1)}, {"n": 3}])
+def test_a_memory_that_could_not_be_written_down_is_refused(memory: dict[str, Any]) -> None:
+    class Odd(Algorithm):
+        def init(self, model: Model, params: Params, example: Batch) -> Memory:
+            return memory
+
+    with pytest.raises(glocal.GlocalError, match="memory holds tensors"):
+        end(Odd(), "run-by-run")
+
+
+def of_width(width: int) -> Callable[..., nn.Module]:
+    return lambda shape, outputs: MLP(784, outputs, (width,))
+
+
+def test_a_network_is_named_by_what_it_makes(tmp_path: Path) -> None:
+    challenge = make("rotated-digits", tasks=2)
+    names = [resolve.network(of_width(w), challenge).config for w in (5, 6, 5)]
+    assert names[0] == names[2] != names[1]
+    partials = [resolve.network(partial(mlp, hidden=(w,)), challenge).config for w in (5, 6, 5)]
+    assert partials[0] == partials[2] != partials[1]
+
+
+def test_a_challenge_is_named_by_its_outputs_and_setting() -> None:
+    assert resolve.challenge(small(3)).config != resolve.challenge(small(7)).config
+
+
+def test_the_same_number_written_otherwise_is_the_same_run() -> None:
+    ways = [
+        resolve.algorithm(EWC(penalty=10)),
+        resolve.algorithm(EWC(penalty=10.0)),
+        resolve.algorithm("ewc", {"penalty": "10"}),
+    ]
+    assert ways[0].config == ways[1].config == ways[2].config
+
+
+def test_seeds_and_rates_from_numpy(tmp_path: Path) -> None:
+    runs = glocal.sweep("rotated-digits", ["sgd"], np.array([0.1]), np.arange(2), store=tmp_path / "s", **QUICK)
+    assert [r.seed for r in runs] == [0, 1]
+
+
+def test_an_interrupted_cohort_finished_in_parts_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from glocal.store.store import Claim
+
+    save = Claim.save
+    store = tmp_path / "s"
+
+    def save_then_die(self: Claim, snapshot: Snapshot) -> None:
+        save(self, snapshot)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Claim, "save", save_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.2, 0.3], [1], store=store, **QUICK)
+    monkeypatch.setattr(Claim, "save", save)
+    glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], store=store, **QUICK)
+    both = glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.2], [1], store=store, **QUICK)
+    assert both[1].info["cost"]["cohort_runs"] == 1, "the finished one did not train again"
+    glocal.sweep("rotated-digits", ["sgd"], [0.3], [1], store=store, **QUICK)
+    assert not list((store / "cohorts").glob("[!.]*"))
