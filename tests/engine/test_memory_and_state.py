@@ -99,7 +99,7 @@ def test_frozen_parameters_stay_where_they_are(algorithm: Algorithm, execution: 
 
 def test_seeds_with_different_amounts_of_data_are_refused() -> None:
     members = tuple(Member(seed, 0.1, AGEM(slots=4)) for seed in (0, 1))
-    with pytest.raises(glocal.GlocalError, match="as many examples for one seed"):
+    with pytest.raises(glocal.GlocalError, match="equally many examples"):
         next(iter(train(Cohort(small(counts=(40, 60)), mlp, members, 1, 16))))
 
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Batch
+from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
+from glocal.networks.model import prepare
 from glocal.randomness import generator
 
 
@@ -23,6 +24,7 @@ class Feed:
     """Batches for all runs of a cohort, from the current task and epoch."""
 
     x: Tensor = None  # type: ignore[assignment]
+    inputs: Tensor = None  # type: ignore[assignment]
     y: Tensor = None  # type: ignore[assignment]
     task: Tensor = None  # type: ignore[assignment]
     rows: Tensor = None  # type: ignore[assignment]
@@ -37,6 +39,8 @@ class Feed:
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self.uniforms = cohort.algorithm.uniforms(cohort.batch_size)
+        # Who does not observe the steps cannot keep their examples: scaled once a task, they serve all its steps.
+        self._kept = type(cohort.algorithm).observe is not Algorithm.observe
 
     def load_task(self, task: int) -> None:
         """Bring the task's training data to the device: once for all runs that share them."""
@@ -44,11 +48,13 @@ class Feed:
         parts = [challenge.task(task, self.cohort.members[runs.start].seed).train for runs in groups]
         self.examples = parts[0].y.shape[0]
         same = all(p.y.shape[0] == self.examples for p in parts)
-        require(
-            same, f"{challenge.name}: task {task} has as many examples for one seed as for another; here it has not."
-        )
+        require(same, f"task {task} of {challenge.name} must have equally many examples for every seed.")
         self.steps = -(-self.examples // self.cohort.batch_size)
         self._place("x", torch.cat([p.x for p in parts]))
+        if self._kept:
+            self.inputs = self.x
+        else:
+            self._place("inputs", prepare(self.x))
         self._place("y", torch.cat([p.y for p in parts]))
         self._place("task", torch.tensor(task))
         self._place("rows", torch.zeros(len(self.cohort), self.examples, dtype=torch.long))
@@ -92,7 +98,7 @@ class Feed:
         """The epoch's batches of one run."""
         batches = self.rows[run].split(self.cohort.batch_size)
         for rows, random in zip(batches, self.random[self._seed_numbers[run]].unbind(0), strict=True):
-            yield Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
+            yield Batch(self.inputs.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
 
     def whole(self, group: int) -> tuple[Data, Tensor]:
         """All training data of the runs of a group, and a uniform number an example for each of its runs."""
@@ -118,7 +124,7 @@ class Feed:
 
     def _gather(self, rows: Tensor, random: Tensor) -> Batch:
         flat = rows.reshape(-1)
-        x = self.x.index_select(0, flat).unflatten(0, rows.shape)
+        x = self.inputs.index_select(0, flat).unflatten(0, rows.shape)
         y = self.y.index_select(0, flat).unflatten(0, rows.shape)
         return Batch(x, y, random.index_select(0, self._seed_of_run), self.task)
 

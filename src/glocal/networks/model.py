@@ -15,6 +15,11 @@ from glocal.losses import Loss
 from glocal.tree import Params
 
 
+def prepare(x: Tensor) -> Tensor:
+    """Inputs as a network takes them: uint8 images scaled to [0, 1], floats as they are."""
+    return x if x.is_floating_point() else x.float().div_(255)
+
+
 class Model:
     """What an algorithm sees of the network: pure functions of θ.
 
@@ -58,14 +63,10 @@ class Model:
         """The same network in evaluation mode: no dropout, BatchNorm by its running statistics."""
         return self.bind(self.buffers, training=False)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """Inputs as the network takes them: uint8 images scaled to [0, 1], floats as they are."""
-        return x if x.is_floating_point() else x.float().div_(255)
-
     def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f_θ(x), one row an input."""
         state: dict[str, Any] = {**params, **self.buffers}
-        return functional_call(self.module, state, (self.prepare(x),), tie_weights=self._tied)
+        return functional_call(self.module, state, (prepare(x),), tie_weights=self._tied)
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""
