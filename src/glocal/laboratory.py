@@ -7,6 +7,7 @@ import math
 import operator
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ def sweep(
     """Train every algorithm at every learning rate with every seed, and return all these runs.
 
     Runs that the store already holds are not repeated, interrupted ones go on from their last task boundary, and what
-    another process is training on the same store is waited for.
+    another process is training on the same store is waited for. On a terminal, progress bars show how far it is.
     """
     chosen = resolve.challenge(challenge, tasks, data)
     made = resolve.network(network, chosen.thing)
@@ -150,7 +151,18 @@ def sweep(
                 wanted[config.hash] = Wanted(config, Member(config.seed, config.lr, algorithm.thing))
     if not wanted:
         raise GlocalError("a sweep needs at least one algorithm.")
-    return _finish(Store.create(store), setup, wanted, keep_parameters, watcher or Unwatched())
+    return _finish(Store.create(store), setup, wanted, keep_parameters, watcher or _watcher())
+
+
+def _watcher() -> Watcher:
+    """Bars on a terminal, where rich is installed; nobody elsewhere."""
+    if not sys.stderr.isatty():
+        return Unwatched()
+    try:
+        from glocal.report.progress import Bars
+    except ImportError:
+        return Unwatched()
+    return Bars()
 
 
 def load(store: str | Path) -> Runs:

@@ -48,8 +48,8 @@ class Run:
         from rich.console import Console
 
         from glocal.cli.matrix import accuracy_matrix
-        from glocal.cli.progress import Bars
         from glocal.laboratory import sweep
+        from glocal.report.progress import Bars
 
         options = parse_options(self.options, [self.algorithm])
         runs = sweep(

@@ -80,8 +80,8 @@ class Sweep:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.cli.progress import Bars
         from glocal.laboratory import sweep
+        from glocal.report.progress import Bars
         from glocal.report.table import render, rows
 
         wanted = self._resolved()
