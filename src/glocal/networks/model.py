@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.losses import Loss
+from glocal.networks.functional import Functional
 from glocal.tree import Params
 
 
@@ -32,12 +31,10 @@ class Model:
     def __init__(
         self, module: nn.Module, loss: Loss, tasks: int = 1, batch_size: int = 1, vectorised: bool = False
     ) -> None:
-        self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
+        self._modes = {True: Functional(module.train()), False: Functional(copy.deepcopy(module).eval())}
         self.criterion = loss
         self.tasks = tasks
         self.batch_size = batch_size
-        every, own = module.named_parameters(remove_duplicate=False), module.named_parameters()
-        self._tied = sum(1 for _ in every) > sum(1 for _ in own)  # looking for ties at every call is slow
         self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.training = True
@@ -47,7 +44,7 @@ class Model:
     @property
     def module(self) -> nn.Module:
         """The network's structure in the model's mode; its own tensors are never used."""
-        return self._modes[self.training]
+        return self._modes[self.training].module
 
     def bind(self, buffers: Mapping[str, Tensor], training: bool = True) -> Model:
         """The same network with one run's buffers, which stay untouched: the copies change."""
@@ -65,8 +62,7 @@ class Model:
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f_θ(x), one row an input."""
-        state: dict[str, Any] = {**params, **self.buffers}
-        return functional_call(self.module, state, (prepare(x),), tie_weights=self._tied)
+        return self._modes[self.training]({**params, **self.buffers}, prepare(x))
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""
