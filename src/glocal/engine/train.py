@@ -61,9 +61,7 @@ def train(
     until the generator goes on.
     """
     progress = progress or Silent()
-    if cohort.device.type == "cpu":
-        keep_freed_memory()
-    else:
+    if cohort.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(cohort.device)
     started = time.perf_counter()
     feed, evaluator = Feed(cohort), Evaluator(cohort)
@@ -105,6 +103,8 @@ def train(
 def choose(cohort: Cohort, feed: Feed, execution: Execution) -> tuple[Executor, str]:
     """The fastest executor that works for this cohort, found by trying, and a note where it is not the first choice."""
     on_gpu = cohort.device.type == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
     if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
         return RunByRun(cohort), ""
     vectorised = Vectorised(cohort)
