@@ -76,7 +76,7 @@ def test_nbytes_counts_every_leaf_in_its_own_type() -> None:
 def test_inner_is_the_dot_product_of_the_flat_vectors(values: list[list[float]]) -> None:
     def as_params(flat: list[float]) -> tree.Params:
         v = torch.tensor(flat, dtype=torch.float64)
-        return {"w": v[:4].view(2, 2), "b": v[4:]}
+        return {"w": v[:4].view(2, 2), "b": v[4:5], "scalar": v[5]}
 
     expected = math.fsum(p * q for p, q in zip(*values, strict=True))
     assert math.isclose(float(tree.inner(*map(as_params, values))), expected, abs_tol=1e-12)

@@ -72,5 +72,8 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 def total(tensors: Iterable[Tensor]) -> Tensor:
     """The sum of all entries of all tensors: rows first, then their sums. In this order it is the same number alone and
     in a cohort; `sum()` over everything is split among threads by size."""
-    rows = [t.contiguous().flatten(end_dim=-2).sum(-1) if t.dim() > 1 else t.sum(-1, keepdim=True) for t in tensors]
+    rows = [
+        t.contiguous().flatten(end_dim=-2).sum(-1) if t.dim() > 1 else t.reshape(-1).sum(-1, keepdim=True)
+        for t in tensors
+    ]
     return torch.cat(rows).sum(-1)

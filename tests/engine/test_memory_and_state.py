@@ -97,6 +97,25 @@ def test_frozen_parameters_stay_where_they_are(algorithm: Algorithm, execution: 
     assert not torch.equal(last.state.params["layers.1.weight"], start[0]["layers.1.weight"])
 
 
+class Tempered(MLP):
+    """A network with a parameter that is a single number."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(4, outputs, (5,))
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.temperature
+
+
+@pytest.mark.parametrize("algorithm", [EWC(), AGEM(slots=4)], ids=lambda a: a.name)
+def test_a_parameter_may_be_a_single_number(algorithm: Algorithm) -> None:
+    ends = [end(algorithm, how, lambda shape, outputs: Tempered(outputs)) for how in ("vectorised", "run-by-run")]
+    mapped, one_by_one = (e.state.params["temperature"] for e in ends)
+    assert mapped.shape == (2,) and (mapped != 2).all()
+    torch.testing.assert_close(mapped, one_by_one)
+
+
 def test_seeds_with_different_amounts_of_data_are_refused() -> None:
     members = tuple(Member(seed, 0.1, AGEM(slots=4)) for seed in (0, 1))
     with pytest.raises(glocal.GlocalError, match="equally many examples"):

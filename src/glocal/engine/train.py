@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from glocal import tree
 from glocal.engine.allocator import keep_freed_memory
@@ -130,13 +131,8 @@ def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
 
 def distance(params: Params, origin: Params) -> Tensor:
     """‖θ − θ'‖₂ over all parameters, one number a run."""
-    squares = []
-    for k in params:
-        square = (params[k] - origin[k]).double().square()
-        while square.dim() > 1:  # axis by axis, as `tree.total`: the same number alone and in a cohort
-            square = square.sum(-1)
-        squares.append(square)
-    return torch.stack(squares, 1).sum(1).sqrt().cpu()
+    squared = vmap(lambda a, b: tree.total((a[k] - b[k]).double().square() for k in a))
+    return squared(params, origin).sqrt().cpu()
 
 
 def note_divergence(state: State, losses: Tensor) -> None:
