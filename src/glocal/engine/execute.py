@@ -133,12 +133,12 @@ class RunByRun:
     def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
         """One step of one run of a cohort."""
         own = self._own(state, run)
-        loss = self._step(own, {k: v[run] for k, v in self.hyper.items()}, batch)
+        loss = self._step(own, tree.select(self.hyper, run), batch)
         put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return loss
 
     def _epoch_of(self, own: State, run: int, feed: Feed, tick: Tick) -> Tensor:
-        hyper = {k: v[run] for k, v in self.hyper.items()}
+        hyper = tree.select(self.hyper, run)
         losses = []
         for batch in feed.batches_of(run):
             losses.append(self._step(own, hyper, batch))
@@ -171,7 +171,7 @@ class RunByRun:
             data, random = feed.whole(group)
             for run in range(runs.start, runs.stop):
                 own = state.select(run)
-                hyper = {k: v[run] for k, v in self.hyper.items()}
+                hyper = tree.select(self.hyper, run)
                 batch = Batch(data.x, data.y, random[run - runs.start], feed.task)
                 with self._network_randomness(run, feed, self.cohort.epochs):
                     memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
@@ -181,7 +181,7 @@ class RunByRun:
         outputs = []
         for run in range(runs.start, runs.stop):
             own = state.select(run)
-            hyper = {k: v[run] for k, v in self.hyper.items()}
+            hyper = tree.select(self.hyper, run)
             outputs.append(self.program.predict(own.params, own.buffers, own.memory, hyper, x, task))
         return torch.stack(outputs)
 
