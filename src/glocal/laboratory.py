@@ -20,12 +20,13 @@ import torch
 from glocal import resolve
 from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
-from glocal.engine.cohort import Cohort, MakeNetwork, Member
+from glocal.engine.cohort import Cohort, Member
 from glocal.engine.config import RunConfig
 from glocal.engine.plan import largest_cohort
 from glocal.engine.step import scalars
 from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
 from glocal.errors import GlocalError
+from glocal.networks.model import MakeNetwork
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
 from glocal.version import __version__

@@ -19,9 +19,10 @@ from torch import nn
 from glocal import challenges, plugins
 from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Challenge
-from glocal.engine.cohort import MakeNetwork, seeded_network
+from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, unknown
 from glocal.networks import NETWORKS
+from glocal.networks.model import MakeNetwork
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ BATCH = 4
 
 
 def after_tasks(agem: AGEM, model: Model, params: Params, finished: int) -> Memory:
-    memory = agem.init(model, params, batch_of(examples(BATCH, 0), torch.zeros(agem.uniforms(BATCH))))
+    memory = agem.init(model, params, batch_of(examples(BATCH, 0), torch.zeros(agem.uniforms(model))))
     for task in range(finished):
         data = batch_of(examples(11, 60 + task), uniforms(11, seed=task), task)
         memory = agem.consolidate(model, params, memory, data)
@@ -47,7 +47,7 @@ def reference_gradient(model: Model, params: Params, x: Tensor, y: Tensor) -> Te
 
 
 def directed(agem: AGEM, model: Model, params: Params, memory: Memory, grads: Params, seed: int = 0) -> Tensor:
-    batch = batch_of(examples(BATCH, 9), uniforms(agem.uniforms(BATCH), seed=seed), 2)
+    batch = batch_of(examples(BATCH, 9), uniforms(agem.uniforms(model), seed=seed), 2)
     return flat(agem.direction(model, grads, params, memory, batch))
 
 

@@ -28,12 +28,12 @@ BATCH = 4
 
 def after_observing(er: ER, model: Model, params: Params, sizes: list[int]) -> tuple[Memory, list]:
     """The memory after one batch of every task, and the batches."""
-    memory = er.init(model, params, batch_of(examples(BATCH, 0), torch.zeros(er.uniforms(BATCH))))
+    memory = er.init(model, params, batch_of(examples(BATCH, 0), torch.zeros(er.uniforms(model))))
     past = []
     for task, size in enumerate(sizes):
         past.append(examples(size, 20 + task))
-        batch = batch_of(past[-1], uniforms(er.uniforms(BATCH), seed=task), task)
-        memory = er.observe(memory, Step(batch, params, params))
+        batch = batch_of(past[-1], uniforms(er.uniforms(model), seed=task), task)
+        memory = er.observe(memory, Step(batch, params, params, params))
     return memory, past
 
 
@@ -47,7 +47,7 @@ def test_with_the_whole_past_in_memory_it_follows_the_mean_loss_on_the_union(cur
     model, params = double_model()
     er = ER(slots=12, replay=12)
     memory, past = after_observing(er, model, params, [4, 3, 4])
-    batch = batch_of(examples(current, 9), uniforms(er.uniforms(BATCH), seed=8), 3)
+    batch = batch_of(examples(current, 9), uniforms(er.uniforms(model), seed=8), 3)
     actual = gradient(lambda p: er.objective(model, p, memory, batch), params)
     expected = union_gradient(model, params, [batch[:2], *past])
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
@@ -57,7 +57,7 @@ def test_an_empty_memory_makes_it_plain_sgd() -> None:
     model, params = double_model()
     er = ER(slots=6)
     memory, _ = after_observing(er, model, params, [])
-    batch = batch_of(examples(BATCH, 9), uniforms(er.uniforms(BATCH)))
+    batch = batch_of(examples(BATCH, 9), uniforms(er.uniforms(model)))
     actual = gradient(lambda p: er.objective(model, p, memory, batch), params)
     torch.testing.assert_close(actual, union_gradient(model, params, [batch[:2]]), rtol=1e-10, atol=1e-12)
 
@@ -72,7 +72,7 @@ def test_replay_is_as_large_as_asked_or_as_a_full_batch(replay: int, drawn: int,
     memory["x"].fill_(1e4)  # all alike
     memory["y"].fill_(int(model.outputs(params, memory["x"][:1]).argmax()))
     assert float(model.loss(params, memory["x"], memory["y"])) == 0
-    batch = batch_of(examples(current, 9), uniforms(er.uniforms(BATCH)))
+    batch = batch_of(examples(current, 9), uniforms(er.uniforms(model)))
     stream = float(model.loss(params, batch.x, batch.y))
     expected = stream * current / (current + drawn)
     assert float(er.objective(model, params, memory, batch)) == pytest.approx(expected, rel=1e-12)

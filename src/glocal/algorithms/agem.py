@@ -39,7 +39,7 @@ class AGEM(Algorithm):
         require(self.slots >= 1, f"agem needs slots of at least 1; {self.slots} was given.")
         require(self.replay >= 0, f"agem needs a replay of at least 0; {self.replay} was given.")
 
-    def uniforms(self, batch_size: int) -> int:
+    def uniforms(self, model: Model) -> int:
         return self.slots
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from glocal.networks.model import Model
+from glocal.challenges.challenge import Setting
+from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 
 Memory: TypeAlias = dict[str, Any]  # str -> Tensor or dict of tensors: M_t, all that is kept of finished tasks
@@ -29,14 +30,17 @@ class Batch(NamedTuple):
     y: Tensor
     random: Tensor  # in a step: `uniforms` numbers; in `consolidate`: one number an example
     task: Tensor  # the task's number, counted from 0
+    progress: Tensor = torch.ones(())  # through the epoch: 0 at its first step, 1 at its last and after it
 
 
 class Step(NamedTuple):
-    """What just happened: the batch and, for an algorithm that `watches`, the objective's gradient and the move."""
+    """What just happened: the batch and, for an algorithm that `watches`, the objective's gradient at the old θ, the
+    move, and the new θ."""
 
     batch: Batch
     grads: Params
     moved: Params
+    params: Params
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,35 @@ class Algorithm:
     family: ClassVar[str] = "baseline"
     locality: ClassVar[Locality] = "global"
     remembers: ClassVar[str] = "nothing"
+    """What the memory holds."""
+    grows: ClassVar[str] = "0"
+    """How many numbers that is, in T tasks, P parameters, K outputs and the algorithm's own options."""
+    settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
+    """Where it makes sense: a task-incremental algorithm asks at test time which task an input belongs to."""
     watches: ClassVar[bool] = False
     """Whether `observe` looks at the step's gradient and move, and not at its batch alone."""
 
-    def uniforms(self, batch_size: int) -> int:
+    def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
+        """The network that is trained: the given one, or one built around it with columns, gates, dropout."""
+        return make
+
+    def uniforms(self, model: Model) -> int:
         """How many uniform random numbers one step needs."""
         return 0
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         """M_1: nothing remembered yet. `example` is a batch as the first step will see it, for its shapes."""
         return {}
+
+    def before_epoch(
+        self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
+    ) -> tuple[Params, Memory]:
+        """Before epoch number `epoch` of the task's `epochs`: where parameters are pruned or reset."""
+        return params, memory
+
+    def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        """Stored examples (x, y) that join the task's own training set: batches are drawn from both alike."""
+        return None
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         """obj_t on a mini-batch: the scalar whose gradient a step follows."""

@@ -37,8 +37,8 @@ class ER(Algorithm):
         require(self.slots >= 1, f"er needs slots of at least 1; {self.slots} was given.")
         require(self.replay >= 0, f"er needs a replay of at least 0; {self.replay} was given.")
 
-    def uniforms(self, batch_size: int) -> int:
-        return batch_size + self.slots
+    def uniforms(self, model: Model) -> int:
+        return model.batch_size + self.slots
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return buffer.empty(self.slots, example)

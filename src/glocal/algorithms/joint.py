@@ -30,8 +30,8 @@ class Joint(Algorithm):
     locality: ClassVar[Locality] = "global"
     remembers: ClassVar[str] = "all training data of every task"
 
-    def uniforms(self, batch_size: int) -> int:
-        return 2 * batch_size
+    def uniforms(self, model: Model) -> int:
+        return 2 * model.batch_size
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {

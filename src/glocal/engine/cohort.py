@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,12 +13,11 @@ from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.step import Hyper, scalars
-from glocal.networks.model import Model
+from glocal.networks.model import MakeNetwork, Model
 from glocal.randomness import generator
 from glocal.tree import Params
 
 CPU = torch.device("cpu")
-MakeNetwork = Callable[[Sequence[int], int], nn.Module]
 
 
 def seeded_network(make: MakeNetwork, challenge: Challenge, seed: int) -> nn.Module:
@@ -68,7 +67,8 @@ class Cohort:
     def model(self, vectorised: bool) -> Model:
         module = self._network(self.members[0].seed).to(self.device)
         loss = losses.get(self.challenge.loss)
-        return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised)
+        classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
+        return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised, classes)
 
     def initial(self) -> tuple[Params, Params]:
         """θ_0 and what is not learnt (buffers, frozen parameters), stacked; they depend on the seed alone."""
@@ -89,7 +89,8 @@ class Cohort:
         return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(self)], strict=True)]
 
     def _network(self, seed: int) -> nn.Module:
-        return seeded_network(self.make_network, self.challenge, seed)
+        make = self.algorithm.network(self.make_network, self.challenge.tasks)
+        return seeded_network(make, self.challenge, seed)
 
 
 def constants(network: nn.Module) -> Params:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal import tree
-from glocal.algorithms.algorithm import Batch, Step
+from glocal.algorithms.algorithm import Batch, Memory, Step
 from glocal.engine.cohort import Cohort, per_run
 from glocal.engine.feed import Feed
 from glocal.engine.state import State
@@ -24,12 +24,16 @@ from glocal.randomness import generator
 from glocal.tree import Params, Tree
 
 Tick = Callable[[int], None]  # so many steps were made
-BATCH_DIMS = Batch(0, 0, 0, None)  # type: ignore[arg-type]
-STEP_DIMS = Step(BATCH_DIMS, 0, 0)  # type: ignore[arg-type]
+BATCH_DIMS = Batch(0, 0, 0, None, None)  # type: ignore[arg-type]
+STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0)  # type: ignore[arg-type]
 
 
 class Executor(Protocol):
     """A way to execute a cohort. `state` is advanced in place."""
+
+    def before_epoch(self, state: State, epoch: int) -> None:
+        """The algorithm's work before an epoch."""
+        ...
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         """One pass over the current task; returns the objective at every step, (runs, steps)."""
@@ -59,6 +63,11 @@ class Vectorised:
         self._direction = vmap(self.program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         self._observe = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
 
+    def before_epoch(self, state: State, epoch: int) -> None:
+        if self.program.prepares:
+            mapped = vmap(self.program.before_epoch, in_dims=(0, 0, 0, 0, None, None))
+            put_in(state, *mapped(state.params, state.buffers, state.memory, self.hyper, epoch, self.cohort.epochs))
+
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
         for i in range(feed.steps):
@@ -71,10 +80,8 @@ class Vectorised:
         leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
         with torch.enable_grad():
             losses, buffers = self._objective(leaves, state.buffers, state.memory, self.hyper, batch)
-            gradients = torch.autograd.grad(
-                losses.sum(), [leaves[k] for k in names], allow_unused=True, materialize_grads=True
-            )
-        grads: Params = dict(zip(names, gradients, strict=True))
+            gradients = torch.autograd.grad(losses.sum(), [leaves[k] for k in names], allow_unused=True)
+        grads = self.program.gradients(params, gradients)
         followed = grads
         if self.program.projects:
             followed, buffers = self._direction(grads, params, buffers, state.memory, self.hyper, batch)
@@ -85,7 +92,7 @@ class Vectorised:
         state.buffers = {k: b.detach() for k, b in buffers.items()}
         return losses.detach()
 
-    def _move(self, params: Params, grads: Params, followed: Params) -> tuple[Params, Params]:
+    def _move(self, params: Params, grads: Params, followed: Params) -> tuple[Params, Params, Params]:
         lrs = {k: per_run(self.hyper["lr"], p) for k, p in params.items()}
         return move(params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
 
@@ -95,9 +102,9 @@ class Vectorised:
         parts = []
         for group, runs in enumerate(self.cohort.groups):
             data, random = feed.whole(group)
-            mapped = vmap(self.program.consolidate, in_dims=(0, 0, 0, 0, Batch(None, None, 0, None)))  # type: ignore[arg-type]
+            mapped = vmap(self.program.consolidate, in_dims=(0, 0, 0, 0, Batch(None, None, 0, None, None)))  # type: ignore[arg-type]
             of = partial(tree.select, index=runs)
-            batch = Batch(data.x, data.y, random, feed.task)
+            batch = Batch(data.x, data.y, random, feed.task, feed.end)
             parts.append(mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), batch))
         state.memory = detached(tree.concatenate(parts))
 
@@ -114,6 +121,16 @@ class RunByRun:
         self.cohort = cohort
         self.program = Program(cohort.algorithm, cohort.model(vectorised=False))
         self.hyper = cohort.hyper()
+
+    def before_epoch(self, state: State, epoch: int) -> None:
+        if self.program.prepares:
+            made = [self._before_epoch_of(state.select(run), run, epoch) for run in range(len(self.cohort))]
+            params, memories = zip(*made, strict=True)
+            put_in(state, tree.stack(params), tree.stack(memories))
+
+    def _before_epoch_of(self, own: State, run: int, epoch: int) -> tuple[Params, Memory]:
+        hyper = tree.select(self.hyper, run)
+        return self.program.before_epoch(own.params, own.buffers, own.memory, hyper, epoch, self.cohort.epochs)
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
@@ -150,9 +167,9 @@ class RunByRun:
         names = list(own.params)
         with torch.enable_grad():
             loss, buffers = self.program.objective(own.params, own.buffers, own.memory, hyper, batch)
-            gradients = torch.autograd.grad(loss, list(own.params.values()), allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(loss, list(own.params.values()), allow_unused=True)
         with torch.no_grad():
-            grads = dict(zip(names, gradients, strict=True))
+            grads = self.program.gradients(own.params, gradients)
             followed = grads
             if self.program.projects:
                 followed, buffers = self.program.direction(grads, own.params, buffers, own.memory, hyper, batch)
@@ -172,7 +189,7 @@ class RunByRun:
             for run in range(runs.start, runs.stop):
                 own = state.select(run)
                 hyper = tree.select(self.hyper, run)
-                batch = Batch(data.x, data.y, random[run - runs.start], feed.task)
+                batch = Batch(data.x, data.y, random[run - runs.start], feed.task, feed.end)
                 with self._network_randomness(run, feed, self.cohort.epochs):
                     memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
         state.memory = detached(tree.stack(memories))
@@ -195,16 +212,27 @@ class RunByRun:
             yield
 
 
-def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: bool) -> tuple[Params, Params]:
-    """θ ← θ − lr · direction, in place. Returns the gradient and the move for those who watch, else nothing."""
+def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: bool) -> tuple[Params, Params, Params]:
+    """θ ← θ − lr · direction, in place, where there is one. Returns the gradient, the move and the new θ for those who
+    watch, else nothing."""
     if not watched:
-        for k, p in params.items():
-            p.addcmul_(followed[k], lrs[k], value=-1)
-        return {}, {}
+        for k, direction in followed.items():
+            params[k].addcmul_(direction, lrs[k], value=-1)
+        return {}, {}, {}
     moved = {k: followed[k] * -lrs[k] for k in params}
     for k, p in params.items():
         p.add_(moved[k])
-    return grads, moved
+    return grads, moved, params
+
+
+def put_in(state: State, params: Params, memory: Memory) -> None:
+    """New parameters and a new memory, where the old ones are held if they fit: a captured graph looks there again."""
+    put_back(params, state.params)
+    memory, held = detached(memory), tree.flatten(state.memory)
+    if {k: v.shape for k, v in tree.flatten(memory).items()} == {k: v.shape for k, v in held.items()}:
+        put_back(memory, state.memory)
+    else:
+        state.memory = memory
 
 
 def put_back(new: Tree, held: Tree) -> None:
@@ -225,7 +253,7 @@ def same_place(a: Tensor, b: Tensor) -> bool:
 def owned(batch: Batch, leaf: Tensor) -> Tensor:
     """A leaf of the memory with storage of its own: a constant under `vmap` is one tensor seen by all runs."""
     shared = leaf.shape[0] > 1 and leaf.stride(0) == 0
-    return leaf.clone() if shared or leaf.data_ptr() == batch.task.data_ptr() else leaf
+    return leaf.clone() if shared or leaf.data_ptr() in (batch.task.data_ptr(), batch.progress.data_ptr()) else leaf
 
 
 def detached(memory: Tree) -> Tree:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from glocal.algorithms.algorithm import Algorithm, Batch
+from glocal.algorithms.algorithm import Algorithm, Batch, Memory
+from glocal.algorithms.rows import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
@@ -29,6 +31,8 @@ class Feed:
     task: Tensor = None  # type: ignore[assignment]
     rows: Tensor = None  # type: ignore[assignment]
     random: Tensor = None  # type: ignore[assignment]
+    progress: Tensor = None  # type: ignore[assignment]
+    replayed: tuple[Tensor, Tensor] | None = None
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
@@ -38,18 +42,24 @@ class Feed:
         self._seed_of_run = torch.tensor(self._seed_numbers, device=self.device)
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
-        self.uniforms = cohort.algorithm.uniforms(cohort.batch_size)
+        self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
+        self.end = torch.ones((), device=self.device)
         # Who does not observe the steps cannot keep their examples: scaled once a task, they serve all its steps.
         self._kept = type(cohort.algorithm).observe is not Algorithm.observe
 
-    def load_task(self, task: int) -> None:
-        """Bring the task's training data to the device: once for all runs that share them."""
+    def load_task(self, task: int, memory: Memory | None = None) -> None:
+        """Bring the task's training data to the device: once for all runs that share them.
+
+        What a run replays from its memory joins them, behind the task's own examples.
+        """
         challenge, groups = self.cohort.challenge, self.cohort.groups
         parts = [challenge.task(task, self.cohort.members[runs.start].seed).train for runs in groups]
         self.examples = parts[0].y.shape[0]
         same = all(p.y.shape[0] == self.examples for p in parts)
         require(same, f"task {task} of {challenge.name} must have equally many examples for every seed.")
-        self.steps = -(-self.examples // self.cohort.batch_size)
+        self.replayed = None if memory is None else self._replayed(memory)
+        self.joint = self.examples + (0 if self.replayed is None else self.replayed[1].shape[1])
+        self.steps = -(-self.joint // self.cohort.batch_size)
         self._place("x", torch.cat([p.x for p in parts]))
         if self._kept:
             self.inputs = self.x
@@ -57,8 +67,21 @@ class Feed:
             self._place("inputs", prepare(self.x))
         self._place("y", torch.cat([p.y for p in parts]))
         self._place("task", torch.tensor(task))
-        self._place("rows", torch.zeros(len(self.cohort), self.examples, dtype=torch.long))
+        self._place("rows", torch.zeros(len(self.cohort), self.joint, dtype=torch.long))
         self._place("random", torch.zeros(len(self.seeds), self.steps, self.uniforms))
+        self._place("progress", torch.linspace(0, 1, self.steps) if self.steps > 1 else torch.ones(1))
+
+    def _replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        """Every run's stored examples, as they go through the network beside the task's: (runs, m, ...)."""
+        if type(self.cohort.algorithm).replayed is Algorithm.replayed:
+            return None
+        x, y = vmap(self.cohort.algorithm.replayed)(memory)  # type: ignore[misc]
+        return (x if self._kept else prepare(x), y) if y.shape[1] else None
+
+    def tensors(self) -> list[Tensor]:
+        """All that a batch is made from, for a captured graph to look at."""
+        held = [self.inputs, self.y, self.rows, self.random, self.task, self.progress]
+        return held if self.replayed is None else [*held, *self.replayed]
 
     def _place(self, name: str, tensor: Tensor) -> None:
         """Bring a tensor to the device, where the last one was if it fits: a captured graph looks there again."""
@@ -72,9 +95,10 @@ class Feed:
         """Draw the epoch's order and random numbers, in place, so that a captured graph finds them where they were."""
         task = int(self.task)
         key = (task, epoch)
-        orders = torch.stack([torch.randperm(self.examples, generator=generator(s, "order", *key)) for s in self.seeds])
-        rows = orders.to(self.device)[self._seed_of_run] + self.examples * self._group_of_run.unsqueeze(1)
-        self.rows.copy_(rows)
+        orders = torch.stack([torch.randperm(self.joint, generator=generator(s, "order", *key)) for s in self.seeds])
+        self.rows.copy_(orders.to(self.device)[self._seed_of_run])
+        if self.replayed is None:
+            self.rows += self.examples * self._group_of_run.unsqueeze(1)
         if self.uniforms:
             shape = (self.steps, self.uniforms)
             draws = [torch.rand(shape, generator=generator(s, "buffer", *key)) for s in self.seeds]
@@ -82,23 +106,30 @@ class Feed:
 
     def size(self, step: int) -> int:
         """Examples in the step's batch: the last one of an epoch may be short."""
-        return min(self.cohort.batch_size, self.examples - step * self.cohort.batch_size)
+        return min(self.cohort.batch_size, self.joint - step * self.cohort.batch_size)
 
     def batch(self, step: int) -> Batch:
         """The step's batch of every run, stacked."""
         begin = step * self.cohort.batch_size
-        return self._gather(self.rows[:, begin : begin + self.size(step)], self.random[:, step])
+        return self._gather(self.rows[:, begin : begin + self.size(step)], self.random[:, step], self.progress[step])
 
     def batch_at(self, step: Tensor, size: int) -> Batch:
         """The same with the step's number on the device, for a captured graph."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
-        return self._gather(self.rows.index_select(1, where), self.random.index_select(1, step.view(1)).squeeze(1))
+        random = self.random.index_select(1, step.view(1)).squeeze(1)
+        return self._gather(self.rows.index_select(1, where), random, self.progress.index_select(0, step.view(1))[0])
 
     def batches_of(self, run: int) -> Iterator[Batch]:
         """The epoch's batches of one run."""
         batches = self.rows[run].split(self.cohort.batch_size)
-        for rows, random in zip(batches, self.random[self._seed_numbers[run]].unbind(0), strict=True):
-            yield Batch(self.inputs.index_select(0, rows), self.y.index_select(0, rows), random, self.task)
+        draws = self.random[self._seed_numbers[run]].unbind(0)
+        for rows, random, progress in zip(batches, draws, self.progress.unbind(0), strict=True):
+            if self.replayed is None:
+                x, y = self.inputs.index_select(0, rows), self.y.index_select(0, rows)
+            else:
+                x, y = self._joined(rows.unsqueeze(0), slice(run, run + 1))
+                x, y = x[0], y[0]
+            yield Batch(x, y, random, self.task, progress)
 
     def whole(self, group: int) -> tuple[Data, Tensor]:
         """All training data of the runs of a group, and a uniform number an example for each of its runs."""
@@ -122,11 +153,28 @@ class Feed:
         size = min(self.cohort.batch_size, self.examples)
         return Batch(self.x[:size], self.y[:size], self.random.new_zeros(self.uniforms), self.task)
 
-    def _gather(self, rows: Tensor, random: Tensor) -> Batch:
-        flat = rows.reshape(-1)
-        x = self.inputs.index_select(0, flat).unflatten(0, rows.shape)
-        y = self.y.index_select(0, flat).unflatten(0, rows.shape)
-        return Batch(x, y, random.index_select(0, self._seed_of_run), self.task)
+    def _gather(self, rows: Tensor, random: Tensor, progress: Tensor) -> Batch:
+        if self.replayed is None:
+            flat = rows.reshape(-1)
+            x = self.inputs.index_select(0, flat).unflatten(0, rows.shape)
+            y = self.y.index_select(0, flat).unflatten(0, rows.shape)
+        else:
+            x, y = self._joined(rows, slice(None))
+        return Batch(x, y, random.index_select(0, self._seed_of_run), self.task, progress)
+
+    def _joined(self, rows: Tensor, runs: slice) -> tuple[Tensor, Tensor]:
+        """Examples of some runs, (runs, n) of them: rows beyond the task's own are the run's replayed ones."""
+        assert self.replayed is not None
+        stored = rows >= self.examples
+        task_rows = rows.clamp(max=self.examples - 1) + self.examples * self._group_of_run[runs].unsqueeze(1)
+        memory_rows = (rows - self.examples).clamp(min=0)
+
+        def choose(task: Tensor, memory: Tensor) -> Tensor:
+            which = stored.view(*stored.shape, *[1] * (task.dim() - 1))
+            return torch.where(which, vmap(take)(memory[runs], memory_rows), task[task_rows])
+
+        x, y = self.replayed
+        return choose(self.inputs, x), choose(self.y, y)
 
 
 def evenly_spaced(data: Data, count: int) -> Data:

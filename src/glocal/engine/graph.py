@@ -34,7 +34,7 @@ class Graphed(Vectorised):
         return self._losses.T.contiguous()
 
     def _graph(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
-        used = [*tree.flatten(state.as_tree()).values(), feed.inputs, feed.y, feed.rows, feed.random, feed.task]
+        used = [*tree.flatten(state.as_tree()).values(), *feed.tensors()]
         used.append(self._losses)
         key = (size, *(t.data_ptr() for t in used), *(n for t in used for n in t.shape))
         if key not in self._graphs:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
@@ -39,6 +40,22 @@ class Program:
     @property
     def consolidates(self) -> bool:
         return type(self.algorithm).consolidate is not Algorithm.consolidate
+
+    def gradients(self, params: Params, found: Sequence[Tensor | None]) -> Params:
+        """Gradients by name. Parameters outside the objective have none: only those who look at gradients see zeros."""
+        named = zip(params.items(), found, strict=True)
+        if self.projects or self.algorithm.watches:
+            return {k: torch.zeros_like(p) if g is None else g for (k, p), g in named}
+        return {k: g for (k, _), g in named if g is not None}
+
+    @property
+    def prepares(self) -> bool:
+        return type(self.algorithm).before_epoch is not Algorithm.before_epoch
+
+    def before_epoch(
+        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
+    ) -> tuple[Params, Memory]:
+        return self._with(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
 
     def objective(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch

@@ -81,10 +81,11 @@ def train(
     for task in range(begin.finished, cohort.challenge.tasks):
         started = time.perf_counter()
         progress.task(task)
-        feed.load_task(task)
+        feed.load_task(task, state.memory)
         previous = {k: p.clone() for k, p in state.params.items()}
         for epoch in range(cohort.epochs):
             feed.load_epoch(epoch)
+            executor.before_epoch(state, epoch)
             losses = executor.epoch(state, feed, epoch, progress.steps)
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
@@ -123,6 +124,7 @@ def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
     """A step, a consolidation on a few examples, a step with that memory, a prediction; the state is thrown away."""
     feed.load_epoch(0)
     state = initial_state(cohort, feed)
+    executor.before_epoch(state, 0)
     executor.step(state, feed.batch(0))
     executor.consolidate(state, feed.shortened(8))
     executor.step(state, feed.batch(0))

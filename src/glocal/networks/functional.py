@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,13 +26,13 @@ class Functional:
             if tensor is not None
         ]
 
-    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, tensors: Mapping[str, Tensor], *args: Any) -> Tensor:
         """The module's output with these tensors in place of its own, which are put back."""
         own = [holder[attribute] for holder, attribute, _ in self._places]
         try:
             for holder, attribute, name in self._places:
                 holder[attribute] = tensors[name]  # type: ignore[assignment]
-            return self.module(x)
+            return self.module(*args)
         finally:
             for (holder, attribute, _), tensor in zip(self._places, own, strict=True):
                 holder[attribute] = tensor  # type: ignore[assignment]

@@ -3,7 +3,8 @@ r"""The network as functions of its parameters: f_θ(x), the loss L(θ; x, y) an
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.losses import Loss
 from glocal.networks.functional import Functional
 from glocal.tree import Params
+
+MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
 
 
 def prepare(x: Tensor) -> Tensor:
@@ -29,12 +32,19 @@ class Model:
     """
 
     def __init__(
-        self, module: nn.Module, loss: Loss, tasks: int = 1, batch_size: int = 1, vectorised: bool = False
+        self,
+        module: nn.Module,
+        loss: Loss,
+        tasks: int = 1,
+        batch_size: int = 1,
+        vectorised: bool = False,
+        classes: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         self._modes = {True: Functional(module.train()), False: Functional(copy.deepcopy(module).eval())}
         self.criterion = loss
         self.tasks = tasks
         self.batch_size = batch_size
+        self._classes = classes
         self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.training = True
@@ -60,9 +70,13 @@ class Model:
         """The same network in evaluation mode: no dropout, BatchNorm by its running statistics."""
         return self.bind(self.buffers, training=False)
 
-    def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """f_θ(x), one row an input."""
-        return self._modes[self.training]({**params, **self.buffers}, prepare(x))
+    def classes(self, task: int) -> tuple[int, ...]:
+        """The classes that occur in a task."""
+        return () if self._classes is None else tuple(self._classes(task))
+
+    def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
+        """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""
+        return self._modes[self.training]({**params, **self.buffers}, prepare(x), *args)
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""
