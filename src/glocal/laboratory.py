@@ -101,6 +101,7 @@ def sweep(
     seeds: Iterable[int],
     *,
     network: str | MakeNetwork = "mlp",
+    setting: str | None = None,
     tasks: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -119,7 +120,7 @@ def sweep(
     Runs that the store already holds are not repeated, interrupted ones go on from their last task boundary, and what
     another process is training on the same store is waited for. On a terminal, progress bars show how far it is.
     """
-    chosen = resolve.challenge(challenge, tasks, data)
+    chosen = resolve.challenge(challenge, tasks, data, setting)
     made = resolve.network(network, chosen.thing)
     setup = Setup(
         chosen.thing,
@@ -137,6 +138,7 @@ def sweep(
     for one in algorithms:
         name, options = one if isinstance(one, tuple) else (one, None)
         algorithm = resolve.algorithm(name, options)
+        resolve.suited(algorithm.thing, chosen.thing)
         for seed in seeds:
             for lr in lrs:
                 config = RunConfig(

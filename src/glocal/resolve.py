@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import inspect
+import itertools
 import math
+import textwrap
 import types
 import typing
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ from torch import nn
 
 from glocal import challenges, plugins
 from glocal.algorithms import ALGORITHMS, Algorithm
-from glocal.challenges.challenge import Challenge
+from glocal.challenges.challenge import Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, unknown
 from glocal.networks import NETWORKS
@@ -33,8 +36,10 @@ class Resolved:
     config: dict[str, Any]
 
 
-def challenge(given: str | Challenge, tasks: int | None = None, data: str | Path | None = None) -> Resolved:
-    """A challenge by name, from a file (a function that returns one), or as it is."""
+def challenge(
+    given: str | Challenge, tasks: int | None = None, data: str | Path | None = None, setting: str | None = None
+) -> Resolved:
+    """A challenge by name, from a file (a function that returns one), or as it is; `setting` names what is reported."""
     if isinstance(given, str) and plugins.is_file_spec(given):
         make, _ = plugins.load(given, "challenge")
         given = plugins.call(make, given) if callable(make) else make
@@ -46,6 +51,7 @@ def challenge(given: str | Challenge, tasks: int | None = None, data: str | Path
         made = given if tasks is None else given.first(tasks)
     else:
         raise GlocalError(f"a challenge is a name or a Challenge, not a {type(given).__name__}.")
+    made = made if setting is None else _in_setting(made, setting)
     config = {
         "name": made.name,
         "setting": made.setting,
@@ -56,6 +62,35 @@ def challenge(given: str | Challenge, tasks: int | None = None, data: str | Path
         "fingerprint": made.fingerprint,
     }
     return Resolved(made, config)
+
+
+def _in_setting(made: Challenge, setting: str) -> Challenge:
+    """The same tasks, reported as class- or as task-incremental."""
+    if setting not in ("task", "class", "domain"):
+        raise unknown("setting", setting, ["task", "class", "domain"])
+    if setting == made.setting:
+        return made
+    if made.setting == "domain":
+        raise GlocalError(f"{made.name} keeps its classes from task to task: its setting is domain, not {setting}.")
+    if setting == "domain":
+        raise GlocalError(f"{made.name} brings new classes with every task: its setting is class or task, not domain.")
+    options = {k: setting if k == "setting" else v for k, v in made.options.items()}
+    return dataclasses.replace(made, setting=typing.cast(Setting, setting), options=options)
+
+
+def suited(algorithm: Algorithm, challenge: Challenge) -> None:
+    """Whether the algorithm makes sense in the challenge's setting."""
+    if challenge.setting in algorithm.settings:
+        return
+    name, allowed = name_of(algorithm), " or ".join(algorithm.settings)
+    hint = ""
+    if challenge.setting == "class" and "task" in algorithm.settings:
+        hint = " It asks at test time which task an input belongs to: choose the setting 'task'."
+    elif challenge.setting == "domain":
+        hint = " It needs new classes with every task, as the split challenges have."
+    raise GlocalError(
+        f"{name} is for the setting {allowed}; {challenge.name} has the setting {challenge.setting}.{hint}"
+    )
 
 
 def network(given: str | MakeNetwork, challenge: Challenge) -> Resolved:
@@ -202,3 +237,19 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
     except (ValueError, KeyError, TypeError):
         kind = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(hint, str(hint))
         raise GlocalError(f"{name} must be {kind}; '{value}' was given.") from None
+
+
+def field_descriptions(kind: type) -> dict[str, str]:
+    """The docstrings under a class's fields, its bases' included."""
+    described: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, ValueError):
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for field, text in itertools.pairwise(body.body):
+            named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            if named and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                described[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
+    return described

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,3 +102,36 @@ def cohort_of(
 def train_to_the_end(cohort: Cohort, execution: Execution = "auto") -> Snapshot:
     *_, last = train(cohort, execution=execution)
     return last
+
+
+# Linear regression with orthogonal inputs: every loss is a diagonal quadratic, whose optimum is known.
+
+
+def orthogonal_task(scales: list[float], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eight inputs whose columns are orthogonal to each other and to the constant, and two noisy linear targets."""
+    signs = np.array([[(-1) ** bin(row & column).count("1") for column in (1, 2, 4)] for row in range(8)], dtype=float)
+    random = np.random.default_rng(seed)
+    x = signs * np.array(scales)
+    return x, x @ random.normal(size=(3, 2)) + random.normal(size=2) + 0.3 * random.normal(size=(8, 2))
+
+
+REGRESSIONS = [
+    orthogonal_task([1.2, 0.8, 1.0], 0),
+    orthogonal_task([0.7, 1.5, 0.9], 1),
+    orthogonal_task([1.0, 0.9, 1.4], 2),
+]
+
+
+def normal_equations(task: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """A, b with ∇L(θ) = Aθ − b for the mean over a task of ½‖f − y‖², the bias last."""
+    x, y = task
+    design = np.hstack([x, np.ones((len(x), 1))])
+    return design.T @ design / len(x), design.T @ y / len(x)
+
+
+def learnt(algorithm: Algorithm, tasks: list[tuple[np.ndarray, np.ndarray]], epochs: int = 160) -> np.ndarray:
+    """The linear network after all tasks, full-batch, weights above bias."""
+    challenge = from_tasks("regressions", [(task, task) for task in tasks], setting="domain", loss="squared-error")
+    cohort = cohort_of(challenge, algorithm, [(0, 0.2)], network=linear_network, epochs=epochs, batch_size=8)
+    params = train_to_the_end(cohort).state.params
+    return torch.cat([params["layers.0.weight"][0].T, params["layers.0.bias"]]).numpy()

@@ -16,7 +16,9 @@ from glocal.algorithms.er import ER
 from glocal.algorithms.ewc import EWC
 from glocal.algorithms.joint import Joint
 from glocal.algorithms.sgd import SGD
+from glocal.algorithms.si import SI
 from glocal.engine.train import Snapshot, train
+from glocal.resolve import label_of
 from glocal.tree import flatten, select
 
 ALGORITHMS: list[Algorithm] = [
@@ -24,6 +26,9 @@ ALGORITHMS: list[Algorithm] = [
     ER(slots=30),
     EWC(fisher="exact"),
     EWC(fisher="sampled"),
+    EWC(anchors="each"),
+    SI(),
+    SI(importance="published"),
     AGEM(slots=30),
     Joint(),
 ]
@@ -32,7 +37,7 @@ CHALLENGE = blobs((150, 110), test=230)
 
 
 def label(algorithm: Algorithm) -> str:
-    return f"{algorithm.name}-{getattr(algorithm, 'fisher', '')}".strip("-")
+    return label_of(algorithm)
 
 
 def all_of_a_run(end: Snapshot, run: int) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from small_problems import (
     CLASSES,
+    REGRESSIONS,
     batch_of,
     blobs,
     cohort_of,
@@ -17,7 +18,8 @@ from small_problems import (
     examples,
     flat,
     gradient,
-    linear_network,
+    learnt,
+    normal_equations,
     train_to_the_end,
     uniforms,
 )
@@ -26,45 +28,11 @@ from torch.nn import functional
 
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.ewc import EWC, FISHERS, Fisher, task_fisher
-from glocal.challenges import from_tasks
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.tree import Params
 
 VARIANTS: tuple[Fisher, ...] = ("exact", "sampled", "empirical", "published")
-
-
-# Linear regression with orthogonal inputs: every loss is a diagonal quadratic, and so is what EWC makes of it.
-
-
-def orthogonal_task(scales: list[float], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Eight inputs whose columns are orthogonal to each other and to the constant, and two noisy linear targets."""
-    signs = np.array([[(-1) ** bin(row & column).count("1") for column in (1, 2, 4)] for row in range(8)], dtype=float)
-    random = np.random.default_rng(seed)
-    x = signs * np.array(scales)
-    return x, x @ random.normal(size=(3, 2)) + random.normal(size=2) + 0.3 * random.normal(size=(8, 2))
-
-
-REGRESSIONS = [
-    orthogonal_task([1.2, 0.8, 1.0], 0),
-    orthogonal_task([0.7, 1.5, 0.9], 1),
-    orthogonal_task([1.0, 0.9, 1.4], 2),
-]
-
-
-def normal_equations(task: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """A, b with ∇L(θ) = Aθ − b for the mean over a task of ½‖f − y‖², the bias last."""
-    x, y = task
-    design = np.hstack([x, np.ones((len(x), 1))])
-    return design.T @ design / len(x), design.T @ y / len(x)
-
-
-def learnt(algorithm: EWC, tasks: list[tuple[np.ndarray, np.ndarray]], epochs: int = 160) -> np.ndarray:
-    """The linear network after all tasks, full-batch, weights above bias."""
-    challenge = from_tasks("regressions", [(task, task) for task in tasks], setting="domain", loss="squared-error")
-    cohort = cohort_of(challenge, algorithm, [(0, 0.2)], network=linear_network, epochs=epochs, batch_size=8)
-    params = train_to_the_end(cohort).state.params
-    return torch.cat([params["layers.0.weight"][0].T, params["layers.0.bias"]]).numpy()
 
 
 def test_on_quadratic_losses_it_reaches_the_optimum_of_their_sum() -> None:
@@ -82,6 +50,21 @@ def test_penalty_and_decay_weigh_the_older_tasks_as_written() -> None:
         theta = np.linalg.solve(a + penalty * fisher, b + penalty * fisher @ theta)
         fisher = decay * fisher + a
     np.testing.assert_allclose(learnt(EWC(penalty=penalty, decay=decay), REGRESSIONS), theta, atol=1e-4)
+
+
+def test_with_an_anchor_a_task_every_quadratic_stays_where_it_was_made() -> None:
+    """The optimum of L_t + λ Σ_o γ^{t−1−o} ½ (θ − θ_o)ᵀ A_o (θ − θ_o), task after task."""
+    penalty, decay = 0.6, 0.5
+    past: list[tuple[np.ndarray, np.ndarray]] = []
+    theta: np.ndarray = np.zeros((4, 2))
+    for a, b in map(normal_equations, REGRESSIONS):
+        weights = [penalty * decay ** (len(past) - 1 - o) for o in range(len(past))]
+        left = a + sum((w * f for w, (f, _) in zip(weights, past, strict=True)), np.zeros((4, 4)))
+        right = b + sum((w * f @ anchor for w, (f, anchor) in zip(weights, past, strict=True)), np.zeros((4, 2)))
+        theta = np.linalg.solve(left, right)
+        past.append((a, theta))
+    ewc = EWC(penalty=penalty, decay=decay, anchors="each")
+    np.testing.assert_allclose(learnt(ewc, REGRESSIONS), theta, atol=1e-4)
 
 
 # The four Fisher diagonals, from one ordinary backward pass per sample and label.
@@ -187,6 +170,24 @@ def test_the_published_objective_is_a_penalty_twice_as_large() -> None:
     quadratic = sum(float((fisher[k] * (params[k] - solution[k]) ** 2).sum()) for k in params)
     expected = float(functional.cross_entropy(model.outputs(params, batch.x), batch.y)) + 0.7 * quadratic
     assert float(ewc.objective(model, params, memory, batch)) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.3])
+def test_one_anchor_a_task_is_a_sum_of_quadratics_at_the_solutions(decay: float) -> None:
+    model, params = double_model()
+    ewc = EWC(penalty=0.8, decay=decay, anchors="each")
+    solutions = three_solutions(params)
+    memory, tasks = consolidated(ewc, model, solutions)
+    batch = batch_of(examples(4, 7), torch.zeros(0), 3)
+    here = elsewhere(params, seed=8)
+    expected = float(functional.cross_entropy(model.outputs(here, batch.x), batch.y))
+    for o, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
+        fisher = fisher_by_loops(model, theta, task, "exact")
+        quadratic = 0.4 * decay ** (2 - o) * sum(float((fisher[k] * (here[k] - theta[k]) ** 2).sum()) for k in params)
+        reached = float(functional.cross_entropy(model.outputs(theta, task.x), task.y))
+        assert float(ewc.approximation(model, memory, o)(here)) == pytest.approx(reached + quadratic, rel=1e-9)
+        expected += quadratic
+    assert float(ewc.objective(model, here, memory, batch)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_its_approximations_touch_the_losses_reached() -> None:

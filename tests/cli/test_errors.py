@@ -56,6 +56,20 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "negative penalty": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=-1"], ["penalty", "-1"]),
     "no slots": (lambda p: ["run", "rotated-digits", "er", "--options", "slots=0"], ["slots", "0"]),
     "option where there are none": (lambda p: [*RUN, "--options", "slots=3"], ["sgd has no options"]),
+    "unknown setting": (lambda p: [*RUN, "--setting", "taks"], ["'taks'", "Did you mean 'task'"]),
+    "a setting without new classes": (lambda p: [*RUN, "--setting", "task"], ["rotated-digits", "domain"]),
+    "domain where classes are new": (
+        lambda p: ["run", "split-digits", "sgd", "--setting", "domain"],
+        ["split-digits", "class or task"],
+    ),
+    "an algorithm in the wrong setting": (
+        lambda p: ["run", "split-digits", "pnn"],
+        ["pnn", "task or domain", "split-digits", "class", "choose the setting 'task'"],
+    ),
+    "an algorithm without its new classes": (
+        lambda p: ["run", "rotated-digits", "icarl"],
+        ["icarl", "class or task", "new classes"],
+    ),
     "lr not a number": (lambda p: [*RUN, "--lr", "fast"], ["--lr", "fast"]),
     "lr negative": (lambda p: [*RUN, "--lr", "-0.1"], ["lr", "-0.1"]),
     "lr nan": (lambda p: [*RUN, "--lr", "nan"], ["lr", "nan"]),

@@ -6,7 +6,8 @@ from glocal.algorithms.er import ER
 from glocal.algorithms.ewc import EWC
 from glocal.algorithms.joint import Joint
 from glocal.algorithms.sgd import SGD
+from glocal.algorithms.si import SI
 
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGD, Joint, ER, AGEM, EWC)}
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGD, Joint, ER, AGEM, SI, EWC)}
 
-__all__ = ["AGEM", "ALGORITHMS", "ER", "EWC", "SGD", "Algorithm", "Batch", "Joint", "Memory", "Step"]
+__all__ = ["AGEM", "ALGORITHMS", "ER", "EWC", "SGD", "SI", "Algorithm", "Batch", "Joint", "Memory", "Step"]

@@ -28,7 +28,8 @@ class AGEM(Algorithm):
     name: ClassVar[str] = "agem"
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "`slots` examples, an equal share of them for every task"
+    remembers: ClassVar[str] = "examples, an equal share of them for every task"
+    grows: ClassVar[str] = "slots examples"
 
     slots: int = 500
     """Examples the memory holds after the last task."""

@@ -26,7 +26,8 @@ class ER(Algorithm):
     name: ClassVar[str] = "er"
     family: ClassVar[str] = "replay"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "`slots` examples, whatever the number of tasks"
+    remembers: ClassVar[str] = "examples of all tasks, by reservoir sampling"
+    grows: ClassVar[str] = "slots examples"
 
     slots: int = 500
     """Examples the reservoir holds."""

@@ -1,9 +1,13 @@
-r"""Elastic weight consolidation, online (§5.2): a diagonal quadratic at the last solution, Eq. general-opt-local.
+r"""Elastic weight consolidation (§5.2): diagonal quadratics at the solutions, Eq. general-opt-local.
+
+Online, with one anchor, the last solution:
 
     obj_t(θ) = L_t(θ) + (λ/2) Σ_i F_i (θ_i − θ_{t−1,i})²,   F = γ F + F_{t−1} after every task,
 
 F_o the diagonal of the Fisher matrix of task o at its solution θ_o. At a minimum of obj the gradients of the old losses
-cancel and one anchor, the last solution, carries the sum of all old quadratics.
+cancel and one anchor carries the sum of all old quadratics. With one anchor for each task:
+
+    obj_t(θ) = L_t(θ) + (λ/2) Σ_{o<t} γ^{t−1−o} Σ_i F_{o,i} (θ_i − θ_{o,i})².
 """
 
 from __future__ import annotations
@@ -66,18 +70,20 @@ def _directions(variant: str, loss: Loss, y: Tensor, random: Tensor, outputs: Te
 
 @dataclass(frozen=True)
 class EWC(Algorithm):
-    r"""Minimises L_t plus one diagonal quadratic for all finished tasks together, so each has an equal share of it:
+    r"""Minimises L_t plus the diagonal quadratics of the finished tasks. Online they are one, and each has its share:
 
-        \hat L_o(θ) = L_o(θ_o) + (1/(t−1)) (λ/2) Σ_i F_i (θ_i − θ_{t−1,i})².
+        \hat L_o(θ) = L_o(θ_o) + (1/(t−1)) (λ/2) Σ_i F_i (θ_i − θ_{t−1,i})²,
 
-    F and its centre are taken at the solutions: local. The paper's λ (0.7 on rotated digits) goes with no ½ and the
-    'published' Fisher: `penalty=1.4, fisher='published'`.
+    and with anchors='each' \hat L_o(θ) = L_o(θ_o) + (λ/2) Σ_i F_{o,i} (θ_i − θ_{o,i})². F and its centre are taken at
+    the solutions: local. The paper's λ (0.7 on rotated digits) goes with no ½ and the 'published' Fisher:
+    `penalty=1.4, fisher='published'`.
     """
 
     name: ClassVar[str] = "ewc"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar[Locality] = "local"
-    remembers: ClassVar[str] = "2 numbers a parameter, whatever the number of tasks"
+    remembers: ClassVar[str] = "the last solution and F (anchors=each: every solution and its F)"
+    grows: ClassVar[str] = "2 P (anchors=each: 2 P T)"
 
     penalty: float = 1.4
     """λ, the weight of the quadratic."""
@@ -85,6 +91,8 @@ class EWC(Algorithm):
     """γ, how much of the older tasks' F is kept when a task is added."""
     fisher: Fisher = "exact"
     """Which F: exact, sampled, empirical or published."""
+    anchors: Literal["last", "each"] = "last"
+    """Where the quadratics are centred: all at the last solution, or each at its own."""
 
     def __post_init__(self) -> None:
         if self.fisher not in FISHERS:
@@ -93,27 +101,53 @@ class EWC(Algorithm):
         require(self.decay >= 0, f"ewc needs a decay of at least 0; {self.decay} was given.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        return {
+        zeros = {k: torch.zeros_like(p) for k, p in params.items()}
+        memory: Memory = {
             "anchor": {k: p.clone() for k, p in params.items()},
-            "fisher": {k: torch.zeros_like(p) for k, p in params.items()},
+            "fisher": zeros,
             "reached": next(iter(params.values())).new_zeros(0),  # L_o(θ_o) of every finished task
         }
+        if self.anchors == "each":
+            none = {k: z[None][:0] for k, z in zeros.items()}
+            memory |= {"spread": memory["reached"].new_zeros(()), "each_anchor": none, "each_fisher": dict(none)}
+        return memory
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         return model.loss(params, batch.x, batch.y) + self._quadratic(memory, params)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         new = task_fisher(model, params, data, self.fisher)
+        kept = {k: self.decay * f for k, f in memory["fisher"].items()}
+        reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
+        together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "reached": reached}
+        return together | self._add_anchor(memory, kept, params, new) if self.anchors == "each" else together
+
+    def _add_anchor(self, memory: Memory, kept: Params, params: Params, new: Params) -> Memory:
+        """One more quadratic. Their sum is one again, F = Σ_o F_o around the mean of the θ_o weighted by F_o, and the
+        spread Σ_o F_o (θ_o − mean)²: a step costs what it costs online."""
+        whole = {k: torch.where(kept[k] + new[k] > 0, kept[k] + new[k], 1) for k in new}
+        weight = {k: torch.where(kept[k] > 0, kept[k] / whole[k], 0) for k in new}
+        apart = {k: memory["anchor"][k] - params[k] for k in new}
+        spread = self.decay * memory["spread"] + total(weight[k] * new[k] * apart[k].square() for k in new)
         return {
-            "anchor": params,
-            "fisher": {k: self.decay * memory["fisher"][k] + new[k] for k in new},
-            "reached": torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]]),
+            "anchor": {k: params[k] + weight[k] * apart[k] for k in new},
+            "spread": spread,
+            "each_anchor": {k: torch.cat([memory["each_anchor"][k], p[None]]) for k, p in params.items()},
+            "each_fisher": {k: torch.cat([self.decay * memory["each_fisher"][k], f[None]]) for k, f in new.items()},
         }
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         reached = memory["reached"]
-        return lambda params: reached[task] + self._quadratic(memory, params) / reached.shape[0]
+        if self.anchors == "last":
+            return lambda params: reached[task] + self._quadratic(memory, params) / reached.shape[0]
+        fisher, anchor = ({k: v[task] for k, v in memory[name].items()} for name in ("each_fisher", "each_anchor"))
+        return lambda params: reached[task] + self.penalty / 2 * weighted_square(fisher, params, anchor)
 
     def _quadratic(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:
-        fisher, anchor = memory["fisher"], memory["anchor"]
-        return self.penalty / 2 * total(fisher[k] * (params[k] - anchor[k]).square() for k in fisher)
+        value = weighted_square(memory["fisher"], params, memory["anchor"])
+        return self.penalty / 2 * (value + memory["spread"] if self.anchors == "each" else value)
+
+
+def weighted_square(weight: Mapping[str, Tensor], params: Mapping[str, Tensor], centre: Mapping[str, Tensor]) -> Tensor:
+    """Σ_i w_i (θ_i − c_i)²."""
+    return total(weight[k] * (params[k] - centre[k]).square() for k in weight)

@@ -29,6 +29,7 @@ class Joint(Algorithm):
     family: ClassVar[str] = "baseline"
     locality: ClassVar[Locality] = "global"
     remembers: ClassVar[str] = "all training data of every task"
+    grows: ClassVar[str] = "all data"
 
     def uniforms(self, model: Model) -> int:
         return 2 * model.batch_size

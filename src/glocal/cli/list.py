@@ -10,18 +10,26 @@ import tyro
 
 Row = dict[str, Any]
 COLUMNS = {
-    "algorithms": ("name", "locality", "family", "memory", "options"),
+    "algorithms": ("name", "locality", "family", "settings", "memory", "grows"),
+    "options": ("algorithm", "option", "default", "description"),
     "challenges": ("name", "setting", "tasks", "train", "test", "description"),
     "networks": ("name", "description"),
     "experiments": ("name", "command", "description"),
+}
+NOTES = {
+    "algorithms": "Settings: task (the task is known at test), class (it is not), domain (same classes), or all.\n"
+    "Grows: numbers kept after T tasks of a network with P parameters and K outputs.\n"
+    "Options: glocal list options."
 }
 
 
 @dataclass(frozen=True)
 class List:
-    """List the algorithms, challenges, networks and experiments that have a name."""
+    """List the algorithms and their options, challenges, networks and experiments that have a name."""
 
-    what: Annotated[Literal["all", "algorithms", "challenges", "networks", "experiments"], tyro.conf.Positional] = "all"
+    what: Annotated[
+        Literal["all", "algorithms", "options", "challenges", "networks", "experiments"], tyro.conf.Positional
+    ] = "all"
     """Which of them."""
     json: bool = False
     """As a JSON list of objects."""
@@ -36,6 +44,8 @@ class List:
         console = Console()
         for kind, rows in sections.items():
             console.print(_table(kind, rows))
+            if kind in NOTES:
+                console.print(NOTES[kind])
 
 
 def _table(kind: str, rows: list[Row]) -> Any:
@@ -52,6 +62,8 @@ def _table(kind: str, rows: list[Row]) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items())
+    if isinstance(value, list):
+        return "all" if len(value) == 3 else ", ".join(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -66,12 +78,16 @@ def _rows(kind: str) -> list[Row]:
                 "name": name,
                 "locality": a.locality,
                 "family": a.family,
+                "settings": list(a.settings),
                 "memory": a.remembers,
+                "grows": a.grows,
                 "options": {f.name: f.default for f in dataclasses.fields(a)},
                 "description": (a.__doc__ or "").strip().splitlines()[0],
             }
             for name, a in ALGORITHMS.items()
         ]
+    if kind == "options":
+        return _options()
     if kind == "challenges":
         import dataclasses
 
@@ -86,3 +102,24 @@ def _rows(kind: str) -> list[Row]:
 
     summary = (Demo.__doc__ or "").strip().splitlines()[0]
     return [{"name": "demo", "command": "glocal demo", "description": summary}]
+
+
+def _options() -> list[Row]:
+    """Every option of every algorithm, described by the docstring under its field."""
+    import dataclasses
+
+    from glocal.algorithms import ALGORITHMS
+    from glocal.resolve import field_descriptions
+
+    return [
+        {
+            "name": f"{name}.{f.name}",
+            "algorithm": name,
+            "option": f.name,
+            "default": f.default,
+            "description": described.get(f.name, ""),
+        }
+        for name, a in ALGORITHMS.items()
+        for described in [field_descriptions(a)]
+        for f in dataclasses.fields(a)
+    ]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glocal.cli.common import AlgorithmName, ChallengeName, Count, Flag, PathName, Texts, parse_options, with_options
+from glocal.cli.common import (
+    AlgorithmName,
+    ChallengeName,
+    Count,
+    Flag,
+    Name,
+    PathName,
+    Texts,
+    parse_options,
+    with_options,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,8 @@ class Run:
     """The algorithm's options as NAME=VALUE."""
     network: str = "mlp"
     """A name from `glocal list networks`, or path.py:function for your own."""
+    setting: Name = None
+    """task or class: which accuracy of a split challenge is reported; the challenge's own unless given."""
     tasks: Count = None
     """Stop after so many tasks."""
     epochs: Count = None
@@ -58,6 +70,7 @@ class Run:
             [self.lr],
             [self.seed],
             network=self.network,
+            setting=self.setting,
             tasks=self.tasks,
             epochs=self.epochs,
             batch_size=self.batch_size,

@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "device": "auto",
 }
 SWEEP_FIELDS = (
-    *("challenge", "lrs", "seeds", "network", "tasks", "epochs", "batch_size", "train_eval"),
+    *("challenge", "lrs", "seeds", "network", "setting", "tasks", "epochs", "batch_size", "train_eval"),
     *("store", "data", "device", "keep_parameters"),
 )
 
@@ -60,6 +60,8 @@ class Sweep:
     """Options as ALGORITHM.NAME=VALUE; several values, separated by commas, are all tried."""
     network: Name = None
     """A name from `glocal list networks`, or path.py:function for your own (mlp unless given)."""
+    setting: Name = None
+    """task or class: which accuracy of a split challenge is reported; the challenge's own unless given."""
     tasks: Count = None
     """Stop after so many tasks."""
     epochs: Count = None
@@ -132,6 +134,7 @@ def _read(path: Path) -> dict[str, Any]:
         lrs: list[float] | None = None
         seeds: list[int] | None = None
         network: Name = None
+        setting: Name = None
         tasks: Count = None
         epochs: Count = None
         batch_size: int | None = None

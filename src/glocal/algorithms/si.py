@@ -1,0 +1,94 @@
+r"""Synaptic intelligence (§5.1): a diagonal quadratic at θ_{t−1}, its curvature from the path that training took.
+
+    obj_t(θ) = L_t(θ) + c Σ_i Ω_i (θ_i − θ_{t−1,i})²,   Ω_i ← Ω_i + ω_i / ((θ_{t,i} − θ_{t−1,i})² + ξ) after every task,
+
+where ω_i adds up, step by step, how much moving θ_i lowered the loss: ω_i ← ω_i − ∂L_t/∂θ_i · Δθ_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
+from glocal.algorithms.ewc import weighted_square
+from glocal.errors import require
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+Importance = Literal["path", "published"]
+
+
+@dataclass(frozen=True)
+class SI(Algorithm):
+    r"""Minimises L_t plus one diagonal quadratic for all finished tasks together, so each has an equal share of it:
+
+        \hat L_o(θ) = (1/(t−1)) c Σ_i Ω_i (θ_i − θ_{t−1,i})².
+
+    Its centre moves on with every task, whatever θ_o was, and Ω comes from the path and not from the solution: global.
+    With importance='published', as behind the paper's numbers, every entry of the gradient, the penalty's included, is
+    clipped to [−1, 1] before it is followed, and ω_i ← ω_i + lr g_i² with that clipped g.
+    """
+
+    name: ClassVar[str] = "si"
+    family: ClassVar[str] = "quadratic"
+    locality: ClassVar[Locality] = "global"
+    remembers: ClassVar[str] = "the last solution, Ω, and ω of the task in training"
+    grows: ClassVar[str] = "3 P"
+    watches: ClassVar[bool] = True
+
+    penalty: float = 1.0
+    """c, the weight of the quadratic."""
+    damping: float = 1.0
+    """ξ, which bounds Ω where a parameter hardly moved."""
+    importance: Importance = "path"
+    """Which ω: path (the loss's own path integral) or published."""
+
+    def __post_init__(self) -> None:
+        require(self.penalty >= 0, f"si needs a penalty of at least 0; {self.penalty} was given.")
+        require(self.damping > 0, f"si needs a damping above 0; {self.damping} was given.")
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {
+            "anchor": {k: p.clone() for k, p in params.items()},
+            "importance": {k: torch.zeros_like(p) for k, p in params.items()},
+            "path": {k: torch.zeros_like(p) for k, p in params.items()},
+            "finished": torch.zeros((), dtype=torch.long, device=example.y.device),
+        }
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        return model.loss(params, batch.x, batch.y) + self._quadratic(memory, params)
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        return {k: g.clamp(-1, 1) for k, g in grads.items()} if self.importance == "published" else grads
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        for k, moved in step.moved.items():
+            memory["path"][k].sub_(self._slope(memory, step, k) * moved)
+        return memory
+
+    def _slope(self, memory: Memory, step: Step, k: str) -> Tensor:
+        if self.importance == "published":
+            return step.grads[k].clamp(-1, 1)
+        strayed = step.params[k] - step.moved[k] - memory["anchor"][k]
+        return step.grads[k] - 2 * self.penalty * memory["importance"][k] * strayed  # of L_t without the quadratic
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        strayed = {k: (p - memory["anchor"][k]).square() for k, p in params.items()}
+        new = {k: memory["path"][k] / (strayed[k] + self.damping) for k in params}
+        return {
+            "anchor": params,
+            "importance": {k: memory["importance"][k] + new[k] for k in new},
+            "path": {k: torch.zeros_like(p) for k, p in params.items()},
+            "finished": memory["finished"] + 1,
+        }
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        return lambda params: self._quadratic(memory, params) / memory["finished"]
+
+    def _quadratic(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:
+        return self.penalty * weighted_square(memory["importance"], params, memory["anchor"])
