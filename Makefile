@@ -22,11 +22,12 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.step
 
 # torch goes first and alone, at the pinned version: what comes later finds it there and pulls no other build.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tests/oracles.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glocal needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e '.[test]'
+	$(PIP) install -c constraints.txt --no-deps -r tests/oracles.txt
 	touch $@
 
 clean:

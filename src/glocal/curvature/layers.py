@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp
+from torch.func import functional_call, vjp, vmap
 
 Params: TypeAlias = dict[str, Tensor]
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -40,6 +40,10 @@ class Pass(NamedTuple):
     outputs: Tensor  # (n, K)
     inputs: Params  # layer -> (n, ...)
     pull: Pull  # u (n, K) -> layer -> δ (n, ...): the derivative of Σ_k u_k fᵏ in z, sample by sample
+
+    def pull_each(self, u: Tensor) -> Params:
+        """δ for several vectors a sample: u (n, C, K) -> layer -> δ (n, C, ...)."""
+        return vmap(self.pull, in_dims=1, out_dims=1)(u)
 
 
 def run(
@@ -72,7 +76,8 @@ def run(
             for handle in handles:
                 handle.remove()
 
-    nudges = {name: x.new_zeros(x.shape[0], *p.output_shape) for name, p in plain.items()}
+    kind = next(iter(params.values())).dtype  # a network may compute more precisely than its inputs are
+    nudges = {name: x.new_zeros(x.shape[0], *p.output_shape, dtype=kind) for name, p in plain.items()}
     f, pull, inputs = vjp(outputs, nudges, has_aux=True)  # type: ignore[misc]
     return Pass(f, inputs, lambda u: pull(u)[0])
 
@@ -105,7 +110,8 @@ def _find(module: nn.Module, zeros: Tensor) -> dict[str, Plain]:
 
         return hook
 
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, KINDS)}
+    # A network that is one layer has no name for it, and none for its parameters to be found by.
+    layers = {name: layer for name, layer in module.named_modules() if name and isinstance(layer, KINDS)}
     everything = dict(module.named_parameters(remove_duplicate=False))
     handles = [layer.register_forward_hook(cut_off(name)) for name, layer in layers.items()]
     try:

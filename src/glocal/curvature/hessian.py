@@ -1,0 +1,85 @@
+r"""The Hessian of a small network's loss as a dense matrix, and its two parts (Eq. Hessian-decomp):
+
+    ∇²L = (1/n) Σ_i J_iᵀ [∇²_f ℓ_i] J_i + (1/n) Σ_i Σ_k [∇_f ℓ_i]_k ∇²fᵏ_θ(x_i),
+
+the outer-product Hessian, positive semi-definite for a convex ℓ and of rank at most nK, and the functional Hessian,
+which vanishes where the network fits its data. Rows and columns are ordered as `vector.flatten` orders θ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from glocal.curvature.outputs import dense_in_chunks
+from glocal.curvature.products import Product, functional_product, hessian_product
+from glocal.curvature.vector import flatten, unflatten
+
+if TYPE_CHECKING:
+    from glocal.losses import Loss
+
+
+def dense(product: Product, like: Mapping[str, Tensor], block: int = 64) -> Tensor:
+    """The dense matrix of a linear map of parameter vectors, `block` columns at a time."""
+    theta = flatten(like)
+    identity = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
+    column = vmap(lambda e: flatten(product(unflatten(e, like))), out_dims=1, chunk_size=block)
+    return column(identity)
+
+
+def hessian(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    chunk: int = 500,
+    block: int = 64,
+) -> Tensor:
+    """∇²L, shape (P, P), from `chunk` samples and `block` columns at a time."""
+
+    def of_chunk(x: Tensor, y: Tensor) -> Tensor:
+        return dense(hessian_product(module, params, buffers, x, y, loss, chunk), params, block)
+
+    return _mean_over_chunks(of_chunk, x, y, chunk)
+
+
+def decomposition(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    chunk: int = 500,
+    block: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """The outer-product and the functional Hessian, each on its own; their sum is ∇²L."""
+
+    def outer(x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for gradients in dense_in_chunks(module, params, buffers, x, loss.hessian_root):
+            rows = vmap(vmap(flatten))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
+            total = rows.mT @ rows if total is None else total + rows.mT @ rows
+        assert total is not None
+        return total / x.shape[0]
+
+    def functional(x: Tensor, y: Tensor) -> Tensor:
+        return dense(functional_product(module, params, buffers, x, y, loss, chunk), params, block)
+
+    return _mean_over_chunks(outer, x, y, chunk), _mean_over_chunks(functional, x, y, chunk)
+
+
+def _mean_over_chunks(of_chunk: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
+    """The matrix of all the data from the matrices of its chunks: the passes before a chunk's columns are made once."""
+    total: Tensor | None = None
+    for a, b in zip(x.split(chunk), y.split(chunk), strict=True):
+        part = of_chunk(a, b) * (a.shape[0] / x.shape[0])
+        total = part if total is None else total + part
+    assert total is not None
+    return total

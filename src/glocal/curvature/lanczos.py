@@ -1,0 +1,108 @@
+r"""The top eigenpairs of a symmetric matrix A known by its products alone, by Lanczos's method.
+
+From a start q_1 it builds an orthonormal basis Q of m vectors in which A is tridiagonal,
+
+    A q_j = β_{j−1} q_{j−1} + α_j q_j + β_j q_{j+1},
+
+and takes the eigenpairs (λ, s) of that small matrix T: λ and v = Qᵀ s are approximate eigenpairs of A, whose error is
+known, ‖A v − λ v‖ = β_m |s_m|. The extreme ones come first. Rounding makes the recurrence forget its past, so every new
+vector is made orthogonal to all before it, twice.
+
+Where the basis spans an invariant subspace, β_j = 0 and nothing is left to go on with: the method then goes on from a
+vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases,
+and no step asks for the value of a tensor: map it over runs with `vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Largest: TypeAlias = Literal["magnitude", "algebraic"]
+
+
+class Eigenpairs(NamedTuple):
+    """The largest first; all NaN where the matrix is not finite."""
+
+    values: Tensor  # (k,)
+    vectors: Tensor  # (k, P), orthonormal rows
+    residuals: Tensor  # (k,), ‖A v − λ v‖
+
+
+def lanczos(
+    matvec: Callable[[Tensor], Tensor],
+    start: Tensor,
+    k: int,
+    steps: int | None = None,
+    largest: Largest = "magnitude",
+) -> Eigenpairs:
+    """The k eigenpairs of largest magnitude, or of largest value (`largest='algebraic'`).
+
+    `matvec` multiplies flat vectors of the shape of `start`. `steps` is the number m of products, the larger of 60
+    and 2k + 20 if not said; m = P gives all eigenpairs to rounding.
+    """
+    size = start.numel()
+    steps = min(size, max(60, 2 * k + 20) if steps is None else steps)
+    if not 1 <= k <= steps:
+        raise ValueError(
+            f"k = {k} eigenpairs were asked for; a matrix of size {size} in {steps} steps has 1 to {steps}."
+        )
+    if largest not in ("magnitude", "algebraic"):
+        raise ValueError(f"largest = {largest!r} was given; allowed are 'magnitude' and 'algebraic'.")
+    with torch.no_grad():
+        basis, alphas, betas = _tridiagonal(matvec, start, steps)
+        t = alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1)
+        finite = t.isfinite().all()
+        values, s = torch.linalg.eigh(torch.where(finite, t, 0.0))
+        order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
+        values, s = values[order], s[:, order]
+        whole = torch.where(finite, 0.0, torch.nan)
+        return Eigenpairs(values + whole, s.mT @ basis + whole, (betas[-1] * s[-1]).abs() + whole)
+
+
+def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A random direction, on the generator's device: with probability one it has a part along every eigenvector."""
+    return torch.randn(size, dtype=dtype, device=generator.device, generator=generator)
+
+
+def _tridiagonal(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The basis (m, P), the α and the β (m,); the last β belongs to no vector of the basis, it tells the error."""
+    tiny = torch.finfo(start.dtype).tiny
+    zero = start.square().sum() == 0
+    q = torch.where(zero, _outside(start, 0), start)
+    q = q / q.norm()
+    w = matvec(q)
+    basis = w.new_zeros(steps, start.numel())  # as many runs as the products have
+    alphas, betas = [], []
+    scale = w.norm()
+    for j in range(steps):
+        basis[j] = q
+        if j > 0:
+            w = matvec(q)
+            scale = torch.maximum(scale, w.norm())
+        alphas.append(q @ w)
+        w = _orthogonal(w, basis[: j + 1])
+        beta = w.norm()
+        ends = beta <= 10 * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
+        beta = torch.where(ends, 0.0, beta)
+        betas.append(beta)
+        if j + 1 < steps:
+            fresh = _orthogonal(_outside(start, j + 1), basis[: j + 1])
+            q = torch.where(ends, fresh, w)
+            q = q / q.norm().clamp(min=tiny)
+    return basis, torch.stack(alphas), torch.stack(betas)
+
+
+def _orthogonal(w: Tensor, basis: Tensor) -> Tensor:
+    for _ in range(2):
+        w = w - (basis @ w) @ basis
+    return w
+
+
+def _outside(like: Tensor, j: int) -> Tensor:
+    """A fixed vector for every j with a part in any subspace, without a random draw: a wave of quickening frequency."""
+    i = torch.arange(1, like.numel() + 1, dtype=torch.float64, device=like.device)
+    return (i.square() * (2**0.5 * (j + 1) % 1) + i * 3**0.5).cos().to(like.dtype)

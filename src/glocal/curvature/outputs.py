@@ -1,0 +1,135 @@
+r"""Gradients of a network's outputs, sample by sample: g_{ic} = J_iᵀ u_{ic},   J_i = ∂f_θ(x_i)/∂θ,
+
+for vectors u_{ic} in output space: every logit, one logit a sample, their mean, or the columns of a loss's Hessian.
+`directions` turns the outputs (n, K) into the vectors u, shape (n, C, K). Two forms:
+
+    dense       every parameter with two leading axes, (n, C, ...);
+    factored    for a plain layer its input a_i and δ_{ic} = ∂⟨u_{ic}, f⟩/∂z, of which g is made (`layers`); dense for
+                the other parameters. A linear layer from 784 to 100 needs 884 numbers instead of 78,500.
+
+A factored form is used through the two products J v (`along`) and Jᵀ w (`combine`), which leave it factored.
+`module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from glocal.curvature.layers import Params, Plain, run
+
+Directions: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def every_output(outputs: Tensor) -> Tensor:
+    """u_{ic} = e_c: the K gradients of a sample's logits."""
+    n, k = outputs.shape
+    return torch.eye(k, dtype=outputs.dtype, device=outputs.device).expand(n, k, k)
+
+
+def one_output(which: Tensor) -> Directions:
+    """u_i = e_{which_i}: one logit a sample, such as the true class's."""
+
+    def directions(outputs: Tensor) -> Tensor:
+        classes = torch.arange(outputs.shape[-1], device=outputs.device)
+        return (which.unsqueeze(-1) == classes).to(outputs.dtype).unsqueeze(1)
+
+    return directions
+
+
+def mean_output(outputs: Tensor) -> Tensor:
+    """u_i = (1/K) Σ_k e_k: the mean of a sample's logits."""
+    return torch.full_like(outputs, 1 / outputs.shape[-1]).unsqueeze(1)
+
+
+def dense(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    directions: Directions,
+    wanted: Mapping[str, Tensor] | None = None,
+    chunk_bytes: int = 1 << 28,
+) -> Params:
+    """g with respect to the `wanted` parameters (all of them if not said), each (n, C, ...)."""
+    parts = list(dense_in_chunks(module, params, buffers, x, directions, wanted, chunk_bytes))
+    return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+
+
+def dense_in_chunks(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    directions: Directions,
+    wanted: Mapping[str, Tensor] | None = None,
+    chunk_bytes: int = 1 << 28,
+) -> Iterator[Params]:
+    """The same a few samples at a time, in order, as many as make gradients of `chunk_bytes`."""
+    wanted = dict(params if wanted is None else wanted)
+    u = directions(functional_call(module, {**params, **buffers}, (x,)))
+
+    def one(x: Tensor, u: Tensor) -> Params:
+        def outputs(wanted: Params) -> Tensor:
+            return functional_call(module, {**params, **buffers, **wanted}, (x[None],))[0]
+
+        _, pull = vjp(outputs, wanted)  # type: ignore[misc]
+        return vmap(pull)(u)[0]
+
+    bytes_a_sample = u.shape[1] * sum(p.numel() * p.element_size() for p in wanted.values())
+    chunk = max(1, chunk_bytes // max(1, bytes_a_sample))
+    for a, b in zip(x.split(chunk), u.split(chunk), strict=True):
+        yield vmap(one)(a, b)
+
+
+class Gradients(NamedTuple):
+    """Output gradients of n samples, C each: factors where a layer is plain, tensors elsewhere."""
+
+    inputs: Params  # plain layer -> a (n, ...)
+    deltas: Params  # plain layer -> δ (n, C, ...)
+    dense: Params  # other parameter -> g (n, C, ...)
+
+
+def factored(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    directions: Directions,
+    plain: Mapping[str, Plain],
+) -> Gradients:
+    """g with factors for the given plain layers (`plain_layers`, or some of them)."""
+    learnt = {name: p for name, p in plain.items() if f"{name}.weight" in params}
+    covered = {f"{name}.{kind}" for name in learnt for kind in ("weight", "bias")}
+    rest = {k: p for k, p in params.items() if k not in covered}
+    inputs: Params = {}
+    deltas: Params = {}
+    if learnt:
+        done = run(module, params, buffers, x, learnt)
+        inputs, deltas = done.inputs, done.pull_each(directions(done.outputs))
+    return Gradients(inputs, deltas, dense(module, params, buffers, x, directions, rest) if rest else {})
+
+
+def along(gradients: Gradients, plain: Mapping[str, Plain], v: Mapping[str, Tensor]) -> Tensor:
+    """⟨g_{ic}, v⟩ for a parameter vector v: how the outputs change along it, shape (n, C)."""
+    parts = [g.reshape(*g.shape[:2], -1) @ v[k].reshape(-1) for k, g in gradients.dense.items()]
+    for name, a in gradients.inputs.items():
+        change = plain[name].respond(a, v[f"{name}.weight"], v.get(f"{name}.bias"))
+        parts.append((gradients.deltas[name] * change.unsqueeze(1)).flatten(2).sum(-1))
+    return torch.stack(parts).sum(0)
+
+
+def combine(gradients: Gradients, plain: Mapping[str, Plain], w: Tensor, like: Mapping[str, Tensor]) -> Params:
+    """Σ_{ic} w_{ic} g_{ic} for weights w (n, C): a parameter vector with the names and shapes of `like`."""
+    result = {k: torch.tensordot(w, g, 2) for k, g in gradients.dense.items()}
+    for name, a in gradients.inputs.items():
+        layer, delta = plain[name], gradients.deltas[name]
+        own = {kind: like[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in like}
+        _, pull = vjp(lambda own, layer=layer, a=a: layer.respond(a, **own), own)  # type: ignore[misc]
+        (sums,) = pull((w.reshape(*w.shape, *(1,) * (delta.dim() - 2)) * delta).sum(1))
+        result |= {f"{name}.{kind}": g for kind, g in sums.items()}
+    return {k: result[k] for k in like}

@@ -1,0 +1,71 @@
+"""The same matrices by another library's operators: Hessian, Gauss–Newton matrix and KFAC of curvlinops."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from cases import CLASSES, ON_ALL, Case, make
+from torch import Tensor, nn
+
+from glocal import losses
+from glocal.curvature.hessian import dense, hessian
+from glocal.curvature.kronecker import factors, multiply
+from glocal.curvature.products import gauss_newton_product
+from glocal.tree import Params
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # a library it depends on still scripts functions
+    from curvlinops import GGNLinearOperator, HessianLinearOperator, KFACLinearOperator
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+def by_curvlinops(operator: Any, case: Case, wanted: Params, **options: Any) -> Tensor:
+    """An operator's dense matrix. nn.MSELoss is our squared error times 2/K."""
+    own = dict(case.module.named_parameters())
+    for k, p in case.params.items():
+        own[k].data.copy_(p)
+    squared = case.loss.name == "squared-error"
+    criterion = nn.MSELoss() if squared else nn.CrossEntropyLoss()
+    data = [(case.x[:3], case.y[:3]), (case.x[3:], case.y[3:])]
+    matrix = operator(case.module, criterion, [own[k] for k in wanted], data, check_deterministic=False, **options)
+    identity = torch.eye(sum(p.numel() for p in wanted.values()), dtype=torch.float64)
+    return (matrix @ identity).detach() * (CLASSES / 2 if squared else 1)
+
+
+@ON_ALL
+def test_hessian(network: str, loss: str) -> None:
+    case = make(network, loss)
+    expected = by_curvlinops(HessianLinearOperator, case, case.params)
+    torch.testing.assert_close(hessian(*case), expected, rtol=1e-9, atol=1e-12)
+
+
+@ON_ALL
+def test_gauss_newton_matrix(network: str, loss: str) -> None:
+    case = make(network, loss)
+    product = gauss_newton_product(case.module, case.params, case.buffers, case.x, case.loss)
+    expected = by_curvlinops(GGNLinearOperator, case, case.params)
+    torch.testing.assert_close(dense(product, case.params), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fisher", ["type-2", "empirical"])
+@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize("network", ["linear", "relu", "tanh", "gelu", "conv", "conv with BatchNorm"])
+def test_kronecker_factors(network: str, loss: str, fisher: str) -> None:
+    case = make(network, loss)
+
+    def directions(f: Tensor) -> Tensor:
+        return case.loss.hessian_root(f) if fisher == "type-2" else case.loss.score(f, case.y).unsqueeze(1)
+
+    curvature = factors(case.module, case.params, case.buffers, case.x, directions)
+    held = {k: p for k, p in case.params.items() if k not in curvature["diagonal"]}
+    ours = dense(lambda v: multiply({**curvature, "diagonal": {}}, v), held)
+    theirs = by_curvlinops(
+        KFACLinearOperator, case, held, fisher_type=fisher, kfac_approx="expand", separate_weight_and_bias=False
+    )
+    if fisher == "empirical" and loss == "squared-error":
+        theirs /= 2  # squares of scores that are 2 (f − y) instead of f − y, where a Hessian is 2 instead of 1
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

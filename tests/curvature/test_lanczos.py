@@ -1,0 +1,195 @@
+"""Top eigenpairs against dense decompositions and ARPACK: any spectrum, repeated and zero eigenvalues, several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+from cases import dense_hessian, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+from torch.func import vmap
+
+from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector
+from glocal.curvature.products import hessian_product
+from glocal.curvature.vector import flatten, unflatten
+from glocal.tree import Params, stack
+
+LARGEST: tuple[Largest, ...] = ("magnitude", "algebraic")
+
+
+def start(size: int, seed: int = 0) -> Tensor:
+    return start_vector(size, torch.Generator().manual_seed(seed), torch.float64)
+
+
+def with_spectrum(eigenvalues: Tensor, seed: int = 0) -> Tensor:
+    """A symmetric matrix with these eigenvalues, turned at random."""
+    draw = torch.Generator().manual_seed(seed)
+    turn, _ = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), dtype=torch.float64, generator=draw))
+    return turn * eigenvalues @ turn.T
+
+
+def times(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda v: matrix @ v
+
+
+def in_order(eigenvalues: Tensor, largest: Largest) -> Tensor:
+    key = eigenvalues.abs() if largest == "magnitude" else eigenvalues
+    return eigenvalues[key.argsort(descending=True)]
+
+
+def check_pairs(found: Eigenpairs, matrix: Tensor, tolerance: float = 1e-10) -> None:
+    """Orthonormal eigenvectors whose residuals are as told."""
+    k = len(found.values)
+    torch.testing.assert_close(found.vectors @ found.vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
+    true = (found.vectors @ matrix - found.values.unsqueeze(-1) * found.vectors).norm(dim=1)
+    torch.testing.assert_close(found.residuals, true, rtol=1e-6, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    eigenvalues=st.lists(
+        st.sampled_from([-3.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 2.0, 2.0, 100.0]), min_size=1, max_size=25
+    ),
+    k=st.integers(1, 5),
+    largest=st.sampled_from(LARGEST),
+    seed=st.integers(0, 100),
+)
+def test_all_steps_find_every_eigenvalue_as_often_as_it_occurs(
+    eigenvalues: list[float], k: int, largest: Largest, seed: int
+) -> None:
+    spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
+    matrix, k = with_spectrum(spectrum, seed), min(k, len(eigenvalues))
+    found = lanczos(times(matrix), start(len(eigenvalues), seed), k, largest=largest)
+    top = spectrum.abs().max().item()
+    key = in_order(spectrum, largest)[:k]
+    values = (found.values.abs(), key.abs()) if largest == "magnitude" else (found.values, key)  # 2 and −2 tie
+    torch.testing.assert_close(*values, rtol=0, atol=1e-11 * max(top, 1e-3))
+    check_pairs(found, matrix, 1e-11 * max(top, 1.0))
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 20), seed=st.integers(0, 1000), scale=st.sampled_from([1e-100, 1e-8, 1.0, 1e8, 1e100]))
+def test_any_matrix_at_any_scale(size: int, seed: int, scale: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(size, size, dtype=torch.float64, generator=draw)
+    matrix = (matrix + matrix.T) * scale
+    found = lanczos(times(matrix), start(size, seed), size, largest="algebraic")
+    expected = torch.linalg.eigvalsh(matrix).flip(0)
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+def test_few_steps_on_a_large_matrix_agree_with_arpack(largest: Largest) -> None:
+    draw = torch.Generator().manual_seed(1)
+    bulk = 0.1 * torch.randn(400, dtype=torch.float64, generator=draw)
+    bulk[:6] = torch.tensor([9.0, -7.0, 5.0, -4.0, 3.0, 2.0])
+    matrix = with_spectrum(bulk)
+    found = lanczos(times(matrix), start(400), 4, largest=largest)
+    which = {"magnitude": "LM", "algebraic": "LA"}[largest]
+    values, _ = eigsh(matrix.numpy(), 4, which=which)
+    expected = in_order(torch.from_numpy(numpy.ascontiguousarray(values)), largest)
+    torch.testing.assert_close(found.values, expected, rtol=1e-10, atol=1e-12)
+    check_pairs(found, matrix)
+    assert found.residuals.max() < 1e-10
+
+
+def test_residuals_tell_how_far_the_pairs_are_before_they_have_converged() -> None:
+    matrix = with_spectrum(torch.linspace(-1, 2, 200, dtype=torch.float64))
+    found = lanczos(times(matrix), start(200), 3, steps=12)
+    assert found.residuals.min() > 1e-3
+    check_pairs(found, matrix)
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "expected"),
+    [
+        ([0.0] * 50, [0.0] * 4),
+        ([1.0] * 50, [1.0] * 4),
+        ([-3.0] + [0.0] * 49, [-3.0, 0.0, 0.0, 0.0]),
+        ([5.0] * 3 + [1.0] * 7 + [0.0] * 40, [5.0, 5.0, 5.0, 1.0]),
+    ],
+    ids=["zero", "identity", "rank one", "rank ten"],
+)
+def test_repeated_eigenvalues_in_fewer_steps_than_the_size(spectrum: list[float], expected: list[float]) -> None:
+    matrix = with_spectrum(torch.tensor(spectrum, dtype=torch.float64))
+    found = lanczos(times(matrix), start(50), 4, steps=25)
+    torch.testing.assert_close(found.values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    check_pairs(found, matrix)
+
+
+@pytest.mark.parametrize("given", ["an eigenvector", "zero", "an invariant subspace"])
+def test_a_start_that_sees_little_still_finds_all(given: str) -> None:
+    spectrum = torch.arange(12, dtype=torch.float64) - 3
+    begin = torch.zeros(12, dtype=torch.float64)
+    begin[: {"an eigenvector": 1, "zero": 0, "an invariant subspace": 4}[given]] = 1
+    found = lanczos(times(spectrum.diag()), begin, 12, largest="algebraic")
+    torch.testing.assert_close(found.values, spectrum.flip(0), rtol=0, atol=1e-12)
+    check_pairs(found, spectrum.diag())
+
+
+def test_in_single_precision_too() -> None:
+    spectrum = torch.tensor([4.0] * 3 + [-2.0] + [0.0] * 96)
+    matrix = with_spectrum(spectrum.double()).float()
+    found = lanczos(times(matrix), start(100).float(), 5)
+    assert found.values.dtype == found.vectors.dtype == found.residuals.dtype == torch.float32
+    torch.testing.assert_close(found.values, torch.tensor([4.0, 4.0, 4.0, -2.0, 0.0]), rtol=0, atol=2e-5)
+    torch.testing.assert_close(found.vectors @ found.vectors.T, torch.eye(5), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one start for all", "a start each"])
+def test_mapped_over_runs_each_is_as_alone_even_where_one_breaks_down(shared: bool) -> None:
+    spectra = [torch.linspace(-2, 3, 30), torch.tensor([2.0] * 2 + [0.0] * 28), torch.zeros(30)]
+    matrices = torch.stack([with_spectrum(s.double(), seed) for seed, s in enumerate(spectra)])
+    starts = torch.stack([start(30, 0 if shared else seed) for seed in range(3)])
+
+    def one(matrix: Tensor, begin: Tensor) -> Eigenpairs:
+        return lanczos(times(matrix), begin, 3, steps=15)
+
+    together = vmap(one, in_dims=(0, None if shared else 0))(matrices, starts[0] if shared else starts)
+    for run in range(3):
+        alone = one(matrices[run], starts[run])
+        torch.testing.assert_close(together.values[run], alone.values, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(together.residuals[run], alone.residuals, rtol=1e-6, atol=1e-12)
+        check_pairs(Eigenpairs(*(part[run] for part in together)), matrices[run])
+
+
+def test_a_run_that_diverged_is_nan_and_leaves_the_others_alone() -> None:
+    good = with_spectrum(torch.linspace(-2, 3, 10, dtype=torch.float64))
+    matrices = torch.stack([good, torch.full_like(good, torch.nan), good * torch.inf])
+    begin = start(10)
+    found = vmap(lambda matrix: lanczos(times(matrix), begin, 2))(matrices)
+    torch.testing.assert_close(found.values[0], torch.linalg.eigvalsh(good).flip(0)[:2], rtol=1e-10, atol=1e-12)
+    assert all(part[1:].isnan().all() for part in found)
+
+
+@pytest.mark.parametrize("network", ["relu", "conv with BatchNorm"])
+def test_top_of_a_networks_hessian_alone_and_mapped(network: str) -> None:
+    runs = [make(network, seed=seed) for seed in range(3)]
+    module, params, _, x, y, loss = runs[0]
+    begin = start(flatten(params).numel())
+
+    def one(params: Params, buffers: Params) -> Eigenpairs:
+        product = hessian_product(module, params, buffers, x, y, loss)
+        return lanczos(lambda v: flatten(product(unflatten(v, params))), begin, 5)
+
+    together = vmap(one)(stack([c.params for c in runs]), stack([c.buffers for c in runs]))
+    for run, case in enumerate(runs):
+        matrix = dense_hessian(case)
+        expected = in_order(torch.linalg.eigvalsh(matrix), "magnitude")[:5]
+        torch.testing.assert_close(one(case.params, case.buffers).values, expected, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(together.values[run], expected, rtol=1e-9, atol=1e-11)
+        check_pairs(Eigenpairs(*(part[run] for part in together)), matrix)
+
+
+def test_bad_requests_say_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="1 to 5"):
+        lanczos(times(torch.eye(5)), torch.ones(5), 6)
+    with pytest.raises(ValueError, match="1 to 3"):
+        lanczos(times(torch.eye(5)), torch.ones(5), 4, steps=3)
+    with pytest.raises(ValueError, match="'magnitude' and 'algebraic'"):
+        lanczos(times(torch.eye(5)), torch.ones(5), 1, largest="biggest")  # type: ignore[arg-type]
