@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import by_hand
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from small_problems import (
+    FEATURES,
     batch_of,
     blobs,
     cohort_of,
@@ -24,7 +26,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from glocal.algorithms.agem import AGEM
+from glocal.algorithms.agem import AGEM, Filling, draw_with_numbers
 from glocal.algorithms.algorithm import Memory
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
@@ -180,6 +182,103 @@ def test_its_approximation_is_the_mean_loss_of_the_stored_share() -> None:
         rows = slice(3 * task, 3 * task + 3)
         expected = functional.cross_entropy(model.outputs(params, memory["x"][rows]), memory["y"][rows])
         torch.testing.assert_close(agem.approximation(model, memory, task)(params), expected)
+
+
+@pytest.mark.parametrize("filling", ["share", "batch"])
+def test_a_whole_run_is_that_of_a_plain_loop(filling: Filling) -> None:
+    """The published rule: where g·r < 0, g − (g·r / r·r) r; at a task's end a share of it, or one batch, is stored."""
+    cohort = cohort_of(blobs((70, 40, 50)), AGEM(slots=48, filling=filling), [(1, 0.1)])
+    module = by_hand.network(cohort)
+    stored: list[tuple[Tensor, Tensor]] = []
+    projected = seen = 0
+    for task in range(3):
+        for x, y, numbers in by_hand.steps(cohort, task):
+            g = by_hand.gradient(module, functional.cross_entropy(module(x), y))
+            if stored:
+                old_x, old_y = by_hand.stacked(by_hand.drawn(stored, 32, numbers))
+                r = by_hand.gradient(module, functional.cross_entropy(module(old_x), old_y))
+                if float(g @ r) < 0:
+                    g = g - (g @ r) / (r @ r) * r
+                    projected += 1
+            by_hand.follow(module, g, 0.1)
+        x, y, numbers = by_hand.consolidation(cohort, task)
+        if filling == "share":
+            chosen = numbers.argsort(descending=True)[:16]
+            stored += list(zip(x[chosen], y[chosen], strict=True))
+        else:
+            border = numbers.sort(descending=True).values[32].double()
+            chosen = torch.tensor([i for i, u in enumerate(numbers.tolist()) if u > float(border)])
+            left = (numbers[chosen].double() - border) / (1 - border)
+            batch = list(zip(x[chosen], y[chosen], strict=True))
+            seen = by_hand.algorithm_r(stored, batch, seen, 48, left)
+    assert projected >= 3
+    end = train_to_the_end(cohort).state
+    by_hand.assert_same_network(module, end.params)
+    x, y = by_hand.stacked(stored)
+    assert torch.equal(end.memory["x"][0, :48], x) and torch.equal(end.memory["y"][0, :48], y)
+
+
+def test_filled_by_batches_it_is_a_reservoir_of_one_batch_a_task() -> None:
+    challenge = blobs((70, 60, 50, 90, 40))
+    cohort = cohort_of(challenge, AGEM(slots=40, filling="batch"), [(0, 0.1), (1, 0.1)], epochs=1)
+    end = train_to_the_end(cohort, "vectorised").state
+    assert end.memory["seen"].tolist() == [5 * 32] * 2
+    assert not torch.equal(end.memory["x"][0], end.memory["x"][1])
+    for run in (0, 1):
+        memory = select(end.memory, run)
+        assert set(memory["task"][:40].tolist()) == {0, 1, 2, 3, 4}
+        found = []
+        for x, y, task in zip(memory["x"][:40], memory["y"][:40], memory["task"][:40], strict=True):
+            train = challenge.task(int(task), 0).train
+            (where,) = (train.x == x).flatten(1).all(1).nonzero().flatten().tolist()
+            assert int(train.y[where]) == int(y)
+            found.append((int(task), where))
+        assert len(set(found)) == 40
+
+
+def test_filled_by_batches_every_example_of_every_task_is_equally_likely_to_be_stored() -> None:
+    """Tasks of 11 examples, of which 4 are offered: each stays with 6 / (4 tasks · 11)."""
+    model, params = double_model()
+    agem = AGEM(slots=6, filling="batch")
+    n, tasks, draws = 11, 4, 3000
+
+    def stored_numbers(memory: Memory, random: Tensor) -> Tensor:
+        for task in range(tasks):
+            own = (n * task + torch.arange(n)).double()[:, None].expand(-1, FEATURES)
+            data = batch_of((own, torch.zeros(n, dtype=torch.long)), random[task], task)
+            memory = agem.consolidate(model, params, memory, data)
+        return memory["x"][:6, 0]
+
+    stored = vmap(stored_numbers)(stack([after_tasks(agem, model, params, 0)] * draws), uniforms(draws, tasks, n))
+    assert all(len(set(row)) == 6 for row in stored.tolist())
+    counts = np.bincount(stored.long().flatten().numpy(), minlength=tasks * n)
+    # As for a draw of 6 out of 44: that no five of a task are stored together hardly changes the covariance.
+    p = 6 / (tasks * n)
+    statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p) * tasks * n / (tasks * n - 1))
+    assert stats.chi2(tasks * n - 1).sf(statistic) > 1e-3
+
+
+def test_the_numbers_left_to_the_drawn_examples_are_uniform_and_know_nothing_of_the_draw() -> None:
+    n, count, draws = 9, 4, 20_000
+    chosen, left = vmap(lambda u: draw_with_numbers(u, count))(uniforms(draws, n, seed=3))
+    assert all(row == sorted(set(row)) for row in chosen[:200].tolist())
+    assert stats.kstest(left.flatten().numpy(), "uniform").pvalue > 1e-3
+    between = np.corrcoef(left.T.numpy())[np.triu_indices(count, 1)]
+    with_choice = [np.corrcoef(left[:, i], chosen[:, j])[0, 1] for i in range(count) for j in range(count)]
+    assert float(np.abs([*between, *with_choice]).max()) < 4 / draws**0.5
+
+
+def test_a_task_no_larger_than_a_batch_is_offered_whole() -> None:
+    numbers = uniforms(5, seed=1)
+    for count in (5, 8):
+        chosen, left = draw_with_numbers(numbers, count)
+        assert chosen.tolist() == [0, 1, 2, 3, 4]
+        assert torch.equal(left, numbers.double())
+
+
+def test_an_unknown_filling_is_refused() -> None:
+    with pytest.raises(GlocalError, match="share"):
+        AGEM(filling="shares")  # type: ignore[arg-type]
 
 
 def test_fewer_slots_than_tasks_are_refused() -> None:

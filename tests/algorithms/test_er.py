@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import by_hand
 import pytest
 import torch
 from small_problems import (
@@ -113,6 +114,26 @@ def test_the_engine_stores_examples_with_their_own_labels_and_tasks() -> None:
         train = challenge.task(int(task), 0).train
         where = (train.x == x).flatten(1).all(1)
         assert train.y[where].tolist() == [int(y)]
+
+
+def test_a_whole_run_is_that_of_a_plain_loop() -> None:
+    """The published rule: one mean loss over stream and replay; the stream enters the reservoir at every step."""
+    cohort = cohort_of(blobs((70, 40)), ER(slots=45), [(1, 0.1)])
+    module = by_hand.network(cohort)
+    stored: list[tuple] = []
+    seen = 0
+    for task in range(2):
+        for x, y, numbers in by_hand.steps(cohort, task):
+            together = [(x, y)]
+            if stored:
+                together.append(tuple(by_hand.stacked(by_hand.drawn(stored, 32, numbers[32:]))))  # type: ignore[arg-type]
+            both_x, both_y = (torch.cat(parts) for parts in zip(*together, strict=True))
+            by_hand.follow(module, by_hand.gradient(module, functional.cross_entropy(module(both_x), both_y)), 0.1)
+            seen = by_hand.algorithm_r(stored, list(zip(x, y, strict=True)), seen, 45, numbers[: len(y)])
+    end = train_to_the_end(cohort).state
+    by_hand.assert_same_network(module, end.params)
+    x, y = by_hand.stacked(stored)
+    assert torch.equal(end.memory["x"][0, :45], x) and torch.equal(end.memory["y"][0, :45], y)
 
 
 def test_replay_slows_forgetting_down() -> None:

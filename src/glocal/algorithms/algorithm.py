@@ -35,12 +35,13 @@ class Batch(NamedTuple):
 
 class Step(NamedTuple):
     """What just happened: the batch and, for an algorithm that `watches`, the objective's gradient at the old θ, the
-    move, and the new θ."""
+    move, and the new θ; and what the objective noted of its forward pass."""
 
     batch: Batch
     grads: Params
     moved: Params
     params: Params
+    notes: Memory = {}  # noqa: RUF012 - nobody writes to it
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class Algorithm:
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         """obj_t on a mini-batch: the scalar whose gradient a step follows."""
         return model.loss(params, batch.x, batch.y)
+
+    def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
+        """The objective, and what of its forward pass, at the old θ, `observe` is to find in `step.notes`."""
+        return self.objective(model, params, memory, batch), {}
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         """What to follow instead of the objective's gradient: the projection of the algorithms that constrain."""

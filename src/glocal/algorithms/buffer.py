@@ -19,6 +19,7 @@ class Replay(NamedTuple):
     x: Tensor
     y: Tensor
     weight: Tensor
+    slot: Tensor
 
 
 def empty(slots: int, example: Batch) -> Memory:
@@ -35,12 +36,17 @@ def empty(slots: int, example: Batch) -> Memory:
 
 def reservoir(memory: Memory, batch: Batch, random: Tensor) -> Memory:
     """Vitter's algorithm R: the n-th example ever seen (n from 0) takes slot n, then slot ⌊u(n+1)⌋ or none."""
-    slots, count = memory["task"].shape[0] - 1, batch.y.shape[0]
-    order = torch.arange(count, device=batch.y.device)
+    return write(memory, batch, reservoir_slots(memory, random), memory["seen"] + batch.y.shape[0])
+
+
+def reservoir_slots(memory: Memory, random: Tensor) -> Tensor:
+    """Where algorithm R puts the next examples, one uniform number each: their slots, or the spare row."""
+    slots, count = memory["task"].shape[0] - 1, random.shape[0]
+    order = torch.arange(count, device=random.device)
     n = memory["seen"] + order
     slot = torch.where(n < slots, n, (random.double() * (n + 1)).long())
     overwritten = ((slot[None] == slot[:, None]) & (order[None] > order[:, None])).any(1)
-    return write(memory, batch, torch.where(overwritten | (slot >= slots), slots, slot), memory["seen"] + count)
+    return torch.where(overwritten | (slot >= slots), slots, slot)
 
 
 def write(memory: Memory, batch: Batch, slot: Tensor, seen: Tensor) -> Memory:
@@ -58,7 +64,7 @@ def draw(memory: Memory, count: int, random: Tensor) -> Replay:
     filled = memory["task"][:-1] >= 0
     key = torch.where(filled, random, random + 1)
     chosen = key.topk(min(count, key.shape[-1]), largest=False, sorted=False).indices
-    return Replay(take(memory["x"], chosen), take(memory["y"], chosen), filled[chosen].to(random.dtype))
+    return Replay(take(memory["x"], chosen), take(memory["y"], chosen), filled[chosen].to(random.dtype), chosen)
 
 
 def draw_beside(model: Model, batch: Batch, memory: Memory, count: int, random: Tensor) -> Replay:

@@ -20,7 +20,7 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 def put(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """x[rows] = values, in place."""
-    _words(x).index_put_((rows,), _words(values))
+    _words(x).index_put_((rows,), _words(values.contiguous()))
     return x
 
 

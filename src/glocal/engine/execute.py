@@ -25,7 +25,7 @@ from glocal.tree import Params, Tree
 
 Tick = Callable[[int], None]  # so many steps were made
 BATCH_DIMS = Batch(0, 0, 0, None, None)  # type: ignore[arg-type]
-STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0)  # type: ignore[arg-type]
+STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
 class Executor(Protocol):
@@ -79,7 +79,7 @@ class Vectorised:
         params, names = state.params, list(state.params)
         leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
         with torch.enable_grad():
-            losses, buffers = self._objective(leaves, state.buffers, state.memory, self.hyper, batch)
+            losses, buffers, notes = self._objective(leaves, state.buffers, state.memory, self.hyper, batch)
             gradients = torch.autograd.grad(losses.sum(), [leaves[k] for k in names], allow_unused=True)
         grads = self.program.gradients(params, gradients)
         followed = grads
@@ -87,7 +87,7 @@ class Vectorised:
             followed, buffers = self._direction(grads, params, buffers, state.memory, self.hyper, batch)
         seen = self._move(params, grads, followed)
         if self.program.observes:
-            new = self._observe(state.memory, self.hyper, Step(batch, *seen))
+            new = self._observe(state.memory, self.hyper, Step(batch, *seen, tree.map_tree(torch.detach, notes)))
             state.memory = tree.map_tree(partial(owned, batch), new)
         state.buffers = {k: b.detach() for k, b in buffers.items()}
         return losses.detach()
@@ -166,7 +166,7 @@ class RunByRun:
         """`own.params` are leaves that require gradients, and views into the cohort's state."""
         names = list(own.params)
         with torch.enable_grad():
-            loss, buffers = self.program.objective(own.params, own.buffers, own.memory, hyper, batch)
+            loss, buffers, notes = self.program.objective(own.params, own.buffers, own.memory, hyper, batch)
             gradients = torch.autograd.grad(loss, list(own.params.values()), allow_unused=True)
         with torch.no_grad():
             grads = self.program.gradients(own.params, gradients)
@@ -176,7 +176,8 @@ class RunByRun:
             lrs = dict.fromkeys(names, hyper["lr"])
             seen = move(own.params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
             if self.program.observes:
-                own.memory = self.program.observe(own.memory, hyper, Step(batch, *seen))
+                step = Step(batch, *seen, tree.map_tree(torch.detach, notes))
+                own.memory = self.program.observe(own.memory, hyper, step)
             own.buffers = {k: b.detach() for k, b in buffers.items()}
             return loss.detach()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.algorithms.rows import take
 from glocal.challenges.challenge import Data
@@ -75,8 +76,12 @@ class Feed:
         """Every run's stored examples, as they go through the network beside the task's: (runs, m, ...)."""
         if type(self.cohort.algorithm).replayed is Algorithm.replayed:
             return None
-        x, y = vmap(self.cohort.algorithm.replayed)(memory)  # type: ignore[misc]
-        return (x if self._kept else prepare(x), y) if y.shape[1] else None
+        own = [m.algorithm.replayed(tree.select(memory, run)) for run, m in enumerate(self.cohort.members)]
+        parts = [part for part in own if part is not None]
+        if not parts or not parts[0][1].shape[0]:
+            return None
+        x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+        return x if self._kept else prepare(x), y
 
     def tensors(self) -> list[Tensor]:
         """All that a batch is made from, for a captured graph to look at."""

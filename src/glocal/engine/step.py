@@ -59,10 +59,10 @@ class Program:
 
     def objective(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
-    ) -> tuple[Tensor, Params]:
+    ) -> tuple[Tensor, Params, Memory]:
         model = self.model.bind(buffers)
-        value = self._with(hyper).objective(model, params, memory, batch)
-        return value, model.buffers
+        value, notes = self._with(hyper).objective_and_notes(model, params, memory, batch)
+        return value, model.buffers, notes
 
     def direction(
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch

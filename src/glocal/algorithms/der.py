@@ -1,0 +1,131 @@
+r"""Dark experience replay (Buzzega et al. 2020): the past is what the network said of it when it saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms import buffer
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
+from glocal.algorithms.rows import put, take
+from glocal.errors import require
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+
+@dataclass(frozen=True)
+class DER(Algorithm):
+    r"""Minimises the stream's loss and the distance to what was answered to a batch from a reservoir of all examples:
+
+        \hat L_o(θ) = (1/|S_o|) Σ_{(x,z) ∈ S_o} (α/K) ‖f_θ(x) − z‖²,   f_θ(x) and z vectors of K logits,
+
+    z = f_θ'(x) noted in the very forward pass, before its update, of the step that put x into the reservoir. They are
+    answers of networks on the way to θ_o, so \hat L_o depends on how task o was learned: local.
+    """
+
+    name: ClassVar[str] = "der"
+    family: ClassVar[str] = "replay"
+    locality: ClassVar[Locality] = "local"
+    remembers: ClassVar[str] = "examples of all tasks and the network's answers to them, by reservoir sampling"
+    grows: ClassVar[str] = "slots (examples + K)"
+
+    slots: int = 500
+    """Examples the reservoir holds."""
+    replay: int = 0
+    """Examples drawn at every step; 0: as many as a full batch has."""
+    alpha: float = 0.5
+    """α, the weight of the mean squared difference of logits; Mammoth's for 500 slots of rotated digits, 1 for 200."""
+
+    def __post_init__(self) -> None:
+        require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
+        require(self.replay >= 0, f"{self.name} needs a replay of at least 0; {self.replay} was given.")
+        require(self.alpha >= 0, f"{self.name} needs an alpha of at least 0; {self.alpha} was given.")
+
+    def uniforms(self, model: Model) -> int:
+        return model.batch_size + self.slots
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        logits = model.evaluating().outputs(params, example.x[:1])
+        return buffer.empty(self.slots, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        return self.objective_and_notes(model, params, memory, batch)[0]
+
+    def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
+        outputs = model.outputs(params, batch.x)
+        stream = model.criterion.per_sample(outputs, batch.y).mean()
+        return stream + self._past(model, params, memory, batch), {"logits": outputs}
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        count = step.batch.y.shape[0]
+        slot = buffer.reservoir_slots(memory, step.batch.random[:count])
+        kept = buffer.write(memory, step.batch, slot, memory["seen"] + count)
+        return kept | {"logits": put(memory["logits"], slot, step.notes["logits"])}
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        stored = (memory["task"][:-1] == task).to(memory["logits"].dtype)
+
+        def value(params: Mapping[str, Tensor]) -> Tensor:
+            outputs = model.outputs(params, memory["x"][:-1])
+            return self.alpha * _weighted_mean((outputs - memory["logits"][:-1]).square().mean(-1), stored)
+
+        return value
+
+    def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        drawn = self._draw(model, memory, batch, first=model.batch_size)
+        difference = _outputs_beside(model, params, drawn) - take(memory["logits"], drawn.slot)
+        return self.alpha * _weighted_mean(difference.square().mean(-1), drawn.weight)
+
+    def _draw(self, model: Model, memory: Memory, batch: Batch, first: int) -> buffer.Replay:
+        random = batch.random[first : first + self.slots]
+        return buffer.draw_beside(model, batch, memory, self.replay or model.batch_size, random)
+
+
+@dataclass(frozen=True)
+class DERpp(DER):
+    r"""The same, with the labels of a second batch drawn apart from the first:
+
+        \hat L_o(θ) = (1/|S_o|) Σ_{(x,y,z) ∈ S_o} (α/K) ‖f_θ(x) − z‖² + β ℓ(x, y, θ).
+
+    Local, for its first part.
+    """
+
+    name: ClassVar[str] = "derpp"
+
+    beta: float = 1.0
+    """β, the weight of the loss on stored labels; Mammoth's for 500 slots of rotated digits, 0.5 for 200."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.beta >= 0, f"derpp needs a beta of at least 0; {self.beta} was given.")
+
+    def uniforms(self, model: Model) -> int:
+        return model.batch_size + 2 * self.slots
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        logits, labels = super().approximation(model, memory, task), buffer.task_loss(model, memory, task)
+        return lambda params: logits(params) + self.beta * labels(params)
+
+    def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        logits = super()._past(model, params, memory, batch)
+        drawn = self._draw(model, memory, batch, first=model.batch_size + self.slots)
+        losses = model.criterion.per_sample(_outputs_beside(model, params, drawn), drawn.y)
+        return logits + self.beta * _weighted_mean(losses, drawn.weight)
+
+
+def _outputs_beside(model: Model, params: Params, drawn: buffer.Replay) -> Tensor:
+    """f_θ on drawn examples, in a pass of their own. A draw of nothing leaves the network's buffers alone."""
+    beside = model.bind(model.buffers)
+    outputs = beside.outputs(params, drawn.x)
+    stored = drawn.weight.sum() > 0
+    model.buffers = {k: torch.where(stored, beside.buffers[k], b) for k, b in model.buffers.items()}
+    return outputs
+
+
+def _weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """0 where all weights are 0."""
+    return (weight * values).sum() / weight.sum().clamp(min=1)
