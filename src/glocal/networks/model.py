@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.functional import Functional
 from glocal.tree import Params
@@ -44,7 +46,7 @@ class Model:
         self.criterion = loss
         self.tasks = tasks
         self.batch_size = batch_size
-        self._classes = classes
+        self._classes = None if classes is None else cache(classes)  # finding them may mean making the task
         self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.training = True
@@ -77,6 +79,24 @@ class Model:
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""
         return self._modes[self.training]({**params, **self.buffers}, prepare(x), *args)
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
+        """φ_θ(x), one row an input: what the last linear layer that is called makes its outputs from."""
+        function, last = self._modes[self.training], {}
+
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            last["input"] = inputs[0]
+
+        layers = [layer for layer in function.module.modules() if isinstance(layer, nn.Linear)]
+        handles = [layer.register_forward_pre_hook(keep) for layer in layers]
+        try:
+            function({**params, **self.buffers}, prepare(x), *args)
+        finally:
+            for handle in handles:
+                handle.remove()
+        name = type(function.module).__name__
+        require(bool(last), f"features are the inputs of a network's last nn.Linear layer, and {name} calls none.")
+        return last["input"].flatten(1)
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""
