@@ -1,0 +1,59 @@
+r"""Algorithms that split the parameters among the tasks (§5.1): what a finished task uses, no later task changes.
+
+Let Θ^t be the parameters that task t may train. The modified derivative of the paper,
+
+    ∂\tilde L_t/∂θ_i = ∂L_t/∂θ_i  if θ_i ∈ Θ^t,  0 otherwise,
+
+leaves alone all that the outputs for a task o < t are made of. Seen from there \hat L_o(θ) = L_o(θ_o): a constant that
+training cannot raise, nor lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.challenges.challenge import Setting
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+
+@dataclass(frozen=True)
+class Partition(Algorithm):
+    r"""What they share: the losses reached, \hat L_o = L_o(θ_o), and the task's number, which they ask for at test.
+
+    The modified derivative is taken at the current state of the network, not at θ_o: the paper calls them global.
+    """
+
+    family: ClassVar[str] = "partition"
+    locality: ClassVar[Locality] = "global"
+    settings: ClassVar[tuple[Setting, ...]] = ("task", "domain")
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {"reached": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of every finished task
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        reached = self._mean_loss(model.evaluating(), params, memory, data, current(model, memory))
+        return {**memory, "reached": torch.cat([memory["reached"], reached[None]])}
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        return lambda params: memory["reached"][task].clone()
+
+    def _mean_loss(
+        self, model: Model, params: Params, memory: Memory, data: Batch, task: int, chunk: int = 2000
+    ) -> Tensor:
+        """L_t(θ) over the task's data, by the outputs for its number."""
+        parts = []
+        for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
+            parts.append(model.criterion.per_sample(self.predict(model, params, memory, x, task), y).sum())
+        return torch.stack(parts).sum() / data.y.shape[0]
+
+
+def current(model: Model, memory: Memory) -> int:
+    """The number of the task in training; after the last one, still the last."""
+    return min(memory["reached"].shape[0], model.tasks - 1)

@@ -1,0 +1,82 @@
+"""What becomes of finished tasks: their logits after every later one, and networks with convolutions to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from glocal.algorithms.algorithm import Batch
+from glocal.engine.cohort import Cohort
+from glocal.engine.state import State
+from glocal.engine.train import Execution, train
+from glocal.networks.model import Model
+
+
+class SmallResidual(nn.Module):
+    """A residual block with BatchNorm and a strided shortcut, average pooling, a head."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(shape[0], 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.first, self.norm1 = nn.Conv2d(4, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6)
+        self.second, self.norm2 = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.shortcut = nn.Conv2d(4, 6, 1, 2, bias=False)
+        self.head = nn.Linear(6, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x)).relu()
+        y = self.norm2(self.second(self.norm1(self.first(x)).relu()))
+        return self.head((y + self.shortcut(x)).relu().mean((2, 3)))
+
+
+def small_convolutions(shape: Sequence[int], outputs: int) -> nn.Module:
+    """Convolutions without padding, pooling, two linear layers: a chain, for images of 4 × 4."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 8, 2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+        nn.ReLU(),
+        nn.Linear(10, outputs),
+    )
+
+
+def logits_over_time(cohort: Cohort, execution: Execution) -> list[list[Tensor]]:
+    """After every task, every run's logits on the test inputs of all tasks finished by then: [t][o] (runs, n, K)."""
+    model = cohort.model(vectorised=False)
+    inputs = [cohort.challenge.task(o, 0).test.x for o in range(cohort.challenge.tasks)]
+    return [
+        [each_runs_logits(cohort, model, snapshot.state, inputs[o], o) for o in range(snapshot.finished)]
+        for snapshot in train(cohort, execution=execution)
+    ][1:]
+
+
+def each_runs_logits(cohort: Cohort, model: Model, state: State, x: Tensor, task: int) -> Tensor:
+    found = []
+    for run in range(len(cohort)):
+        own = state.select(run)
+        bound = model.bind(own.buffers, training=False)
+        found.append(cohort.algorithm.predict(bound, own.params, own.memory, x, task))
+    return torch.stack(found)
+
+
+def largest_change(over_time: list[list[Tensor]]) -> float:
+    """The most that a logit of a finished task ever moved."""
+    changes = [float((later[o] - over_time[o][o]).abs().max()) for t, later in enumerate(over_time) for o in range(t)]
+    assert changes
+    return max(changes)
+
+
+def task_data(cohort: Cohort, task: int) -> Batch:
+    train_set = cohort.challenge.task(task, 0).train
+    return Batch(train_set.x, train_set.y, torch.zeros(len(train_set.y)), torch.tensor(task))
+
+
+def buffers_over_time(cohort: Cohort, execution: Execution) -> list[dict[str, Tensor]]:
+    """Every run's buffers before the first task and after each."""
+    return [{k: b.clone() for k, b in s.state.buffers.items()} for s in train(cohort, execution=execution)]

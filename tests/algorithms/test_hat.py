@@ -1,0 +1,298 @@
+"""Hard attention: gates, conditioning, compensation and the price of units by their formulas; finished tasks kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from old_tasks import SmallResidual, largest_change, logits_over_time, small_convolutions, task_data
+from small_problems import (
+    CLASSES,
+    FEATURES,
+    batch_of,
+    blobs,
+    cohort_of,
+    elsewhere,
+    examples,
+    small_mlp,
+    train_to_the_end,
+)
+from torch import Tensor, nn
+from torch.nn import functional
+
+from glocal import losses
+from glocal.algorithms.algorithm import Batch, Memory
+from glocal.algorithms.hat import HAT
+from glocal.engine.cohort import MakeNetwork
+from glocal.engine.train import Execution, train
+from glocal.errors import GlocalError
+from glocal.networks.gated import Gated
+from glocal.networks.mlp import MLP, mlp
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+CHALLENGE = blobs((160, 160, 160))
+RUNS = [(0, 0.1), (1, 0.05)]
+EXECUTIONS: list[Execution] = ["vectorised", "run-by-run"]
+GENTLE = HAT(sparsity=0.05)  # networks this small have no units to spare
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Convolutions this small only wait for each other on several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# Real training
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("network", [small_mlp, small_convolutions])
+def test_old_logits_hardly_change(network: MakeNetwork, execution: Execution) -> None:
+    over_time = logits_over_time(cohort_of(CHALLENGE, GENTLE, RUNS, network, epochs=6), execution)
+    assert largest_change(over_time) < 1e-3
+
+
+def wide_mlp(shape: Sequence[int], outputs: int) -> nn.Module:
+    return mlp(shape, outputs, (40, 40))
+
+
+def test_it_learns_every_task_and_forgets_none() -> None:
+    end = train_to_the_end(cohort_of(CHALLENGE, GENTLE, [(0, 0.1)], wide_mlp, epochs=20)).record
+    accuracy = end.matrices["test_class_accuracy"][0]
+    assert float(accuracy[-1].min()) > 0.9
+    for task in range(3):
+        assert float(accuracy[-1, task]) == float(accuracy[task + 1, task])
+
+
+@pytest.mark.parametrize("network", [small_mlp, small_convolutions])
+def test_vectorised_and_run_by_run_agree(network: MakeNetwork) -> None:
+    cohort = cohort_of(CHALLENGE, GENTLE, RUNS, network)
+    mapped, single = (train_to_the_end(cohort, execution).state for execution in EXECUTIONS)
+    if network is small_mlp:
+        assert all(torch.equal(p, single.params[k]) for k, p in mapped.params.items())
+    torch.testing.assert_close(mapped.params, single.params, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mapped.memory, single.memory, rtol=1e-4, atol=1e-4)
+
+
+def test_a_task_learns_its_own_embeddings() -> None:
+    cohort = cohort_of(CHALLENGE, GENTLE, [(0, 0.5)])
+    states = [{k: p[0].clamp(-6, 6) for k, p in s.state.params.items()} for s in train(cohort)]
+    for k in ("embeddings.0", "embeddings.1"):
+        for task in range(3):
+            moved = [not torch.equal(states[task + 1][k][o], states[task][k][o]) for o in range(3)]
+            assert moved == [o == task for o in range(3)]
+
+
+def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:
+    cohort = cohort_of(CHALLENGE, GENTLE, RUNS)
+    own = train_to_the_end(cohort).state.select(1)
+    model = cohort.model(vectorised=False)
+    for task in range(3):
+        data = task_data(cohort, task)
+        gates = [torch.sigmoid(400 * own.params[f"embeddings.{i}"][task].clamp(-6, 6)) for i in range(2)]
+        reached = functional.cross_entropy(model.outputs(own.params, data.x, *gates), data.y)
+        approximation = GENTLE.approximation(model, own.memory, task)
+        torch.testing.assert_close(approximation(own.params), reached, rtol=1e-3, atol=1e-4)
+        assert torch.equal(approximation(elsewhere(own.params)), approximation(own.params))
+
+
+# One call at a time, in float64
+
+
+def gated(hidden: tuple[int, ...] = (4, 6), tasks: int = 3) -> tuple[Model, Params]:
+    torch.manual_seed(0)
+    module = Gated(MLP(FEATURES, CLASSES, hidden), (FEATURES,), tasks).double()
+    params = {k: p.detach().clone() for k, p in module.named_parameters()}
+    return Model(module, losses.get("cross-entropy"), tasks, 4), params
+
+
+def at(progress: float, task: int = 0) -> Batch:
+    return batch_of(examples(6, 3), torch.zeros(0), task)._replace(progress=torch.tensor(progress, dtype=torch.float64))
+
+
+def memory_of(hat: HAT, model: Model, params: Params, tasks: int) -> Memory:
+    """After some tasks; how much they used the units is set to numbers that are all different."""
+    memory = hat.init(model, params, at(0.0))
+    memory["reached"] = torch.zeros(tasks, dtype=torch.float64)
+    if tasks:
+        memory["used"] = {k: torch.linspace(0, 1, u.shape[0]).double().flip(0) for k, u in memory["used"].items()}
+    return memory
+
+
+def by_hand(params: Params, x: Tensor, gates: list[Tensor]) -> Tensor:
+    h = x
+    for i in range(3):
+        h = h @ params[f"network.layers.{i}.weight"].T + params[f"network.layers.{i}.bias"]
+        h = h.relu() * gates[i] if i < 2 else h
+    return h
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("task", [0, 2])
+def test_its_objective_is_the_papers(task: int, progress: float) -> None:
+    model, params = gated()
+    hat = HAT(scale=20.0, sparsity=0.6)
+    memory, batch = memory_of(hat, model, params, task), at(progress, task)
+    s = 1 / 20 + (20 - 1 / 20) * progress
+    gates = [torch.sigmoid(s * params[f"embeddings.{i}"][task]) for i in range(2)]
+    loss = float(functional.cross_entropy(by_hand(params, batch.x, gates), batch.y))
+    used = [u.tolist() for u in memory["used"].values()]
+    units = [(float(a), u) for gate, us in zip(gates, used, strict=True) for a, u in zip(gate, us, strict=True)]
+    price = sum(a * (1 - u) for a, u in units) / sum(1 - u for _, u in units)
+    assert float(hat.objective(model, params, memory, batch)) == pytest.approx(loss + 0.6 * price, rel=1e-10)
+
+
+def test_with_every_unit_used_the_price_is_nothing() -> None:
+    model, params = gated()
+    hat = HAT(sparsity=0.6)
+    memory = memory_of(hat, model, params, 1)
+    memory["used"] = {k: torch.ones_like(u) for k, u in memory["used"].items()}
+    free = HAT(sparsity=0.0).objective(model, params, memory, at(0.5, 1))
+    torch.testing.assert_close(hat.objective(model, params, memory, at(0.5, 1)), free)
+
+
+def test_predictions_use_the_hardest_gates_of_their_task() -> None:
+    model, params = gated()
+    x = at(0.0).x
+    for task in range(3):
+        gates = [torch.sigmoid(400 * params[f"embeddings.{i}"][task]) for i in range(2)]
+        actual = HAT().predict(model.evaluating(), params, memory_of(HAT(), model, params, 1), x, task)
+        torch.testing.assert_close(actual, by_hand(params, x, gates), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_gradients_are_conditioned_weight_by_weight(task: int) -> None:
+    model, params = gated()
+    hat = HAT()
+    memory = memory_of(hat, model, params, task)
+    ones = {k: torch.ones_like(p) for k, p in params.items()}
+    followed = hat.direction(model, ones, params, memory, at(0.5, task))
+    used = [[1.0] * FEATURES, *(u.tolist() for u in memory["used"].values()), [float(task > 0)] * CLASSES]
+    for layer in range(3):
+        below, above = used[layer], used[layer + 1]
+        weight = [[1 - min(a, b) for b in below] for a in above]
+        torch.testing.assert_close(followed[f"network.layers.{layer}.weight"].tolist(), weight)
+        torch.testing.assert_close(followed[f"network.layers.{layer}.bias"].tolist(), [1 - a for a in above])
+
+
+def test_channels_condition_all_their_positions() -> None:
+    torch.manual_seed(0)
+    module = Gated(small_convolutions((1, 4, 4), 3), (1, 4, 4), 2).double()
+    wide = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(12, 5))
+    for network, head, positions in (
+        (module, "network.6.weight", 1),
+        (Gated(wide, (1, 4, 4), 2).double(), "network.2.weight", 4),
+    ):
+        params = {k: p.detach() for k, p in network.named_parameters()}
+        model = Model(network, losses.get("cross-entropy"), 2, 4)
+        memory = memory_of(HAT(), model, params, 1)
+        followed = HAT().direction(
+            model, {k: torch.ones_like(p) for k, p in params.items()}, params, memory, at(1.0, 1)
+        )
+        used = list(memory["used"].values())
+        channels = used[0] if positions == 4 else used[1]
+        above = torch.ones(5) if positions == 4 else used[2]
+        for i, row in enumerate(followed[head]):
+            for j, value in enumerate(row):
+                assert float(value) == pytest.approx(1 - min(float(above[i]), float(channels[j // positions])))
+        first = followed["network.0.weight"]
+        expected = (1 - used[0]).view(-1, 1, 1, 1).expand_as(first)
+        torch.testing.assert_close(first, expected)
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.02, 0.5, 1.0])
+def test_embeddings_gradients_are_compensated_as_in_the_paper(progress: float) -> None:
+    model, params = gated()
+    hat = HAT(scale=400.0)
+    s = 1 / 400 + (400 - 1 / 400) * progress
+    ones = {k: torch.ones_like(p) for k, p in params.items()}
+    followed = hat.direction(model, ones, params, memory_of(hat, model, params, 1), at(progress, 1))
+    for k in ("embeddings.0", "embeddings.1"):
+        expected = [
+            [400 / s * (math.cosh(min(50, max(-50, s * e))) + 1) / (math.cosh(e) + 1) for e in row]
+            for row in params[k].tolist()
+        ]
+        torch.testing.assert_close(followed[k], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("product", [1.0, 12.0, 20.0, 45.0])
+def test_single_precision_is_enough_for_open_and_shut_gates(product: float) -> None:
+    """With |s e| so large σ(s e) is 0 or 1 to single precision, and its compensated slope still s_max σ'(e)."""
+    model, params = gated()
+    hat = HAT(scale=100.0, sparsity=1.0)
+    s = 1 / 100 + (100 - 1 / 100) * 0.5
+    e = product / s * torch.tensor([1.0, -1.0, 1.0, -1.0])
+    own = {**{k: p.float() for k, p in params.items()}, "embeddings.0": e.expand(3, -1).clone()}
+    own["network.layers.1.weight"] = torch.zeros(6, 4)  # so that units matter for their price alone
+    single = Model(model.module.float(), losses.get("cross-entropy"), 3, 4)
+    memory, batch = hat.init(single, own, at(0.5)), at(0.5)._replace(x=at(0.5).x.float())
+    leaves = {k: p.clone().requires_grad_() for k, p in own.items()}
+    grads = torch.autograd.grad(hat.objective(single, leaves, memory, batch), list(leaves.values()))
+    followed = hat.direction(single, dict(zip(leaves, grads, strict=True)), own, memory, batch)["embeddings.0"][0]
+    soft = torch.sigmoid(e.double())
+    torch.testing.assert_close(followed.double(), 100 * soft * (1 - soft) / 10, rtol=1e-4, atol=0)  # of 10 units
+
+
+def test_compensated_the_gates_learn_as_if_they_were_soft() -> None:
+    """dL/da is followed with the slope s_max σ'(e), whatever s is."""
+    model, params = gated()
+    hat, task = HAT(scale=50.0, sparsity=0.0), 1
+    memory, batch = memory_of(hat, model, params, task), at(0.15, task)
+    leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
+    grads = torch.autograd.grad(hat.objective(model, leaves, memory, batch), list(leaves.values()))
+    followed = hat.direction(model, dict(zip(leaves, grads, strict=True)), params, memory, batch)
+    s = 1 / 50 + (50 - 1 / 50) * 0.15
+    gates = [torch.sigmoid(s * params[f"embeddings.{i}"][task]).requires_grad_() for i in range(2)]
+    slopes = torch.autograd.grad(functional.cross_entropy(by_hand(params, batch.x, gates), batch.y), gates)
+    for i, slope in enumerate(slopes):
+        soft = torch.sigmoid(params[f"embeddings.{i}"][task])
+        actual = followed[f"embeddings.{i}"]
+        torch.testing.assert_close(actual[task], slope * 50 * soft * (1 - soft), rtol=1e-7, atol=1e-12)
+        assert not actual[[0, 2]].any()
+
+
+def test_embeddings_beyond_their_bounds_count_as_on_them_and_only_return() -> None:
+    model, params = gated()
+    hat = HAT(sparsity=0.0)
+    memory = memory_of(hat, model, params, 0)
+    beyond = {**params, "embeddings.0": torch.tensor([[7.0, -7.0, 1.0, 6.0]] * 3, dtype=torch.float64)}
+    on, _ = hat.before_epoch(model, beyond, memory, 0, 1)
+    assert on["embeddings.0"][0].tolist() == [6, -6, 1, 6]
+    batch = at(0.001)
+    torch.testing.assert_close(hat.objective(model, beyond, memory, batch), hat.objective(model, on, memory, batch))
+    for sign, moves in ((1.0, [True, False, True, True]), (-1.0, [False, True, True, True])):
+        slopes = {k: torch.full_like(p, sign) for k, p in params.items()}
+        followed = hat.direction(model, slopes, beyond, memory, batch)["embeddings.0"]
+        assert [bool(d != 0) for d in followed[0]] == moves
+        assert bool((followed * sign >= 0).all())
+
+
+def test_what_is_used_is_the_most_that_any_task_used() -> None:
+    model, params = gated()
+    hat = HAT(scale=3.0)
+    memory = hat.init(model, params, at(0.0))
+    for task in range(3):
+        memory = hat.consolidate(model, params, memory, batch_of(examples(9, task), torch.zeros(9), task))
+        for k in ("embeddings.0", "embeddings.1"):
+            expected = torch.sigmoid(3 * params[k][: task + 1]).max(0).values
+            torch.testing.assert_close(memory["used"][k], expected)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(("options", "words"), [({"scale": 0.5}, "scale"), ({"sparsity": -0.1}, "sparsity")])
+def test_options_outside_their_range_are_named(options: dict[str, float], words: str) -> None:
+    with pytest.raises(GlocalError, match=words):
+        HAT(**options)
+
+
+def test_a_residual_network_is_refused() -> None:
+    with pytest.raises(GlocalError, match="hat needs a network that is a chain"):
+        train_to_the_end(cohort_of(CHALLENGE, HAT(), RUNS, SmallResidual))
