@@ -135,3 +135,58 @@ def learnt(algorithm: Algorithm, tasks: list[tuple[np.ndarray, np.ndarray]], epo
     cohort = cohort_of(challenge, algorithm, [(0, 0.2)], network=linear_network, epochs=epochs, batch_size=8)
     params = train_to_the_end(cohort).state.params
     return torch.cat([params["layers.0.weight"][0].T, params["layers.0.bias"]]).numpy()
+
+
+# Linear regression whose losses are any quadratics, solved in double precision.
+
+RegressionTask = tuple[np.ndarray, np.ndarray]
+
+
+class Double(nn.Module):
+    """A network that computes in float64 whatever it is given."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x.double())
+
+
+def double_linear(shape: Sequence[int], outputs: int) -> nn.Module:
+    return Double(linear_network(shape, outputs))
+
+
+def correlated_task(seed: int, features: int = 3, outputs: int = 2, spans: int | None = None) -> RegressionTask:
+    """Sixteen inputs in a random subspace of `spans` dimensions, and noisy linear targets."""
+    random = np.random.default_rng(seed)
+    directions = np.eye(features) + 0.25 * random.normal(size=(features, features))
+    if spans is not None:
+        directions = np.linalg.qr(directions)[0][:spans]
+    x = (random.normal(size=(16, len(directions))) @ directions).astype(np.float32)
+    noise = 0.3 * random.normal(size=(16, outputs)) if spans is None else 0
+    return x, (x @ random.normal(size=(features, outputs)) + noise).astype(np.float32)
+
+
+def regression_snapshots(
+    algorithm: Algorithm, tasks: Sequence[RegressionTask], epochs: int, lr: float = 0.3
+) -> tuple[list[Params], Snapshot]:
+    """θ after every task, trained full-batch, and the end."""
+    challenge = from_tasks("regressions", [(task, task) for task in tasks], setting="domain", loss="squared-error")
+    cohort = cohort_of(challenge, algorithm, [(0, lr)], network=double_linear, epochs=epochs, batch_size=16)
+    solutions = []
+    for snapshot in train(cohort):
+        solutions.append({k: p[0].clone() for k, p in snapshot.state.params.items()})
+    return solutions[1:], snapshot
+
+
+def regression_matrix(params: Params) -> np.ndarray:
+    """Weights above the bias, as `normal_equations` orders them."""
+    return torch.cat([params["base.layers.0.weight"].T, params["base.layers.0.bias"][None]]).numpy()
+
+
+def regression_loss(task: RegressionTask, theta: np.ndarray) -> float:
+    """L(θ) by its definition, ½‖f − y‖² in the mean."""
+    x, y = (part.astype(np.float64) for part in task)
+    design = np.hstack([x, np.ones((len(x), 1))])
+    return float(((design @ theta - y) ** 2).sum() / 2 / len(x))
