@@ -2,12 +2,35 @@
 
 from glocal.algorithms.agem import AGEM
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
+from glocal.algorithms.der import DER, DERpp
 from glocal.algorithms.er import ER
 from glocal.algorithms.ewc import EWC
+from glocal.algorithms.gem import GEM
+from glocal.algorithms.hat import HAT
+from glocal.algorithms.icarl import ICaRL, RandomICaRL
 from glocal.algorithms.joint import Joint
+from glocal.algorithms.laplace import Laplace
+from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve
+from glocal.algorithms.ogd_published import OGDPublished
+from glocal.algorithms.optimal_hard import OptimalHard
+from glocal.algorithms.optimal_soft import OptimalSoft
+from glocal.algorithms.packnet import PackNet
+from glocal.algorithms.pnn import PNN
 from glocal.algorithms.sgd import SGD
 from glocal.algorithms.si import SI
+from glocal.algorithms.stable_sgd import StableSGD
 
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGD, Joint, ER, AGEM, SI, EWC)}
+BASELINES = (SGD, StableSGD, Joint)
+GLOBAL = (ER, GEM, AGEM, SI, PNN, PackNet, HAT)
+LOCAL = (EWC, Laplace, ICaRL, RandomICaRL, OGD, OGDGTL, OGDAve, OGDPublished, OptimalHard, OptimalSoft)
+DARK = (DER, DERpp)
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (*BASELINES, *GLOBAL, *LOCAL, *DARK)}
 
-__all__ = ["AGEM", "ALGORITHMS", "ER", "EWC", "SGD", "SI", "Algorithm", "Batch", "Joint", "Memory", "Step"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Batch",
+    "Memory",
+    "Step",
+    *(a.__name__ for a in ALGORITHMS.values()),
+]

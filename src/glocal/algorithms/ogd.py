@@ -1,0 +1,156 @@
+r"""Orthogonal gradient descent (§5.2, Theorem 2): steps orthogonal to the gradients of old outputs, Eq. ogd-constraint.
+
+    g ← g − Jᵀ (J Jᵀ)⁻¹ J g,   the rows of J: ∇_θ fᵏ_{θ_o}(x_i), x_i stored inputs of finished tasks o.
+
+Where the residuals are small the Hessian of a finished task is its outer product, Eq. Hessian-decomp,
+
+    H_o = (1/n) Σ_i ∇f(x_i) [∇²_f ℓ_i] ∇f(x_i)ᵀ,
+
+so Δᵀ H_o Δ = 0 for every Δ orthogonal to J: OGD minimises L_t under the hard constraint of Eq. multi-tasks-obj-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms import span
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.curvature.jacobian import Rows, act, jacobian, normalised, shape
+from glocal.curvature.outputs import Directions, every_output, mean_output, one_output
+from glocal.errors import require
+from glocal.networks.model import Model, prepare
+from glocal.tree import Params
+
+
+@dataclass(frozen=True)
+class Orthogonal(Algorithm):
+    r"""What the variants share. They differ in the directions u in output space whose gradients ∇_θ u·f are stored.
+
+    The implied approximation is the quadratic that the constraint keeps at its minimum,
+
+        \hat L_o(θ) = L_o(θ_o) + (1/|S_o|) Σ_{x ∈ S_o} ½ vᵀ [∇²_f ℓ(f_{θ_o}(x))] v,
+
+    v being how far the outputs move to first order, as far as the stored gradients tell: the projection of
+    ∇f_{θ_o}(x)ᵀ (θ − θ_o) onto the stored directions. It takes no θ_o to evaluate, only the numbers J θ_o. Gradients
+    and ∇²_f ℓ are taken at θ_o: local.
+    """
+
+    family: ClassVar[str] = "constraint"
+    locality: ClassVar[Locality] = "local"
+    remembers: ClassVar[str] = (
+        "`slots` gradients as factors (an input and a δ for every layer), and their Gram–Schmidt matrix"
+    )
+    grows: ClassVar[str] = "slots (inputs and outputs of every layer) + slots²"
+
+    slots: int = 500
+    """Gradients the memory holds after the last task, an equal share of them for every task."""
+    passes: int = 1
+    """How often the projection is applied in a step; twice is enough for gradients that nearly depend on each other."""
+
+    def __post_init__(self) -> None:
+        require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
+        require(self.passes >= 1, f"{self.name} needs passes of at least 1; {self.passes} was given.")
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        rows, _ = self._gradients(model, params, example.x[:1], example.y[:1])
+        _, each = shape(rows)
+        smallest = model.tasks * each
+        require(
+            self.slots >= smallest,
+            f"{self.name} stores {each} gradients for every input: with slots={self.slots} it cannot hold one input of "
+            f"each of {model.tasks} tasks. The smallest slots that can: {smallest}.",
+        )
+        number = next(iter(params.values()))
+        return {
+            "span": span.empty(rows, number),
+            "start": number.new_zeros(0, each),  # J θ_o
+            "curvature": number.new_zeros(0, each, each),  # ∇²_f ℓ in the stored directions
+            "task": torch.zeros(0, dtype=torch.long, device=example.y.device),
+            "reached": number.new_zeros(0),  # L_o(θ_o) of every finished task
+        }
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        return span.outside(model.module, memory["span"], grads, self.passes)
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])
+        chosen = data.random.topk(share).indices
+        rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
+        rows, lengths = normalised(model.module, rows)
+        start, _ = act(model.module, rows, params)
+        reached = model.evaluating().mean_loss(params, data.x, data.y)
+        new = {
+            "start": start,
+            "curvature": lengths.unsqueeze(-1) * curvature * lengths.unsqueeze(-2),
+            "task": data.task.expand(share),
+            "reached": reached[None],
+        }
+        return {
+            "span": span.extended(model.module, memory["span"], rows, self.passes),
+            **{k: torch.cat([memory[k], part]) for k, part in new.items()},
+        }
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        own = memory["task"] == task
+
+        def quadratic(params: Mapping[str, Tensor]) -> Tensor:
+            moved = act(model.module, memory["span"]["rows"], params)[0] - memory["start"]
+            bent = (moved.unsqueeze(-2) @ memory["curvature"] @ moved.unsqueeze(-1)).flatten()
+            return memory["reached"][task] + 0.5 * (bent * own).sum() / own.sum()
+
+        return quadratic
+
+    def _gradients(self, model: Model, params: Params, x: Tensor, y: Tensor) -> tuple[Rows, Tensor]:
+        """The gradients to store of some inputs, and ∇²_f ℓ there, in the coordinates u·f of the stored directions."""
+        evaluated = model.evaluating()
+        outputs = evaluated.outputs(params, x)
+        directions = self.directions(y)
+        u = directions(outputs)
+        root = model.criterion.hessian_root(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
+        return jacobian(evaluated.module, params, evaluated.buffers, prepare(x), directions), root.mT @ root
+
+    def directions(self, y: Tensor) -> Directions:
+        """From outputs (n, K) to the u of every input, (n, C, K), orthogonal to each other."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OGD(Orthogonal):
+    """Stores the gradient of every output: what Theorem 2 is about. K gradients an input."""
+
+    name: ClassVar[str] = "ogd"
+
+    def directions(self, y: Tensor) -> Directions:
+        return every_output
+
+
+@dataclass(frozen=True)
+class OGDGTL(Orthogonal):
+    """Stores the gradient of the true class's output alone, whose entry of ∇²_f ℓ is the largest when K ≫ 1 (appendix,
+    "On the validity of OGD-GTL"): K times as many inputs in the same memory."""
+
+    name: ClassVar[str] = "ogd-gtl"
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        classes = not example.y.is_floating_point()
+        require(classes, f"{self.name} stores the true class's gradients, and {model.criterion.name} tasks have none.")
+        return super().init(model, params, example)
+
+    def directions(self, y: Tensor) -> Directions:
+        return one_output(y)
+
+
+@dataclass(frozen=True)
+class OGDAve(Orthogonal):
+    r"""Stores the gradient of the mean of all outputs. Adding one number to all of them changes no softmax: in this
+    direction the cross-entropy has no curvature, and there the implied \hat L_o is flat."""
+
+    name: ClassVar[str] = "ogd-ave"
+
+    def directions(self, y: Tensor) -> Directions:
+        return mean_output
