@@ -25,9 +25,11 @@ class Anchor(Algorithm):
     name: ClassVar[str] = "anchor"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar = "local"
-    remembers: ClassVar[str] = "one number a parameter"
+    remembers: ClassVar[str] = "the last solution"
+    grows: ClassVar[str] = "P"
 
     strength: float = 0.01  # a float field is a scalar hyperparameter: runs that differ in it train together
+    """λ, how strong the pull is."""
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {"solution": {k: p.clone() for k, p in params.items()}, "finished": torch.zeros(())}

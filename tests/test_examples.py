@@ -30,6 +30,15 @@ def test_an_algorithm_of_ones_own(elsewhere: Path, capsys: pytest.CaptureFixture
     assert isinstance(strong, float) and isinstance(none, float) and strong < none, "the pull keeps it near"
 
 
+def test_an_algorithm_of_ones_own_is_listed_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "algorithms", "--own", f"{EXAMPLES / 'anchor.py'}:Anchor", "--json"]) == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["anchor"]["locality"] == "local" and found["anchor"]["grows"] == "P" and "ewc" in found
+    assert main(["list", "options", "--own", f"{EXAMPLES / 'anchor.py'}:Anchor", "--json"]) == 0
+    options = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert options["anchor.strength"]["default"] == 0.01 and "pull" in options["anchor.strength"]["description"]
+
+
 def test_an_edited_algorithm_is_another_run(elsewhere: Path) -> None:
     mine = elsewhere / "anchor.py"
     text = (EXAMPLES / "anchor.py").read_text()

@@ -46,9 +46,12 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "algorithms", "--json"]) == 0
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {n: row["locality"] for n, row in listed.items()} == {
-        "sgd": "global", "joint": "global", "er": "global", "agem": "global", "ewc": "local",
-    }  # fmt: skip
+    everywhere = {"sgd", "stable-sgd", "joint", "er", "gem", "agem", "si", "pnn", "packnet", "hat"}
+    near = {"ewc", "laplace", "icarl", "icarl-random", "ogd", "ogd-gtl", "ogd-ave", "ogd-published", "optimal-hard"}
+    near |= {"optimal-soft", "der", "derpp"}
+    expected = {**dict.fromkeys(everywhere, "global"), **dict.fromkeys(near, "local")}
+    assert {n: row["locality"] for n, row in listed.items()} == expected
+    assert all(row["memory"] and row["grows"] and row["settings"] for row in listed.values())
     assert main(["list", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert {"rotated-digits", "split-mnist", "mlp", "demo", "ewc"} <= names

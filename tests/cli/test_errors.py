@@ -56,6 +56,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "negative penalty": (lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=-1"], ["penalty", "-1"]),
     "no slots": (lambda p: ["run", "rotated-digits", "er", "--options", "slots=0"], ["slots", "0"]),
     "option where there are none": (lambda p: [*RUN, "--options", "slots=3"], ["sgd has no options"]),
+    "nothing of one's own to list": (lambda p: ["list", "--own", "absent.py:Mine"], ["absent.py"]),
     "unknown setting": (lambda p: [*RUN, "--setting", "taks"], ["'taks'", "Did you mean 'task'"]),
     "a setting without new classes": (lambda p: [*RUN, "--setting", "task"], ["rotated-digits", "domain"]),
     "domain where classes are new": (

@@ -72,7 +72,7 @@ def fake_run(
             "setting": setting,
             "diverged": diverged,
             "steps": 10,
-            "cost": {},
+            "cost": {"seconds": 2.0, "memory_bytes": 1_500},
             "versions": {},
             "notes": [],
         },

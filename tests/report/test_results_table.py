@@ -204,11 +204,26 @@ def test_latex_escapes() -> None:
     assert r"my\_ewc 50\% \& \#1" in latex and r"rotated-digits $\cdot$ 3 tasks" in latex
 
 
+def test_markdown_holds_every_number_and_the_cost(runs: list[Run]) -> None:
+    rows = table.rows(runs)
+    page = table.render(rows, "markdown")
+    for challenge in {row["challenge"] for row in rows}:
+        own = [row for row in rows if row["challenge"] == challenge]
+        part = page.split(f"### {challenge}", 1)[1].split("###")[0]
+        lines = {line.split("`")[1]: line for line in part.splitlines() if line.startswith("| `")}
+        assert set(lines) == {row["algorithm"] for row in own}
+        assert len({line.count("|") for line in lines.values()}) == 1
+        for row in own:
+            line = lines[row["algorithm"]]
+            assert f"{row['acc_mean']:.2f}" in line and f"{row['forgetting_mean']:.2f}" in line
+            assert row["locality"] in line and "1.5 kB" in line and "2.0 s" in line
+
+
 def test_learning_rates_are_plain() -> None:
     assert "0.00001 " in printed(table.rows([fake_run(lr=1e-5)]), 80)
 
 
-@pytest.mark.parametrize("format", ["rich", "json", "csv", "latex"])
+@pytest.mark.parametrize("format", ["rich", "json", "csv", "latex", "markdown"])
 def test_nothing_can_be_rendered(format: str) -> None:
     assert table.render([], format) is not None
     assert "No runs" in printed([], 80)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+from glocal.cli.common import Names
+
+if TYPE_CHECKING:
+    from glocal.algorithms import Algorithm
 
 Row = dict[str, Any]
 COLUMNS = {
@@ -31,11 +37,13 @@ class List:
         Literal["all", "algorithms", "options", "challenges", "networks", "experiments"], tyro.conf.Positional
     ] = "all"
     """Which of them."""
+    own: Names = ()
+    """Your own algorithms, path.py:Name, listed with the others."""
     json: bool = False
     """As a JSON list of objects."""
 
     def __call__(self) -> None:
-        sections = {kind: _rows(kind) for kind in (COLUMNS if self.what == "all" else [self.what])}
+        sections = {kind: _rows(kind, self.own) for kind in (COLUMNS if self.what == "all" else [self.what])}
         if self.json:
             print(json_format.dumps([{"kind": k, **row} for k, rows in sections.items() for row in rows], indent=1))
             return
@@ -67,11 +75,9 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _rows(kind: str) -> list[Row]:
+def _rows(kind: str, own: Iterable[str] = ()) -> list[Row]:
     if kind == "algorithms":
         import dataclasses
-
-        from glocal.algorithms import ALGORITHMS
 
         return [
             {
@@ -84,10 +90,10 @@ def _rows(kind: str) -> list[Row]:
                 "options": {f.name: f.default for f in dataclasses.fields(a)},
                 "description": (a.__doc__ or "").strip().splitlines()[0],
             }
-            for name, a in ALGORITHMS.items()
+            for name, a in _algorithms(own).items()
         ]
     if kind == "options":
-        return _options()
+        return _options(own)
     if kind == "challenges":
         import dataclasses
 
@@ -104,11 +110,18 @@ def _rows(kind: str) -> list[Row]:
     return [{"name": "demo", "command": "glocal demo", "description": summary}]
 
 
-def _options() -> list[Row]:
+def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:
+    from glocal import resolve
+    from glocal.algorithms import ALGORITHMS
+
+    mine = [type(resolve.algorithm(spec).thing) for spec in own]
+    return {**ALGORITHMS, **{resolve.name_of(a): a for a in mine}}
+
+
+def _options(own: Iterable[str]) -> list[Row]:
     """Every option of every algorithm, described by the docstring under its field."""
     import dataclasses
 
-    from glocal.algorithms import ALGORITHMS
     from glocal.resolve import field_descriptions
 
     return [
@@ -119,7 +132,7 @@ def _options() -> list[Row]:
             "default": f.default,
             "description": described.get(f.name, ""),
         }
-        for name, a in ALGORITHMS.items()
+        for name, a in _algorithms(own).items()
         for described in [field_descriptions(a)]
         for f in dataclasses.fields(a)
     ]

@@ -15,7 +15,7 @@ class Table:
 
     store: StorePath = Path("runs")
     """The store to read."""
-    format: Literal["rich", "json", "csv", "latex"] = "rich"
+    format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
     """How to write the table."""
     forgetting: Literal["t-1", "t"] = "t-1"
     """Average forgetting over all tasks but the last, as the published table does, or over all."""

@@ -1,4 +1,4 @@
-"""Results as a table: one row for each (challenge, algorithm, learning rate), in any of four formats."""
+"""Results as a table: one row for each (challenge, algorithm, learning rate), in any of five formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 
 STATISTICS = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy", "distance")
-FORMATS = ("rich", "json", "csv", "latex")
+FORMATS = ("rich", "json", "csv", "latex", "markdown")
 
 
 def rows(
@@ -30,6 +30,7 @@ def rows(
     `<name>_mean` and `<name>_std` (ddof = 0) of acc, forgetting, backward_transfer, forward_transfer and
     learning_accuracy, in percent, and of distance = ‖θ_T − θ_0‖₂, over the seeds that did not diverge; None where
     there is none, or where a number is undefined (forgetting over t − 1 tasks of one). `seeds` counts all of them.
+    `memory_bytes` is what a run's algorithm keeps after the last task, `seconds` a run's share of its cohort's time.
 
     forgetting: averaged over 't-1' or 't' tasks. scope: which accuracy, 'task' or 'class'; the challenge's own setting
     unless given. measure: what forgetting is measured by, 'accuracy' or 'loss' (then in the loss's own unit).
@@ -50,11 +51,11 @@ def frame(
 
 
 @overload
-def render(rows: Sequence[Row], format: Literal["json", "csv", "latex"]) -> str: ...
+def render(rows: Sequence[Row], format: Literal["json", "csv", "latex", "markdown"]) -> str: ...
 @overload
 def render(rows: Sequence[Row], format: str) -> RenderableType: ...
 def render(rows: Sequence[Row], format: str) -> RenderableType:
-    """Rows as the paper's Table 1 ('rich' for a terminal, 'latex'), or with all their columns ('json', 'csv')."""
+    """Rows as the paper's Table 1 ('rich' for a terminal, 'latex'), for a page ('markdown'), whole ('json', 'csv')."""
     if format == "rich":
         from glocal.report.terminal import TerminalTable
 
@@ -63,6 +64,10 @@ def render(rows: Sequence[Row], format: str) -> RenderableType:
         from glocal.report.latex import latex
 
         return latex(rows)
+    if format == "markdown":
+        from glocal.report.markdown import markdown
+
+        return markdown(rows)
     if format == "json":
         return json.dumps(list(rows), indent=2, allow_nan=False, ensure_ascii=False)
     if format == "csv":
@@ -85,7 +90,10 @@ def _row(group: Group, view: View) -> Row:
         mean, std = statistics[name]
         row[f"{name}_mean"] = mean if math.isfinite(mean) else None
         row[f"{name}_std"] = std if math.isfinite(std) else None
+    cost = [run.info["cost"] for run in group.runs]
     return row | {
+        "memory_bytes": max(c["memory_bytes"] for c in cost),
+        "seconds": sum(c["seconds"] for c in cost) / len(cost),
         "setting": group.runs[0].setting,
         "scope": group.scope(view),
         "forgetting_over": view.over,
@@ -100,5 +108,6 @@ def _frame(rows: Sequence[Row]) -> polars.DataFrame:
     before = {"challenge": pl.String, "algorithm": pl.String, "locality": pl.String, "lr": pl.Float64}
     counts = dict.fromkeys(("tasks", "seeds", "diverged"), pl.Int64)
     numbers = {f"{name}_{of}": pl.Float64 for name in STATISTICS for of in ("mean", "std")}
+    cost = {"memory_bytes": pl.Int64, "seconds": pl.Float64}
     after = {name: pl.String for name in text if name not in before}
-    return pl.DataFrame(list(rows), schema={**before, **counts, **numbers, **after}, orient="row")
+    return pl.DataFrame(list(rows), schema={**before, **counts, **numbers, **cost, **after}, orient="row")
