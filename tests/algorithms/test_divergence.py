@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from small_problems import blobs, cohort_of, linear_network, train_to_the_end
 from torch import Tensor
 
+from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm
 from glocal.algorithms.ewc import EWC
 from glocal.algorithms.sgd import SGD
@@ -82,6 +84,20 @@ def test_the_other_runs_do_not_notice(algorithm: Algorithm) -> None:
             assert bool(values.isfinite().all())
         assert torch.equal(among.record.arrays()[name][others], values)
     assert bool(among.record.matrices["test_class_accuracy"][2, 1:].isnan().all())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_algorithm_lets_one_run_spoil_the_others(name: str) -> None:
+    kind = ALGORITHMS[name]
+    slots = {"slots": 32} if any(f.name == "slots" for f in dataclasses.fields(kind)) else {}
+    algorithm = kind(**slots)  # type: ignore[arg-type]
+    challenge = blobs((60, 60, 60), test=12)
+    sane, mad = [(0, 0.05), (1, 0.1)], (2, 1e30)
+    without = train_to_the_end(cohort_of(challenge, algorithm, sane, epochs=1), "vectorised")
+    among = train_to_the_end(cohort_of(challenge, algorithm, [*sane, mad], epochs=1), "vectorised")
+    assert among.state.diverged.tolist()[:2] == [-1, -1] and among.state.diverged.tolist()[2] >= 0
+    for key, values in without.state.params.items():
+        torch.testing.assert_close(among.state.params[key][:2], values, rtol=1e-4, atol=1e-6)
 
 
 def test_parameters_lost_in_the_very_last_step_are_noticed() -> None:

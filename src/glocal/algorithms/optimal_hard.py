@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.hessians import Form, Full, LowRank, Matrix, sample
+from glocal.curvature.symmetric import eigh
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import require, unknown
 from glocal.networks.model import Model
@@ -90,11 +91,11 @@ class OptimalHard(Algorithm):
     def _steep(self, total: Tree) -> Tensor:
         """Orthonormal rows that span the directions of curvature; rows of zeros for flat ones."""
         if "full" in total:
-            values, vectors = torch.linalg.eigh(total["full"])
+            values, vectors = eigh(total["full"])
             return vectors.mT * self._above(values.abs()).unsqueeze(-1)
         # Σ_o Uᵀ|s|U = WᵀW has the eigenvalues of the small W Wᵀ; with |s| no two tasks' curvatures cancel.
         w = total["values"].abs().sqrt().unsqueeze(-1) * total["vectors"]
-        values, vectors = torch.linalg.eigh((w @ w.mT).double())
+        values, vectors = eigh((w @ w.mT).double())
         solid = self._above(values) & (values > values.amax() * 1e-12)
         lengths = torch.where(solid, values, 1).sqrt()
         return ((vectors / lengths * solid).mT.to(w.dtype)) @ w

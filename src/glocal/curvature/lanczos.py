@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from glocal.curvature.symmetric import eigh
+
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
 
 
@@ -55,12 +57,10 @@ def lanczos(
     with torch.no_grad():
         basis, alphas, betas = _tridiagonal(matvec, start, steps)
         t = alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1)
-        finite = t.isfinite().all()
-        values, s = torch.linalg.eigh(torch.where(finite, t, 0.0))
+        values, s = eigh(t)
         order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
         values, s = values[order], s[:, order]
-        whole = torch.where(finite, 0.0, torch.nan)
-        return Eigenpairs(values + whole, s.mT @ basis + whole, (betas[-1] * s[-1]).abs() + whole)
+        return Eigenpairs(values, s.mT @ basis, (betas[-1] * s[-1]).abs())
 
 
 def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glocal.curvature.symmetric import eigh
+
 
 def nearest_kronecker(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """(A, G) for the factors (A₁, G₁) and (A₂, G₂)."""
@@ -17,7 +19,7 @@ def nearest_kronecker(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tup
     inner_left, inner_right = (torch.einsum("iab,jab->ij", f, f) for f in (lefts, rights))
     root, inverse = _roots(inner_left)
     # Σ vec(A_i) vec(G_i)ᵀ = U Vᵀ has the singular pairs of S VᵀV S, S = (UᵀU)^½: left ones U S⁻¹ w, right ones V S w.
-    top = torch.linalg.eigh(root @ inner_right @ root).eigenvectors[..., -1]
+    top = eigh(root @ inner_right @ root)[1][..., -1]
     top = torch.where((root @ top).sum(-1, keepdim=True) < 0, -top, top)
     left = torch.einsum("i,iab->ab", inverse @ top, lefts)
     right = torch.einsum("i,iab->ab", root @ top, rights)
@@ -28,7 +30,7 @@ def nearest_kronecker(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tup
 
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The square root of a positive semi-definite matrix, and its pseudo-inverse."""
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = eigh(matrix)
     solid = values > values[..., -1:] * 1e-13
     root = torch.where(solid, values, 0).sqrt()
     inverse = torch.where(solid, 1 / torch.where(solid, root, 1), 0)
