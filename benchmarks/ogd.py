@@ -145,7 +145,7 @@ def ratio(times: Times, of: str, to: str) -> Spread:
 def show(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.device, console: Console) -> None:
     goal = GOAL[device.type]
     table = Table(title=f"{STORED} stored gradients, batch {setting.BATCH}, {device.type}", show_lines=True)
-    for column in ("runs", "", "ms per model-step", "steps of sgd", "by the fastest rounds", "memory, MB a run"):
+    for column in ("runs", "", "ms / step", "steps of sgd", "fastest", "MB / run"):
         table.add_column(column, justify="right", no_wrap=True)
     for runs, (times, memory) in found.items():
         for name in ALGORITHMS:
@@ -164,7 +164,10 @@ def show(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.dev
                 f"{memory[name] / 1e6:.1f}",
             )
     console.print(table)
-    console.print(f"Medians over {setting.ROUNDS} rounds; dim: quartiles.")
+    console.print(
+        f"Times per model-step; medians over {setting.ROUNDS} rounds; dim: quartiles; 'fastest': the fastest round in "
+        "fastest rounds of sgd. One run's memory."
+    )
 
 
 def write(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.device) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases import NETWORKS, make, some_vector
+from factors import along, combine
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -15,7 +16,7 @@ from glocal.curvature.hessian import decomposition, hessian
 from glocal.curvature.kronecker import mean_factors, multiply
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.layers import plain_layers
-from glocal.curvature.outputs import along, combine, every_output, factored
+from glocal.curvature.outputs import every_output, factored
 from glocal.curvature.products import gauss_newton_product, hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.tree import Params, Tree, map_tree, select, stack

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cases import CLASSES, NETWORKS, Case, jacobian, joined, make, some_vector
+from factors import along, combine
 from torch import Tensor
 from torch.func import functional_call, vmap
 
@@ -14,8 +15,6 @@ from glocal.curvature.layers import plain_layers
 from glocal.curvature.outputs import (
     Directions,
     Gradients,
-    along,
-    combine,
     dense,
     dense_in_chunks,
     every_output,

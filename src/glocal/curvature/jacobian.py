@@ -31,6 +31,7 @@ from glocal.curvature.outputs import Directions, factored
 
 Rows: TypeAlias = dict[str, Any]
 Back: TypeAlias = Callable[[Tensor], Params]
+Pull: TypeAlias = Callable[[Tensor, Tensor], Params]
 
 
 def jacobian(
@@ -72,8 +73,9 @@ def act(module: nn.Module, rows: Rows, vector: Mapping[str, Tensor]) -> tuple[Te
             weighted = deltas * c.unsqueeze(-1)
             weighted = weighted.squeeze(1) if one else weighted.sum(1)
             widths = [answer.shape[1] for answer, _ in layers]
-            for (_, return_), part in zip(layers, weighted.split(widths, 1), strict=True):
-                found |= return_(part)
+            sums = weighted.sum(0).split(widths)  # what all biases get
+            for (_, pull), part, summed in zip(layers, weighted.split(widths, 1), sums, strict=True):
+                found |= pull(part, summed)
         if rest:
             dense = (c.reshape(1, -1) @ rows["dense"].flatten(0, 1))[0]
             pieces = dense.split([vector[k].numel() for k in rest])
@@ -164,19 +166,20 @@ def _inputs(rows: Rows) -> Iterator[tuple[str, Tensor]]:
     return ((name, held[name]) for name in sorted(held))
 
 
-def _layer(layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]) -> tuple[Tensor, Back]:
-    """v_W ∗ a + v_b of a layer, flat for every input, and what its transpose makes of a vector of that shape."""
+def _layer(layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]) -> tuple[Tensor, Pull]:
+    """v_W ∗ a + v_b of a layer, flat for every input, and what its transpose makes of a tensor t of that shape and of
+    the sum of its rows."""
     weight, bias = _keys(name)
     if isinstance(layer, nn.Linear):
         answer = product(a, vector[weight].mT)
         if layer.bias is None:
-            return answer, lambda t: {weight: product(t.mT, a)}
-        return answer.add_(vector[bias]), lambda t: {weight: product(t.mT, a), bias: t.sum(0)}
+            return answer, lambda t, _: {weight: product(t.mT, a)}
+        return answer.add_(vector[bias]), lambda t, summed: {weight: product(t.mT, a), bias: summed}
     assert isinstance(layer, KINDS)
     own = {k: vector[k] for k in (weight, bias) if k in vector}
     plain = Plain(layer, a.shape[1:], torch.Size())
     z, pull = vjp(lambda own: plain.respond(a, own[weight], own.get(bias)), own)  # type: ignore[misc]
-    return z.flatten(1), lambda t: pull(t.reshape(z.shape))[0]
+    return z.flatten(1), lambda t, _: pull(t.reshape(z.shape))[0]
 
 
 def _width(layer: nn.Module, a: Tensor) -> int:

@@ -7,7 +7,7 @@ for vectors u_{ic} in output space: every logit, one logit a sample, their mean,
     factored    for a plain layer its input a_i and δ_{ic} = ∂⟨u_{ic}, f⟩/∂z, of which g is made (`layers`); dense for
                 the other parameters. A linear layer from 784 to 100 needs 884 numbers instead of 78,500.
 
-A factored form is used through the two products J v (`along`) and Jᵀ w (`combine`), which leave it factored.
+`jacobian` multiplies with the factored form as it is.
 `module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
 """
 
@@ -112,24 +112,3 @@ def factored(
         done = run(module, params, buffers, x, learnt)
         inputs, deltas = done.inputs, done.pull_each(directions(done.outputs))
     return Gradients(inputs, deltas, dense(module, params, buffers, x, directions, rest) if rest else {})
-
-
-def along(gradients: Gradients, plain: Mapping[str, Plain], v: Mapping[str, Tensor]) -> Tensor:
-    """⟨g_{ic}, v⟩ for a parameter vector v: how the outputs change along it, shape (n, C)."""
-    parts = [g.reshape(*g.shape[:2], -1) @ v[k].reshape(-1) for k, g in gradients.dense.items()]
-    for name, a in gradients.inputs.items():
-        change = plain[name].respond(a, v[f"{name}.weight"], v.get(f"{name}.bias"))
-        parts.append((gradients.deltas[name] * change.unsqueeze(1)).flatten(2).sum(-1))
-    return torch.stack(parts).sum(0)
-
-
-def combine(gradients: Gradients, plain: Mapping[str, Plain], w: Tensor, like: Mapping[str, Tensor]) -> Params:
-    """Σ_{ic} w_{ic} g_{ic} for weights w (n, C): a parameter vector with the names and shapes of `like`."""
-    result = {k: torch.tensordot(w, g, 2) for k, g in gradients.dense.items()}
-    for name, a in gradients.inputs.items():
-        layer, delta = plain[name], gradients.deltas[name]
-        own = {kind: like[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in like}
-        _, pull = vjp(lambda own, layer=layer, a=a: layer.respond(a, **own), own)  # type: ignore[misc]
-        (sums,) = pull((w.reshape(*w.shape, *(1,) * (delta.dim() - 2)) * delta).sum(1))
-        result |= {f"{name}.{kind}": g for kind, g in sums.items()}
-    return {k: result[k] for k in like}

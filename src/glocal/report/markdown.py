@@ -30,7 +30,7 @@ def _table(challenge: str, rows: Sequence[dict[str, Any]]) -> str:
         cells = {line.lr: " / ".join(_number(e) for e in line.entries[challenge]) for line in block.lines}
         cost = [
             _size(max(row["memory_bytes"] for row in own)),
-            f"{sum(row['seconds'] for row in own) / len(own):.1f} s",
+            f"{sum(row['seconds'] for row in own) / len(own):.2g} s",
         ]
         lines.append(_line([f"`{block.algorithm}`", block.locality, *(cells.get(r, ABSENT) for r in rates), *cost]))
     return "\n".join(lines)
