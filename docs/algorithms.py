@@ -32,8 +32,8 @@ P parameters, K outputs; other names are the algorithm's options, which `glocal 
 ## Accuracy, forgetting and cost
 
 The paper's MLP on the 5,000 embedded digits, every option at its default, on {where}. Defaults are not tuned to these
-challenges. `pnn`, `packnet` and `hat` are told an input's task at test time; `joint` sees all data. What `pnn` and `hat`
-keep of finished tasks are parameters of their networks, which the memory does not count.
+challenges. `pnn`, `packnet` and `hat` are told an input's task at test time; `joint` sees all data. What `pnn` and
+`hat` keep of finished tasks are parameters of their networks, which the memory does not count.
 
 {results}
 """

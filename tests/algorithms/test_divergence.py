@@ -90,7 +90,7 @@ def test_the_other_runs_do_not_notice(algorithm: Algorithm) -> None:
 def test_no_algorithm_lets_one_run_spoil_the_others(name: str) -> None:
     kind = ALGORITHMS[name]
     slots = {"slots": 32} if any(f.name == "slots" for f in dataclasses.fields(kind)) else {}
-    algorithm = kind(**slots)  # type: ignore[arg-type]
+    algorithm = kind(**slots)
     challenge = blobs((60, 60, 60), test=12)
     sane, mad = [(0, 0.05), (1, 0.1)], (2, 1e30)
     without = train_to_the_end(cohort_of(challenge, algorithm, sane, epochs=1), "vectorised")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.algorithms.algorithm import Memory
-from glocal.curvature.jacobian import Rows, act, gram, joined, none_of, product
+from glocal.curvature.jacobian import Rows, act, gram, joined, none_of, product, times_vector
 from glocal.tree import Params
 
 FLOOR = 1e-6
@@ -46,9 +46,7 @@ def outside(module: nn.Module, span: Memory, vector: Params, passes: int) -> Par
         return vector
     for _ in range(passes):
         overlap, back = act(module, span["rows"], vector)
-        # Two equal rows and not one: a product of matrices, which rounds the same alone and in a cohort.
-        pair = product(product(overlap.reshape(1, -1).expand(2, -1), whitening.mT), whitening)
-        inside = back(pair[0].view(overlap.shape))
+        inside = back(times_vector(whitening.mT, times_vector(whitening, overlap.flatten())).view(overlap.shape))
         vector = {k: v - inside[k] for k, v in vector.items()}
     return vector
 

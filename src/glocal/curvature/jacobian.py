@@ -31,7 +31,6 @@ from glocal.curvature.outputs import Directions, factored
 
 Rows: TypeAlias = dict[str, Any]
 Back: TypeAlias = Callable[[Tensor], Params]
-Pull: TypeAlias = Callable[[Tensor, Tensor], Params]
 
 
 def jacobian(
@@ -54,35 +53,46 @@ def jacobian(
 
 def act(module: nn.Module, rows: Rows, vector: Mapping[str, Tensor]) -> tuple[Tensor, Back]:
     """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name."""
-    layers = [_layer(module.get_submodule(name), name, a, vector) for name, a in _inputs(rows)]
+    names = sorted(rows.get("inputs", {}))
+    layers = [_layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in names]
+    widths = [answer.shape[1] for answer, _ in layers]
     parts = []
     if layers:
         deltas = rows["deltas"]
-        z = layers[0][0] if len(layers) == 1 else torch.cat([answer for answer, _ in layers], 1)
         one = deltas.shape[1] == 1  # then z can be used up
-        parts.append((z.unsqueeze(1).mul_(deltas) if one else deltas * z.unsqueeze(1)).sum(-1))
+        z = (layers[0][0] if len(layers) == 1 else torch.cat([answer for answer, _ in layers], 1)).unsqueeze(1)
+        parts.append((z.mul_(deltas) if one else deltas * z).sum(-1))
+        biases = _biases(names, widths, vector)
+        if biases is not None:
+            parts.append(times_vector(deltas.flatten(0, 1), biases).view(deltas.shape[:2]))
     rest: list[str] = []
     if "dense" in rows:
-        factored = {key for name, _ in _inputs(rows) for key in _keys(name)}
+        factored = {key for name in names for key in _keys(name)}
         rest = [k for k in sorted(vector) if k not in factored]
-        parts.append(rows["dense"] @ torch.cat([vector[k].reshape(-1) for k in rest]))
+        numbers = torch.cat([vector[k].reshape(-1) for k in rest])
+        parts.append(times_vector(rows["dense"].flatten(0, 1), numbers).view(rows["dense"].shape[:2]))
 
     def back(c: Tensor) -> Params:
         found: Params = {}
         if layers:
             weighted = deltas * c.unsqueeze(-1)
             weighted = weighted.squeeze(1) if one else weighted.sum(1)
-            widths = [answer.shape[1] for answer, _ in layers]
-            sums = weighted.sum(0).split(widths)  # what all biases get
-            for (_, pull), part, summed in zip(layers, weighted.split(widths, 1), sums, strict=True):
-                found |= pull(part, summed)
+            sums = weighted.sum(0).split(widths)
+            for name, (_, pull), part, summed in zip(names, layers, weighted.split(widths, 1), sums, strict=True):
+                weight, bias = _keys(name)
+                found[weight] = pull(part)
+                if bias in vector:
+                    found[bias] = summed if vector[bias].shape == summed.shape else _by_channel(summed, vector[bias])
         if rest:
-            dense = (c.reshape(1, -1) @ rows["dense"].flatten(0, 1))[0]
+            dense = times_vector(rows["dense"].flatten(0, 1).mT, c.reshape(-1))
             pieces = dense.split([vector[k].numel() for k in rest])
             found |= {k: piece.view(vector[k].shape) for k, piece in zip(rest, pieces, strict=True)}
         return found
 
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1], back
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total, back
 
 
 def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
@@ -145,6 +155,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return (a.unsqueeze(-1) * b).sum(1) if small or rows == 1 else a @ b
 
 
+def times_vector(a: Tensor, v: Tensor) -> Tensor:
+    """a v likewise. Two equal columns and not one: what multiplies vectors rounds differently."""
+    return product(v.unsqueeze(0).expand(2, -1), a.mT)[0]
+
+
 def _smaller(name: str, plain: Plain, params: Mapping[str, Tensor], each: int) -> bool:
     """Whether the factors of an input's gradients are no more numbers than the gradients."""
     own = [f"{name}.{kind}" for kind, _ in plain.layer.named_parameters()]
@@ -166,20 +181,34 @@ def _inputs(rows: Rows) -> Iterator[tuple[str, Tensor]]:
     return ((name, held[name]) for name in sorted(held))
 
 
-def _layer(layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]) -> tuple[Tensor, Pull]:
-    """v_W ∗ a + v_b of a layer, flat for every input, and what its transpose makes of a tensor t of that shape and of
-    the sum of its rows."""
-    weight, bias = _keys(name)
+def _layer(
+    layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """v_W ∗ a of a layer, flat for every input, and what its transpose makes of a tensor of that shape."""
+    weight = vector[_keys(name)[0]]
     if isinstance(layer, nn.Linear):
-        answer = product(a, vector[weight].mT)
-        if layer.bias is None:
-            return answer, lambda t, _: {weight: product(t.mT, a)}
-        return answer.add_(vector[bias]), lambda t, summed: {weight: product(t.mT, a), bias: summed}
+        return product(a, weight.mT), lambda t: product(t.mT, a)
     assert isinstance(layer, KINDS)
-    own = {k: vector[k] for k in (weight, bias) if k in vector}
     plain = Plain(layer, a.shape[1:], torch.Size())
-    z, pull = vjp(lambda own: plain.respond(a, own[weight], own.get(bias)), own)  # type: ignore[misc]
-    return z.flatten(1), lambda t, _: pull(t.reshape(z.shape))[0]
+    z, pull = vjp(lambda weight: plain.respond(a, weight), weight)  # type: ignore[misc]
+    return z.flatten(1), lambda t: pull(t.reshape(z.shape))[0]
+
+
+def _biases(names: list[str], widths: list[int], vector: Mapping[str, Tensor]) -> Tensor | None:
+    """v_b of all layers side by side, as wide as their answers: a convolution has one bias for many positions."""
+    held = [vector.get(_keys(name)[1]) for name in names]
+    some = next((b for b in held if b is not None), None)
+    if some is None:
+        return None
+    wide = [
+        some.new_zeros(width) if b is None else b if len(b) == width else b.repeat_interleave(width // len(b))
+        for b, width in zip(held, widths, strict=True)
+    ]
+    return torch.cat(wide)
+
+
+def _by_channel(summed: Tensor, bias: Tensor) -> Tensor:
+    return summed.view(bias.shape[0], -1).sum(1)
 
 
 def _width(layer: nn.Module, a: Tensor) -> int:
