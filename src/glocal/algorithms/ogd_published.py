@@ -73,12 +73,18 @@ class OGDPublished(Algorithm):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = min(self.slots // model.tasks, data.y.shape[0])
-        last = data.random.topk(share).indices[-1:]
-        x, y = data.x[last], data.y[last]
+        drawn = data.random.topk(share).indices
+        x, y = data.x[drawn], data.y[drawn]
         evaluated = model.evaluating()
-        gradient = grad(lambda p: true_output(evaluated.outputs(p, x), y))(params)
+
+        def last_of_the_true(params: Params) -> tuple[Tensor, Tensor]:
+            # All go through the network: a batch of one would round differently alone and in a cohort.
+            outputs = evaluated.outputs(params, x)[-1:]
+            return outputs.gather(-1, y[-1:].unsqueeze(-1)).sum(), outputs
+
+        gradient, outputs = grad(last_of_the_true, has_aux=True)(params)
         stored = {k: v.unsqueeze(0) for k, v in gradient.items()}
-        likelihood = model.criterion.likelihood(evaluated.outputs(params, x), y)
+        likelihood = model.criterion.likelihood(outputs, y[-1:])
         new = {
             "start": overlaps(stored, params),
             "curvature": likelihood * (1 - likelihood),
@@ -91,11 +97,6 @@ class OGDPublished(Algorithm):
         one = {k: v[task : task + 1] for k, v in memory["gradients"].items()}
         start, curvature, reached = (memory[k][task] for k in ("start", "curvature", "reached"))
         return lambda params: reached + 0.5 * curvature * (overlaps(one, params)[0] - start).square()
-
-
-def true_output(outputs: Tensor, y: Tensor) -> Tensor:
-    """The true class's output, added up over samples."""
-    return outputs.gather(-1, y.unsqueeze(-1)).sum()
 
 
 def overlaps(stored: Mapping[str, Tensor], vector: Mapping[str, Tensor]) -> Tensor:
