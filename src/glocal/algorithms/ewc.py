@@ -53,8 +53,9 @@ def _published(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor
 FISHERS = {"exact": _exact, "sampled": _sampled, "empirical": _empirical, "published": _published}
 
 
-def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: int = 500) -> Params:
-    """F at θ over a task's data, a bounded number of examples at a time."""
+def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: int | None = None) -> Params:
+    """F at θ over a task's data, a bounded number of examples at a time: few on a CPU, whose cache is small."""
+    chunk = chunk or (500 if data.y.device.type == "cpu" else 5000)
     evaluated = model.evaluating()
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(data.x.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):

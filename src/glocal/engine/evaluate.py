@@ -15,8 +15,8 @@ from glocal.engine.feed import evenly_spaced
 from glocal.engine.record import Record
 from glocal.engine.state import State
 
-CHUNK = 500
-"""Examples that go through the network at once: a constant, so that sums do not depend on the cohort."""
+CHUNK = {"cpu": 500, "cuda": 5000}
+"""Examples that go through the network at once: constants, so that sums do not depend on the cohort."""
 
 
 class Evaluator:
@@ -60,7 +60,8 @@ class Evaluator:
         self, executor: Executor, state: State, runs: slice, data: Data, mask: Tensor | None, task: int
     ) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
-        for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
+        chunk = CHUNK[self.cohort.device.type]
+        for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
             outputs = executor.predict(state, runs, x, task)
             scopes = {"class": outputs}
             if mask is not None:
