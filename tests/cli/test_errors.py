@@ -57,6 +57,86 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "no slots": (lambda p: ["run", "rotated-digits", "er", "--options", "slots=0"], ["slots", "0"]),
     "option where there are none": (lambda p: [*RUN, "--options", "slots=3"], ["sgd has no options"]),
     "nothing of one's own to list": (lambda p: ["list", "--own", "absent.py:Mine"], ["absent.py"]),
+    "ogd slots=20": (
+        lambda p: ["run", "rotated-digits", "ogd", "--options", "slots=20"],
+        ["ogd", "slots=20", "smallest slots that can: 50"],
+    ),
+    "ogd-gtl slots=0": (
+        lambda p: ["run", "rotated-digits", "ogd-gtl", "--options", "slots=0"],
+        ["ogd-gtl", "slots", "0"],
+    ),
+    "gem slots=3": (
+        lambda p: ["run", "rotated-digits", "gem", "--options", "slots=3"],
+        ["gem", "slots=3", "5 tasks"],
+    ),
+    "gem margin=-1": (
+        lambda p: ["run", "rotated-digits", "gem", "--options", "margin=-1"],
+        ["gem", "margin", "-1"],
+    ),
+    "agem filling=batches": (
+        lambda p: ["run", "rotated-digits", "agem", "--options", "filling=batches"],
+        ["batches", "batch"],
+    ),
+    "si damping=0": (
+        lambda p: ["run", "rotated-digits", "si", "--options", "damping=0"],
+        ["si", "damping", "0"],
+    ),
+    "si importance=publishd": (
+        lambda p: ["run", "rotated-digits", "si", "--options", "importance=publishd"],
+        ["publishd", "published"],
+    ),
+    "ewc anchors=all": (
+        lambda p: ["run", "rotated-digits", "ewc", "--options", "anchors=all"],
+        ["all", "each"],
+    ),
+    "packnet keep=2": (
+        lambda p: ["run", "rotated-digits", "packnet", "--options", "keep=2"],
+        ["packnet", "keep", "2"],
+    ),
+    "hat scale=-1": (
+        lambda p: ["run", "rotated-digits", "hat", "--options", "scale=-1"],
+        ["hat", "scale", "-1"],
+    ),
+    "stable-sgd dropout=1": (
+        lambda p: ["run", "rotated-digits", "stable-sgd", "--options", "dropout=1"],
+        ["stable-sgd", "dropout", "1"],
+    ),
+    "der alpha=-1": (
+        lambda p: ["run", "rotated-digits", "der", "--options", "alpha=-1"],
+        ["der", "alpha", "-1"],
+    ),
+    "derpp beta=-1": (
+        lambda p: ["run", "rotated-digits", "derpp", "--options", "beta=-1"],
+        ["derpp", "beta", "-1"],
+    ),
+    "laplace sums=nearst": (
+        lambda p: ["run", "rotated-digits", "laplace", "--options", "sums=nearst"],
+        ["nearst", "nearest"],
+    ),
+    "optimal-hard threshold=1": (
+        lambda p: ["run", "rotated-digits", "optimal-hard", "--options", "threshold=1"],
+        ["optimal-hard", "threshold", "1"],
+    ),
+    "optimal-hard structure=full": (
+        lambda p: ["run", "rotated-digits", "optimal-hard", "--options", "structure=full"],
+        ["89,610 parameters", "low-rank"],
+    ),
+    "optimal-soft structure=kroneker": (
+        lambda p: ["run", "rotated-digits", "optimal-soft", "--options", "structure=kroneker"],
+        ["kroneker", "kronecker"],
+    ),
+    "optimal-soft structure=diagonal matrix=hessian": (
+        lambda p: ["run", "rotated-digits", "optimal-soft", "--options", "structure=diagonal", "matrix=hessian"],
+        ["optimal-soft", "full or low-rank"],
+    ),
+    "too few exemplars": (
+        lambda p: ["run", "split-digits", "icarl", "--options", "slots=4"],
+        ["icarl", "slots=4", "10"],
+    ),
+    "unknown features": (
+        lambda p: ["run", "split-digits", "icarl", "--options", "features=rawest"],
+        ["rawest", "raw"],
+    ),
     "unknown setting": (lambda p: [*RUN, "--setting", "taks"], ["'taks'", "Did you mean 'task'"]),
     "a setting without new classes": (lambda p: [*RUN, "--setting", "task"], ["rotated-digits", "domain"]),
     "domain where classes are new": (
