@@ -1,7 +1,8 @@
-"""Shared by all tests: two threads, whatever the machine; no test touches the user's data, cache or working folder."""
+"""Shared by all tests: one thread each, for tests run side by side; none touches the user's data, cache or folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,16 @@ import glocal  # noqa: F401  (first: it asks for reproducible products before an
 
 
 @pytest.fixture(autouse=True, scope="session")
-def two_threads() -> None:
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """For tests of what must not depend on how work is split."""
     torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -77,6 +77,9 @@ RUNS = [(seed, lr) for seed in (0, 1, 2, 3, 4) for lr in (0.01, 0.05, 0.1, 0.2, 
 CHALLENGE = blobs((150, 110), test=230)
 
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+
 def label(algorithm: Algorithm) -> str:
     return label_of(algorithm)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,15 +25,6 @@ from glocal.tree import Params, flatten, select, unflatten
 RUNS = [(0, 0.1), (0, 0.3), (1, 0.1), (4, 0.2)]
 BATCH = 16
 KEPT = 5  # of every finished task
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Steps this small only wait for each other on several threads, and on a busy machine for long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
