@@ -52,7 +52,7 @@ def challenge(
     else:
         raise GlocalError(f"a challenge is a name or a Challenge, not a {type(given).__name__}.")
     made = made if setting is None else _in_setting(made, setting)
-    config = {
+    config: dict[str, Any] = {
         "name": made.name,
         "setting": made.setting,
         "tasks": made.tasks,
@@ -61,6 +61,11 @@ def challenge(
         "options": dict(made.options),
         "fingerprint": made.fingerprint,
     }
+    # Only where they are set: what a run is named by does not change for challenges without them.
+    if made.normalise is not None:
+        config["normalise"] = {"mean": list(made.normalise.mean), "std": list(made.normalise.std)}
+    if made.augment is not None:
+        config["augment"] = made.augment._asdict()
     return Resolved(made, config)
 
 

@@ -32,13 +32,42 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     return cache / "glocal"
 
 
+def folder_with(file: str) -> Path:
+    """A data folder that holds the real file; without one the test is skipped."""
+    for folder in (Path(GIVEN_DATA) if GIVEN_DATA else None, LOCAL_DATA):
+        if folder is not None and (folder / file).is_file():
+            return folder.resolve()
+    pytest.skip(f"{file} is neither in $GLOCAL_DATA nor in the local data")
+
+
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
     """A folder that holds the full MNIST under `mnist/`."""
-    for folder in (Path(GIVEN_DATA) if GIVEN_DATA else None, LOCAL_DATA):
-        if folder is not None and (folder / "mnist" / "train-images-idx3-ubyte.gz").is_file():
-            return folder.resolve()
-    pytest.skip("the full MNIST is neither in $GLOCAL_DATA nor in the local data")
+    return folder_with("mnist/train-images-idx3-ubyte.gz")
+
+
+@pytest.fixture(scope="session")
+def cifar_folder() -> Path:
+    """A folder that holds the full CIFAR-10 under `cifar-10-batches-py/`."""
+    return folder_with("cifar-10-batches-py/data_batch_1")
+
+
+@pytest.fixture(scope="session")
+def tinyimagenet_folder() -> Path:
+    """A folder that holds the first 40 classes of Tiny-ImageNet."""
+    return folder_with("tiny-imagenet-40.zip")
+
+
+@pytest.fixture
+def only_source(monkeypatch: pytest.MonkeyPatch) -> Callable[[Source], None]:
+    """Makes a data set the only one there is."""
+
+    def replace(source: Source) -> None:
+        for name in list(sources.SOURCES):
+            monkeypatch.delitem(sources.SOURCES, name)
+        monkeypatch.setitem(sources.SOURCES, source.name, source)
+
+    return replace
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -64,7 +93,7 @@ class TinyMnist:
 
 
 @pytest.fixture
-def tiny_mnist(monkeypatch: pytest.MonkeyPatch) -> TinyMnist:
+def tiny_mnist(only_source: Callable[[Source], None]) -> TinyMnist:
     random = np.random.default_rng(0)
     arrays, contents, files = {}, {}, []
     for part, count in (("train", 60), ("t10k", 30)):
@@ -77,7 +106,7 @@ def tiny_mnist(monkeypatch: pytest.MonkeyPatch) -> TinyMnist:
         original = Form(f"{name}.gz", len(zipped), hashlib.md5(zipped).hexdigest())
         files.append(SourceFile(original, (Form(name, len(plain), hashlib.md5(plain).hexdigest()),)))
     source = Source("mnist", "a tiny MNIST", "mnist", ("", "mnist", "MNIST/raw"), (), tuple(files))
-    monkeypatch.setitem(sources.SOURCES, "mnist", source)
+    only_source(source)
     return TinyMnist(source, contents, arrays)
 
 

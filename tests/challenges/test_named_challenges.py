@@ -33,8 +33,10 @@ def test_the_catalogue_tells_the_truth_about_every_challenge(mnist_folder: Path)
         ("rotated-mnist", 20),
         ("permuted-mnist", 10),
         ("split-mnist", 5),
+        ("split-cifar10", 5),
+        ("split-tinyimagenet", 10),
     ]
-    for entry in catalogue():
+    for entry in (entry for entry in catalogue() if entry.source in ("digits", "mnist")):
         challenge = make(entry.name, data=mnist_folder)
         assert (challenge.name, challenge.setting, challenge.tasks) == (entry.name, entry.setting, entry.tasks)
         assert (challenge.outputs, challenge.input_shape) == (10, (1, 28, 28))

@@ -160,6 +160,28 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "no tasks": (lambda p: ["run", "rotated-digits", "sgd", "--tasks", "0"], ["tasks", "0"]),
     "too many tasks": (lambda p: ["run", "split-digits", "sgd", "--tasks", "9"], ["9", "5"]),
     "no data": (lambda p: ["run", "rotated-mnist", "sgd"], ["mnist", "glocal data fetch mnist"]),
+    "no photographs": (
+        lambda p: ["run", "split-cifar10", "sgd"],
+        ["cifar10", "data_batch_1", "cifar-10-python.tar.gz", "glocal data fetch cifar10"],
+    ),
+    "a damaged batch of photographs": (
+        lambda p: ["run", "split-cifar10", "sgd", "--data", str(Path(write(p / "data_batch_2", "")).parent)],
+        ["damaged", "data_batch_2 has 0 bytes instead of 31035320"],
+    ),
+    "no tiny photographs": (
+        lambda p: ["run", "split-tinyimagenet", "sgd"],
+        ["tiny-imagenet-200.zip", "glocal data fetch tinyimagenet"],
+    ),
+    "a damaged zip": (
+        lambda p: [
+            "run",
+            "split-tinyimagenet",
+            "sgd",
+            "--data",
+            str(Path(write(p / "tiny-imagenet-200.zip", "")).parent),
+        ],
+        ["damaged", "tiny-imagenet-200.zip has 0 bytes instead of 248100043"],
+    ),
     "unknown data": (lambda p: ["data", "fetch", "minst"], ["'minst'", "mnist"]),
     "data of no name": (lambda p: ["data", "fetch"], ["glocal data fetch mnist"]),
     "no sweep algorithms": (lambda p: ["sweep", "rotated-digits"], ["--algorithms"]),

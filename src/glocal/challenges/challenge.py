@@ -25,6 +25,20 @@ class Data(NamedTuple):
     y: Tensor
 
 
+class Normalise(NamedTuple):
+    """Per channel, what is taken from pixels in [0, 1], and what they are divided by then."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Augment(NamedTuple):
+    """How images vary in training: `padding` zeros on every side and a random crop of the old size; a random mirror."""
+
+    padding: int
+    flip: bool
+
+
 @dataclass(frozen=True)
 class Task:
     """One task: what it is learnt from, what it is tested on, and the classes that occur in it."""
@@ -45,6 +59,8 @@ class Challenge:
     fingerprint: identifies the data behind the tasks; results computed on other data are other results.
     options: the resolved arguments the challenge was made with, recorded with every run.
     epochs, batch_size: how each task is trained unless a run says otherwise.
+    normalise, augment: what becomes of images on their way into the network, always and in training. The data of a
+        task hold them as they were published.
     """
 
     name: str
@@ -59,6 +75,8 @@ class Challenge:
     loss: LossName = "cross-entropy"
     epochs: int = 5
     batch_size: int = 128
+    normalise: Normalise | None = None
+    augment: Augment | None = None
 
     def task(self, index: int, seed: int) -> Task:
         """Task number `index`, counted from 0, as the run with this seed meets it."""

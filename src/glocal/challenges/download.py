@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from glocal.challenges.checksum import md5_of
+from glocal.challenges.disk import writing
 from glocal.errors import GlocalError
 
 Progress = Callable[[int, int | None], None]
@@ -51,18 +52,6 @@ def _network() -> Iterator[None]:
         else:
             reason = " ".join(str(inner).split()) or type(inner).__name__
         raise _MirrorFailed(reason) from error
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Whatever goes wrong on the disk no other mirror can mend."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise GlocalError(
-            f"cannot write {path} ({reason}); make room for it, or name a writable data folder."
-        ) from error
 
 
 def _open(url: str, asked: int, timeout: float) -> http.client.HTTPResponse:
@@ -106,7 +95,7 @@ def _receive(url: str, part: Path, asked: int, size: int, progress: Progress, ti
         response = _open(url, asked, timeout)
     with response:
         done = _start(response, asked, size)
-        with _disk(part):
+        with writing(part):
             file = part.open("r+b" if done else "wb")
             file.seek(done)
         with file:
@@ -117,7 +106,7 @@ def _receive(url: str, part: Path, asked: int, size: int, progress: Progress, ti
                     block = _some(response, min(BLOCK, size + 1 - done))
                 if not block:
                     break
-                with _disk(part):
+                with writing(part):
                     file.write(block)
                     file.flush()
                 done += len(block)
@@ -157,7 +146,7 @@ def download(
     part = target.with_name(target.name + ".part")
     report: Progress = progress or (lambda done, total: None)
     whole = False
-    with _disk(part):
+    with writing(part):
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab"):
             pass
@@ -174,7 +163,7 @@ def download(
         else:
             whole = True
             break
-    with _disk(target):
+    with writing(target):
         if whole:
             os.replace(part, target)
             return

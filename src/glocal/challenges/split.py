@@ -28,11 +28,13 @@ def split(
         raise GlocalError(
             f"setting is {setting!r}; {name} brings new classes with every task: allowed 'class' or 'task'."
         )
-    most = dataset.classes // size
+    held = dataset.classes if dataset.held is None else dataset.held
+    most = held // size
     if tasks > most:
-        raise GlocalError(
-            f"{tasks} tasks of {size} classes were asked for; {name} has {dataset.classes} classes: 1 to {most} tasks."
-        )
+        has = f"{name} has {dataset.classes} classes"
+        if held < dataset.classes:
+            has = f"the data on this machine hold {held} of the {dataset.classes} classes of {name}"
+        raise GlocalError(f"{tasks} tasks of {size} classes were asked for; {has}: 1 to {most} tasks.")
 
     def make_task(index: int, seed: int) -> Task:
         whole = dataset.load()

@@ -56,13 +56,14 @@ class Data:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
 
-        from glocal.challenges import fetch
+        from glocal.challenges import fetch, prepare
 
         columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
@@ -70,5 +71,13 @@ class Data:
             bar = progress.add_task(name, total=None)
             files = fetch(
                 name, self.data, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+            )
+        steps = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*steps, console=console, disable=not console.is_terminal) as progress:
+            decoding = progress.add_task("decoding", total=None, visible=False)
+            prepare(
+                name,
+                self.data,
+                lambda done, total: progress.update(decoding, completed=done, total=total, visible=True),
             )
         print(f"{name} is ready in {next(iter(files.values())).parent}")

@@ -1,0 +1,338 @@
+"""CIFAR-10's batches: against pickles written opcode by opcode as Python 2 wrote them, and against hostile ones."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import struct
+import tarfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glocal import resolve
+from glocal.challenges import Augment, Normalise, fetch, locate, make, status
+from glocal.challenges.cifar import TEST, TRAIN, read_batch
+from glocal.challenges.sources import CIFAR10, Form, Source, SourceFile
+from glocal.errors import GlocalError
+
+HOME = "cifar-10-batches-py"
+
+
+def string(text: bytes) -> bytes:
+    """SHORT_BINSTRING or BINSTRING: a `str` of Python 2."""
+    return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + struct.pack("<i", len(text)) + text
+
+
+def integer(value: int) -> bytes:
+    return b"J" + struct.pack("<i", value)
+
+
+def labels_of(labels: list[int]) -> bytes:
+    return b"](" + b"".join(map(integer, labels)) + b"e"
+
+
+def array(content: bytes, shape: tuple[int, ...], kind: bytes = b"u1", fortran: bool = False) -> bytes:
+    """numpy's own reduction of an array, as its pickles of protocol 2 have it."""
+    reconstruct = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + integer(0) + b"\x85" + string(b"b")
+    dtype = b"cnumpy\ndtype\n" + string(kind) + integer(0) + integer(1) + b"\x87R("
+    dtype += integer(3) + string(b"|") + b"NNN" + integer(-1) + integer(-1) + integer(0) + b"tb"
+    sizes = b"(" + b"".join(map(integer, shape)) + b"t"
+    state = b"(" + integer(1) + sizes + dtype + (b"\x88" if fortran else b"\x89") + string(content) + b"t"
+    return reconstruct + b"\x87R" + state + b"b"
+
+
+def batch(*items: tuple[bytes, bytes]) -> bytes:
+    return b"\x80\x02}(" + b"".join(string(key) + value for key, value in items) + b"u."
+
+
+def written(images: np.ndarray, labels: list[int]) -> bytes:
+    flat = images.reshape(len(images), -1)
+    return batch(
+        (b"batch_label", string(b"a batch")),
+        (b"labels", labels_of(labels)),
+        (b"data", array(flat.tobytes(), flat.shape)),
+    )
+
+
+IMAGES = np.random.default_rng(3).integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)
+GOOD = written(IMAGES, [0, 9, 3, 3])
+PIXELS = IMAGES.tobytes()
+
+
+def read(tmp_path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    (tmp_path / "data_batch_1").write_bytes(content)
+    return read_batch(tmp_path / "data_batch_1")
+
+
+def loaded(content: bytes) -> dict[bytes, Any]:
+    """By Python's and numpy's own means, which run what the pickle names, and grumble about its age."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
+    return found
+
+
+def test_the_hand_written_pickle_is_one_that_numpy_understands() -> None:
+    theirs = loaded(GOOD)
+    np.testing.assert_array_equal(theirs[b"data"], IMAGES.reshape(4, -1))
+    assert theirs[b"labels"] == [0, 9, 3, 3]
+
+
+def test_a_batch_becomes_images_and_labels(tmp_path: Path) -> None:
+    images, labels = read(tmp_path, GOOD)
+    np.testing.assert_array_equal(images, IMAGES)
+    assert images.dtype == np.uint8
+    np.testing.assert_array_equal(labels, np.array([0, 9, 3, 3], dtype=np.int64), strict=True)
+
+
+class Canary:
+    """Pickled, it calls a function that leaves a file."""
+
+    def __init__(self, function: Callable, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_a_hostile_pickle_calls_is_named_and_not_called(tmp_path: Path, protocol: int) -> None:
+    sign = tmp_path / "called"
+    hostile = pickle.dumps({"data": Canary(os.system, f"touch {sign}"), "labels": []}, protocol)
+    with pytest.raises(GlocalError, match=r"asks for .*\.system, which is not data and was not run"):
+        read(tmp_path, hostile)
+    assert not sign.exists()
+    pickle.loads(hostile)
+    assert sign.exists(), "the canary would have sung"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"cos\nsystem\n(S'touch SIGN'\ntR.",
+        b"(S'touch SIGN'\nios\nsystem\n.",
+        b"(cos\nsystem\nS'touch SIGN'\no.",
+        b'c__builtin__\neval\n(S\'open("SIGN", "w")\'\ntR.',
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0atouch SIGN\x85R.",
+        b"cnumpy\nfromfile\n(S'SIGN'\ntR.",
+        b"cnumpy.core.multiarray\n_reconstruct.__init__.__globals__\n.",
+    ],
+)
+def test_every_way_to_name_a_function_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GlocalError, match=r"asks for .* was not run"):
+        read(tmp_path, code)
+    assert not (tmp_path / "SIGN").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cut off or damaged"),
+        (GOOD[:1000], "cut off or damaged"),
+        (GOOD[:-1], "cut off or damaged"),
+        (b"<html>log in first</html>", "cut off or damaged"),
+        (b"Pmine\n.", "cut off or damaged"),
+        (b"cnumpy\ndtype\n}b.", "cut off or damaged"),
+        (b"\x80\x02].", "a list instead of a dict"),
+        (batch((b"labels", labels_of([]))), "no 'data'"),
+        (batch((b"data", array(PIXELS, (4, 3072)))), "no 'labels'"),
+        (batch((b"data", string(PIXELS)), (b"labels", labels_of([1, 2]))), "not a whole uint8 array"),
+        (batch((b"data", b"cnumpy\nndarray\n"), (b"labels", labels_of([1, 2]))), "not a whole uint8 array"),
+        (batch((b"data", array(PIXELS, (4, 3, 1024))), (b"labels", labels_of([1] * 4))), "not a whole uint8 array"),
+        (batch((b"data", array(PIXELS, (3072, 4))), (b"labels", labels_of([1] * 4))), "not a whole uint8 array"),
+        (batch((b"data", array(PIXELS, (5, 3072))), (b"labels", labels_of([1] * 5))), "not a whole uint8 array"),
+        (batch((b"data", array(PIXELS, (-4, 3072))), (b"labels", labels_of([1] * 4))), "not a whole uint8 array"),
+        (batch((b"data", array(PIXELS, (4, 3072), b"i1")), (b"labels", labels_of([1] * 4))), "not a whole uint8"),
+        (batch((b"data", array(PIXELS, (4, 3072), b"u1", True)), (b"labels", labels_of([1] * 4))), "not a whole uint8"),
+        (written(IMAGES, [1, 2, 3]), "4 images and 3 labels"),
+        (written(IMAGES, [1, 2, 3, 10]), "whole numbers from 0 to 9"),
+        (written(IMAGES, [1, 2, 3, -1]), "whole numbers from 0 to 9"),
+        (batch((b"data", array(PIXELS, (4, 3072))), (b"labels", string(b"abcd"))), "4 images and a bytes of labels"),
+        (batch((b"data", array(PIXELS, (4, 3072))), (b"labels", b"](" + string(b"1") * 4 + b"e")), "whole numbers"),
+    ],
+)
+def test_malformed_batches_are_told_apart(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(GlocalError, match=said) as raised:
+        read(tmp_path, content)
+    assert "\n" not in str(raised.value)
+    assert str(tmp_path / "data_batch_1") in str(raised.value)
+
+
+@given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
+def test_a_flipped_byte_gives_a_batch_or_a_clear_error(tmp_path_factory: Any, position: int, flip: int) -> None:
+    content = bytearray(GOOD)
+    content[position % 400 if position % 2 else position] ^= flip
+    folder = tmp_path_factory.getbasetemp()
+    try:
+        images, labels = read(folder, bytes(content))
+    except GlocalError:
+        return
+    assert images.shape[1:] == (3, 32, 32) and len(images) == len(labels)
+
+
+def test_a_folder_in_the_place_of_a_batch_is_said(tmp_path: Path) -> None:
+    with pytest.raises(GlocalError, match="cannot be read"):
+        read_batch(tmp_path)
+
+
+@dataclass
+class TinyCifar:
+    """A stand-in for CIFAR-10 with the same file names, and far fewer photographs."""
+
+    source: Source
+    contents: dict[str, bytes]
+    packed: bytes
+    images: np.ndarray
+    labels: np.ndarray
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.contents.items():
+            (folder / name).write_bytes(content)
+
+
+def form(name: str, content: bytes) -> Form:
+    return Form(name, len(content), hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest())
+
+
+@pytest.fixture
+def tiny_cifar(only_source: Callable[[Source], None]) -> TinyCifar:
+    random = np.random.default_rng(4)
+    images = random.integers(0, 256, (6, 20, 3, 32, 32), dtype=np.uint8)
+    labels = np.stack([random.permutation(np.arange(20) % 10) for _ in range(6)])
+    contents = {name: written(x, y.tolist()) for name, x, y in zip((*TRAIN, TEST), images, labels, strict=True)}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as file:
+        for name, content in {"readme.html": b"<html>", **contents}.items():
+            info = tarfile.TarInfo(f"{HOME}/{name}")
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    packed = buffer.getvalue()
+    files = tuple(SourceFile(form(name, content)) for name, content in contents.items())
+    source = replace(CIFAR10, mirrors=(), files=files, archive=form("cifar-10-python.tar.gz", packed))
+    only_source(source)
+    return TinyCifar(source, contents, packed, images, labels)
+
+
+@pytest.mark.parametrize("inner", ["", HOME, f"cifar10/{HOME}"])
+def test_the_challenge_splits_the_batches_by_class(tmp_path: Path, tiny_cifar: TinyCifar, inner: str) -> None:
+    tiny_cifar.write(tmp_path / inner)
+    challenge = make("split-cifar10", data=tmp_path)
+    assert (challenge.setting, challenge.tasks, challenge.outputs) == ("class", 5, 10)
+    assert (challenge.epochs, challenge.batch_size, challenge.input_shape) == (50, 32, (3, 32, 32))
+    x, y = tiny_cifar.images[:5].reshape(100, 3, 32, 32), tiny_cifar.labels[:5].reshape(100)
+    for index in range(5):
+        task = challenge.task(index, 0)
+        assert task.classes == (2 * index, 2 * index + 1)
+        np.testing.assert_array_equal(task.train.x.numpy(), x[y // 2 == index], strict=True)
+        np.testing.assert_array_equal(task.train.y.numpy(), y[y // 2 == index])
+        np.testing.assert_array_equal(task.test.x.numpy(), tiny_cifar.images[5][tiny_cifar.labels[5] // 2 == index])
+    with pytest.raises(GlocalError, match="split-cifar10 has 10 classes: 1 to 5 tasks"):
+        make("split-cifar10", 6, data=tmp_path)
+
+
+def test_normalisation_and_augmentation_are_declared_and_recorded(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+    tiny_cifar.write(tmp_path)
+    resolved = resolve.challenge("split-cifar10", data=tmp_path, setting="task")
+    assert resolved.thing.setting == "task"
+    assert resolved.thing.normalise == Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
+    assert resolved.thing.augment == Augment(padding=4, flip=True)
+    assert resolved.config["normalise"] == {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2615]}
+    assert resolved.config["augment"] == {"padding": 4, "flip": True}
+    assert not {"normalise", "augment"} & set(resolve.challenge("split-digits").config)
+
+
+def test_an_archive_alone_is_unpacked_into_the_cache_once(
+    tmp_path: Path, tiny_cifar: TinyCifar, own_folders: Path
+) -> None:
+    packed = tmp_path / "cifar-10-python.tar.gz"
+    packed.write_bytes(tiny_cifar.packed)
+    (record,) = status(tmp_path)
+    assert (record.state, record.where, record.bytes) == ("ready", str(tmp_path), len(tiny_cifar.packed))
+    assert "unpacked when first used" in record.note
+    found = locate("cifar10", tmp_path)
+    assert {name: path.read_bytes() for name, path in found.items()} == tiny_cifar.contents
+    assert {path.parent for path in found.values()} == {own_folders / HOME}
+    assert [path.name for path in tmp_path.iterdir()] == [packed.name]
+    packed.unlink()
+    assert locate("cifar10", tmp_path) == found
+    assert make("split-cifar10", data=tmp_path).fingerprint == tiny_cifar.source.fingerprint
+
+
+def test_fetch_downloads_the_archive_and_unpacks_it(tmp_path: Path, tiny_cifar: TinyCifar, mirror: Callable) -> None:
+    server = mirror({"cifar-10-python.tar.gz": tiny_cifar.packed})
+    seen: list[tuple[int, int | None]] = []
+    found = fetch("cifar10", tmp_path, [server.url], lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(tiny_cifar.packed), len(tiny_cifar.packed))
+    assert {name: path.read_bytes() for name, path in found.items()} == tiny_cifar.contents
+    assert sorted(path.name for path in (tmp_path / HOME).iterdir()) == sorted(tiny_cifar.contents)
+    assert fetch("cifar10", tmp_path, [server.url]) == found
+    assert len(server.asked) == 1
+    (tmp_path / HOME / "data_batch_3").write_bytes(b"damaged")
+    fetch("cifar10", tmp_path, [server.url])
+    assert (tmp_path / HOME / "data_batch_3").read_bytes() == tiny_cifar.contents["data_batch_3"]
+
+
+def test_fetch_unpacks_an_archive_that_is_there_and_keeps_it(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+    packed = tmp_path / "cifar-10-python.tar.gz"
+    packed.write_bytes(tiny_cifar.packed)
+    found = fetch("cifar10", tmp_path, mirrors=[])
+    assert {path.parent for path in found.values()} == {tmp_path / HOME}
+    assert packed.exists()
+
+
+def test_missing_and_damaged_files_are_named_with_the_remedy(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+    with pytest.raises(GlocalError, match=r"no good data_batch_1, .*glocal data fetch cifar10.*python\.tar\.gz into"):
+        make("split-cifar10", data=tmp_path)
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(tiny_cifar.packed[:-1])
+    with pytest.raises(GlocalError, match=r"damaged: .*cifar-10-python\.tar\.gz has \d+ bytes instead of"):
+        make("split-cifar10", data=tmp_path)
+    assert status(tmp_path)[0].state == "damaged"
+
+
+def test_a_file_of_the_right_md5_and_another_sha256_is_refused(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+    """As if somebody had made a batch with the published MD5, which can be done."""
+    tiny_cifar.write(tmp_path)
+    first = tiny_cifar.source.files[0].original
+    forged = replace(
+        tiny_cifar.source, files=(SourceFile(replace(first, sha256="0" * 64)), *tiny_cifar.source.files[1:])
+    )
+    with pytest.raises(GlocalError, match="data_batch_1 has the wrong checksum"):
+        locate(forged, tmp_path)
+
+
+def test_the_real_files(cifar_folder: Path) -> None:
+    for file in CIFAR10.files:
+        content = (cifar_folder / HOME / file.name).read_bytes()
+        assert file.original == form(file.name, content)
+    challenge = make("split-cifar10", data=cifar_folder)
+    pixels = []
+    for index in range(5):
+        task = challenge.task(index, 11)
+        assert task.train.x.shape == (10_000, 3, 32, 32) and task.train.x.dtype == torch.uint8
+        assert task.train.y.bincount().tolist()[-2:] == [5_000, 5_000]
+        assert task.test.y.bincount().tolist()[-2:] == [1_000, 1_000]
+        pixels.append(task.train.x.double().mean((0, 2, 3)) / 255)
+    # The means that the challenge declares are those of the data.
+    mean = torch.stack(pixels).mean(0)
+    assert torch.allclose(mean, torch.tensor(challenge.normalise.mean, dtype=torch.float64), atol=1e-4)  # type: ignore[union-attr]
+
+
+def test_the_real_files_agree_with_numpys_own_reader(cifar_folder: Path) -> None:
+    path = cifar_folder / HOME / "test_batch"
+    theirs = loaded(path.read_bytes())
+    images, labels = read_batch(path)
+    np.testing.assert_array_equal(images.reshape(10_000, -1), theirs[b"data"])
+    assert labels.tolist() == theirs[b"labels"]

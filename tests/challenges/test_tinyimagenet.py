@@ -1,0 +1,294 @@
+"""Tiny-ImageNet: small zips in the layout of the original, whole, gray, damaged, and the real part where it is."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from glocal import resolve
+from glocal.challenges import Augment, Normalise, decoded, fetch, make, prepare, status, tinyimagenet
+from glocal.challenges.sources import TINYIMAGENET, Form, Part, Source, SourceFile
+from glocal.challenges.tinyimagenet import decode
+from glocal.errors import GlocalError
+
+ROOT = "tiny-imagenet-200/"
+WNIDS = [f"n{number:08}" for number in (300, 7, 150, 42)]
+"""In an order that is not the sorted one, as the original file has them."""
+
+
+def jpeg(colour: tuple[int, int, int] | int, side: int = 64) -> bytes:
+    """One colour survives JPEG nearly unchanged; a number makes a gray image of one channel."""
+    buffer = io.BytesIO()
+    Image.new("L" if isinstance(colour, int) else "RGB", (side, side), colour).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def colour_of(label: int, number: int) -> tuple[int, int, int]:
+    return (60 * label, 20 * number, 100)
+
+
+@dataclass
+class Zip:
+    """The members of a zip; image `number` of class `label`, in sorted order, has the colour `colour_of` says."""
+
+    classes: int = 4
+    members: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        labels = {wnid: label for label, wnid in enumerate(sorted(WNIDS))}
+        held = [wnid for wnid in WNIDS if labels[wnid] < self.classes]
+        self.members[f"{ROOT}wnids.txt"] = "\n".join(held).encode()
+        self.members[f"{ROOT}words.txt"] = b"n00000007\ta thing\n"
+        rows = []
+        for wnid in held:
+            self.members[f"{ROOT}train/{wnid}/{wnid}_boxes.txt"] = b""
+            # Eleven images, so that numbers and names are ordered differently.
+            for number in (10, *range(10)):
+                self.members[f"{ROOT}train/{wnid}/images/{wnid}_{number}.JPEG"] = jpeg(colour_of(labels[wnid], number))
+            for number in (0, 1):
+                name = f"val_{2 * labels[wnid] + number}.JPEG"
+                self.members[f"{ROOT}val/images/{name}"] = jpeg(colour_of(labels[wnid], number))
+                rows.append(f"{name}\t{wnid}\t0\t0\t63\t63\n")
+        self.members[f"{ROOT}val/val_annotations.txt"] = "".join(rows).encode()
+        self.members[f"{ROOT}test/images/test_0.JPEG"] = b"never looked at"
+
+    def content(self) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as file:
+            for name, content in self.members.items():
+                file.writestr(zipfile.ZipInfo(name), content)
+        return buffer.getvalue()
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(self.content())
+        return path
+
+
+def form(name: str, content: bytes) -> Form:
+    return Form(name, len(content), hashlib.md5(content).hexdigest())
+
+
+@pytest.fixture
+def tiny(only_source: Callable[[Source], None], monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A data set of four classes and a part with two of them, in the place of the real one."""
+    whole, part = Zip().content(), Zip(classes=2).content()
+    file = SourceFile(form("tiny-imagenet-200.zip", whole), (), (Part(form("tiny-imagenet-40.zip", part), 2),))
+    only_source(replace(TINYIMAGENET, files=(file,), mirrors=()))
+    monkeypatch.setattr(tinyimagenet, "CLASSES", 4)
+    return {"tiny-imagenet-200.zip": whole, "tiny-imagenet-40.zip": part}
+
+
+def test_images_come_by_class_and_number_and_gray_ones_in_three_channels(tmp_path: Path) -> None:
+    made = Zip()
+    made.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_3.JPEG"] = jpeg(77)
+    seen: list[tuple[int, int]] = []
+    found = decode(made.write(tmp_path / "a.zip"), 4, lambda done, total: seen.append((done, total)))
+    assert found["train_y"].tolist() == [label for label in range(4) for _ in range(11)]
+    assert sorted(found["test_y"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    expected = np.array([colour_of(label, number) for label in range(4) for number in range(11)])
+    expected[3] = 77
+    assert found["train_x"].shape == (44, 3, 64, 64) and found["train_x"].dtype == torch.uint8
+    assert np.abs(found["train_x"].numpy() - expected[:, :, None, None]).max() <= 3
+    tested = np.array([colour_of(label, 0)[0] for label in found["test_y"].tolist()])
+    assert np.abs(found["test_x"][:, 0, 5, 5].numpy() - tested).max() <= 3
+    assert seen[-1] == (52, 52)
+
+
+def test_channels_and_sides_are_not_swapped(tmp_path: Path) -> None:
+    image = Image.new("RGB", (64, 64))
+    image.paste((250, 0, 0), (0, 0, 64, 16))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=95)
+    made = Zip()
+    made.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_0.JPEG"] = buffer.getvalue()
+    first = decode(made.write(tmp_path / "a.zip"), 4)["train_x"][0]
+    assert first[0, 4, 60] > 240 and first[0, 60, 4] < 10 and first[2, 4, 60] < 10
+
+
+def without(name: str) -> Callable[[Zip], None]:
+    def change(made: Zip) -> None:
+        del made.members[ROOT + name]
+
+    return change
+
+
+def holding(name: str, content: bytes) -> Callable[[Zip], None]:
+    def change(made: Zip) -> None:
+        made.members[ROOT + name] = content
+
+    return change
+
+
+def without_images(wnid: str) -> Callable[[Zip], None]:
+    def change(made: Zip) -> None:
+        made.members = {name: content for name, content in made.members.items() if f"{wnid}/images" not in name}
+
+    return change
+
+
+IMAGE = f"train/{WNIDS[0]}/images/{WNIDS[0]}_5.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (holding(IMAGE, jpeg((1, 2, 3))[:-80]), f"{IMAGE} is not a whole JPEG"),
+        (holding(IMAGE, b""), f"{IMAGE} is not a whole JPEG"),
+        (holding(IMAGE, b"GIF89a" + bytes(50)), f"{IMAGE} is not a whole JPEG"),
+        (holding(IMAGE, jpeg(3, 32)), f"{IMAGE} has 32x32 pixels instead of 64x64"),
+        (holding("wnids.txt", b"\xff\xfe"), "wnids.txt is not text"),
+        (holding("wnids.txt", "\n".join(WNIDS[:3]).encode()), "wnids.txt lists 3 classes instead of 4"),
+        (holding("val/val_annotations.txt", b"val_0.JPEG\tn99999999\t0\n"), "names other classes"),
+        (holding("val/val_annotations.txt", b"val_0.JPEG\n"), "names other classes"),
+        (holding("val/val_annotations.txt", b""), f"no val images of {WNIDS[1]}"),
+        (without("wnids.txt"), "holds no tiny-imagenet-200/wnids.txt"),
+        (without("val/val_annotations.txt"), "holds no tiny-imagenet-200/val/val_annotations.txt"),
+        (without("val/images/val_3.JPEG"), "holds no tiny-imagenet-200/val/images/val_3.JPEG"),
+        (without_images(WNIDS[2]), f"no train images of {WNIDS[2]}"),
+    ],
+)
+def test_what_is_wrong_in_a_zip_is_named(tmp_path: Path, change: Callable[[Zip], None], said: str) -> None:
+    made = Zip()
+    change(made)
+    with pytest.raises(GlocalError, match=said) as raised:
+        decode(made.write(tmp_path / "a.zip"), 4)
+    assert "\n" not in str(raised.value)
+    assert str(tmp_path / "a.zip") in str(raised.value)
+
+
+@pytest.mark.parametrize("keep", [0, 100, -10, -5_000])
+def test_a_cut_zip_is_named(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(Zip().content()[:keep])
+    with pytest.raises(GlocalError, match=r"a\.zip is damaged"):
+        decode(path, 4)
+
+
+def test_a_flipped_bit_in_an_image_is_found(tmp_path: Path) -> None:
+    made = Zip()
+    content = bytearray(made.content())
+    content[content.index(made.members[ROOT + IMAGE]) + 300] ^= 1
+    path = tmp_path / "a.zip"
+    path.write_bytes(content)
+    with pytest.raises(GlocalError, match=r"a\.zip is damaged: Bad CRC-32"):
+        decode(path, 4)
+
+
+def test_pillow_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Zip().write(tmp_path / "a.zip")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(GlocalError, match="pip install pillow"):
+        decode(path, 4)
+
+
+def test_images_are_decoded_once_and_then_read_from_the_cache(
+    tmp_path: Path, tiny: dict[str, bytes], own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(tiny["tiny-imagenet-200.zip"])
+    challenge = make("split-tinyimagenet", data=tmp_path, classes_per_task=2)
+    assert not own_folders.exists(), "nothing is decoded before a task is asked for"
+    first = challenge.task(1, 0)
+    (file,) = (own_folders / "tiny-imagenet").iterdir()
+    tinyimagenet.load.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(tinyimagenet, "decode", lambda *_: pytest.fail("decoded again"))
+        again = make("split-tinyimagenet", data=tmp_path, classes_per_task=2).task(1, 0)
+    for ours, theirs in zip((*first.train, *first.test), (*again.train, *again.test), strict=True):
+        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+    good = file.read_bytes()
+    for damage in (good[:-1], good[:100], b"", good[:-1] + bytes([good[-1] ^ 1]), good[:9] + b"?" + good[10:]):
+        tinyimagenet.load.cache_clear()
+        file.write_bytes(damage)
+        repaired = make("split-tinyimagenet", data=tmp_path, classes_per_task=2).task(1, 0)
+        assert torch.equal(repaired.train.x, first.train.x)
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
+        assert file.stat().st_size == len(good)
+
+
+def test_kept_tensors_are_of_what_was_asked_for_or_none(tmp_path: Path) -> None:
+    tensors = {"x": torch.arange(6, dtype=torch.uint8).reshape(2, 3), "y": torch.tensor([3, 4])}
+    decoded.keep(tmp_path / "a", tensors, {"zip": "one"})
+    found = decoded.kept(tmp_path / "a", {"zip": "one"})
+    assert found is not None and all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert decoded.kept(tmp_path / "a", {"zip": "two"}) is None
+    assert decoded.kept(tmp_path / "b", {"zip": "one"}) is None
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(GlocalError, match="cannot write"):
+        decoded.keep(tmp_path / "file" / "a", {"x": torch.zeros(1)}, {})
+
+
+def test_a_part_gives_the_tasks_it_has_classes_for(tmp_path: Path, tiny: dict[str, bytes]) -> None:
+    (tmp_path / "tiny-imagenet-40.zip").write_bytes(tiny["tiny-imagenet-40.zip"])
+    part = make("split-tinyimagenet", data=tmp_path, classes_per_task=1)
+    assert (part.tasks, part.outputs) == (2, 4)
+    assert part.task(1, 0).classes == (1,)
+    with pytest.raises(
+        GlocalError, match=r"3 tasks .*the data on this machine hold 2 of the 4 classes of split-tinyimagenet: 1 to 2"
+    ):
+        make("split-tinyimagenet", 3, data=tmp_path, classes_per_task=1)
+    (record,) = status(tmp_path)
+    assert record.state == "ready"
+    assert "the first 2 classes, in tiny-imagenet-40.zip; all of it: glocal data fetch tinyimagenet" in record.note
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(tiny["tiny-imagenet-200.zip"])
+    whole = make("split-tinyimagenet", data=tmp_path, classes_per_task=1)
+    assert whole.tasks == 4
+    assert whole.fingerprint != part.fingerprint
+    assert torch.equal(whole.task(1, 0).train.x, part.task(1, 0).train.x)
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(b"damaged")
+    with pytest.raises(GlocalError, match=r"tiny-imagenet-200\.zip has 7 bytes instead of"):
+        make("split-tinyimagenet", data=tmp_path)
+
+
+def test_fetch_gets_the_whole_where_only_a_part_is(tmp_path: Path, tiny: dict[str, bytes], mirror: Callable) -> None:
+    (tmp_path / "tiny-imagenet-40.zip").write_bytes(tiny["tiny-imagenet-40.zip"])
+    server = mirror(tiny)
+    found = fetch("tinyimagenet", tmp_path, [server.url])
+    assert found["tiny-imagenet-200.zip"] == tmp_path / "tiny-imagenet" / "tiny-imagenet-200.zip"
+    assert found["tiny-imagenet-200.zip"].read_bytes() == tiny["tiny-imagenet-200.zip"]
+    fetch("tinyimagenet", tmp_path, [server.url])
+    assert len(server.asked) == 1
+    seen: list[tuple[int, int]] = []
+    prepare("tinyimagenet", tmp_path, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (52, 52)
+    prepare("tinyimagenet", tmp_path, lambda done, total: pytest.fail("decoded again"))
+
+
+def test_the_real_part(tinyimagenet_folder: Path) -> None:
+    (file,) = TINYIMAGENET.files
+    (part,) = file.parts
+    content = (tinyimagenet_folder / part.form.name).read_bytes()
+    assert replace(part.form, sha256=None) == form(part.form.name, content)
+    assert part.form.sha256 == hashlib.sha256(content).hexdigest()
+    if (tinyimagenet_folder / file.name).exists():
+        pytest.skip("the whole is there too")
+    resolved = resolve.challenge("split-tinyimagenet", data=tinyimagenet_folder)
+    challenge = resolved.thing
+    assert (challenge.tasks, challenge.outputs, challenge.input_shape) == (2, 200, (3, 64, 64))
+    assert (challenge.setting, challenge.epochs, challenge.batch_size) == ("class", 100, 32)
+    assert challenge.normalise == Normalise((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
+    assert challenge.augment == Augment(padding=4, flip=True)
+    assert resolved.config["augment"] == {"padding": 4, "flip": True}
+    for index in range(2):
+        task = challenge.task(index, 11)
+        assert task.classes == tuple(range(20 * index, 20 * index + 20))
+        assert task.train.y.bincount().tolist()[20 * index :] == [200] * 20
+        assert task.test.y.bincount().tolist()[20 * index :] == [20] * 20
+        assert task.train.x.shape == (4_000, 3, 64, 64) and task.train.x.dtype == torch.uint8
+    with zipfile.ZipFile(tinyimagenet_folder / part.form.name) as archive:
+        wnid = sorted(archive.read(f"{ROOT}wnids.txt").decode().split())[20]
+        raw = archive.read(f"{ROOT}train/{wnid}/images/{wnid}_0.JPEG")
+    theirs = np.asarray(Image.open(io.BytesIO(raw)).convert("RGB")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(challenge.task(1, 0).train.x[0].numpy(), theirs)
