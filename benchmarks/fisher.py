@@ -23,7 +23,7 @@ from glocal import losses
 from glocal.algorithms.algorithm import Batch
 from glocal.algorithms.ewc import FISHERS, task_fisher
 from glocal.networks.mlp import mlp
-from glocal.networks.model import Model, prepare
+from glocal.networks.model import Model
 
 IMAGES, LOOPED, ROUNDS = 60_000, 300, 3
 GOAL = 50
@@ -60,7 +60,7 @@ def main() -> None:
     x = torch.randint(0, 256, (IMAGES, 1, 28, 28), dtype=torch.uint8, device=device)
     y = torch.randint(0, 10, (IMAGES,), device=device)
     data = Batch(x, y, torch.rand(IMAGES, device=device), torch.tensor(0, device=device))
-    some = prepare(x[:LOOPED])
+    some = model.admit(x[:LOOPED])
     passes = {variant: 10 if variant == "exact" else 1 for variant in FISHERS}
     times: dict[str, list[float]] = {"loop": [], **{v: [] for v in FISHERS}}
     for round_ in range(ROUNDS + 1):

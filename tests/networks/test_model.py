@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.networks.mlp import MLP
-from glocal.networks.model import Model, prepare
+from glocal.networks.model import Model
 from glocal.tree import Params, select, stack
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
@@ -76,7 +76,7 @@ def test_bytes_and_the_floats_they_stand_for_agree() -> None:
     y = torch.arange(16) % CLASSES
     assert torch.equal(model.outputs(params, raw), model.outputs(params, scaled))
     assert_same(model.grad(params, raw, y), model.grad(params, scaled, y))
-    assert torch.equal(prepare(scaled * 300), scaled * 300)
+    assert torch.equal(model.admit(scaled * 300), scaled * 300)
 
 
 def test_loss_is_the_mean_and_losses_are_its_terms() -> None:

@@ -59,11 +59,14 @@ def write(memory: Memory, batch: Batch, slot: Tensor, seen: Tensor) -> Memory:
     }
 
 
-def draw(memory: Memory, count: int, random: Tensor) -> Replay:
-    """Uniformly and without replacement, `count` of the filled slots or all of them; one uniform number a slot."""
+def draw(memory: Memory, count: int, random: Tensor, ordered: bool = False) -> Replay:
+    """Uniformly and without replacement, `count` of the filled slots or all of them; one uniform number a slot.
+
+    They come in any order, or in that of their numbers.
+    """
     filled = memory["task"][:-1] >= 0
     key = torch.where(filled, random, random + 1)
-    chosen = key.topk(min(count, key.shape[-1]), largest=False, sorted=False).indices
+    chosen = key.topk(min(count, key.shape[-1]), largest=False, sorted=ordered).indices
     return Replay(take(memory["x"], chosen), take(memory["y"], chosen), filled[chosen].to(random.dtype), chosen)
 
 
@@ -72,12 +75,15 @@ def draw_beside(model: Model, batch: Batch, memory: Memory, count: int, random: 
 
     Batch statistics see every row, whatever its weight: there the stream's examples stand in for missing ones.
     """
-    drawn = draw(memory, count, random)
+    # Augmentation gives the i-th of a batch the i-th random numbers: which is the i-th must not depend on the device.
+    drawn = draw(memory, count, random, ordered=model.door.augment is not None)
     if not model.has_batch_statistics:
         return drawn
+    # A stream that nobody keeps is through the door already.
+    x = drawn.x if drawn.x.dtype == batch.x.dtype else model.admit(drawn.x)
     repeated = torch.arange(drawn.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
     stored = (drawn.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
-    return drawn._replace(x=torch.where(stored, drawn.x, take(batch.x, repeated)))
+    return drawn._replace(x=torch.where(stored, x, take(batch.x, repeated)))
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:

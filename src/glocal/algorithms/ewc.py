@@ -24,7 +24,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.diagonal import diagonal
 from glocal.errors import require, unknown
 from glocal.losses import Loss
-from glocal.networks.model import Model, prepare
+from glocal.networks.model import Model
 from glocal.tree import Params, total
 
 Fisher = Literal["exact", "sampled", "empirical", "published"]
@@ -60,7 +60,7 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: 
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(data.x.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
         directions = partial(_directions, variant, model.criterion, y, random)
-        part = diagonal(evaluated.module, params, evaluated.buffers, prepare(x), directions)
+        part = diagonal(evaluated.module, params, evaluated.buffers, evaluated.admit(x), directions)
         fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
     return fisher
 

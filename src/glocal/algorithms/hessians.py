@@ -25,7 +25,7 @@ from glocal.curvature.nearest import nearest_kronecker
 from glocal.curvature.products import Product, gauss_newton_product, hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError, require, unknown
-from glocal.networks.model import Model, prepare
+from glocal.networks.model import Model
 from glocal.tree import Params, Tree, inner, map_tree
 
 Structure: TypeAlias = Literal["diagonal", "kronecker", "low-rank", "full"]
@@ -81,7 +81,7 @@ class Kronecker:
     def at(self, model: Model, params: Params, data: Batch) -> Tree:
         evaluated = model.evaluating()
         directions = lambda outputs: model.criterion.hessian_root(outputs)  # noqa: E731
-        found = kronecker.mean_factors(evaluated.module, params, evaluated.buffers, prepare(data.x), directions)
+        found = kronecker.mean_factors(evaluated.module, params, evaluated.buffers, evaluated.admit(data.x), directions)
         found = {kind: parts for kind, parts in found.items() if parts}  # a memory has no empty branches
         return found if self.merge else map_tree(lambda leaf: leaf[None], found)
 
@@ -145,7 +145,7 @@ class Full:
 
     def at(self, model: Model, params: Params, data: Batch) -> Tree:
         evaluated = model.evaluating()
-        whole = (evaluated.module, params, evaluated.buffers, prepare(data.x), data.y, model.criterion)
+        whole = (evaluated.module, params, evaluated.buffers, evaluated.admit(data.x), data.y, model.criterion)
         return {"full": decomposition(*whole)[0] if self.matrix == "ggn" else hessian(*whole)}
 
     def add(self, held: Tree, new: Tree) -> Tree:
@@ -184,7 +184,7 @@ def half_square(kept: Form, held: Tree, moved: Params) -> Tensor:
 def task_product(model: Model, params: Params, data: Batch, matrix: Matrix) -> Product:
     """v ↦ H_o v on a task's data."""
     evaluated = model.evaluating()
-    module, buffers, x = evaluated.module, evaluated.buffers, prepare(data.x)
+    module, buffers, x = evaluated.module, evaluated.buffers, evaluated.admit(data.x)
     if matrix == "ggn":
         return gauss_newton_product(module, params, buffers, x, model.criterion)
     return hessian_product(module, params, buffers, x, data.y, model.criterion)

@@ -93,11 +93,12 @@ class ICaRL(Algorithm):
         return joined["x"], joined["y"]
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        outputs = model.outputs(params, batch.x)
+        x = model.admit(batch.x)  # both networks see the same one
+        outputs = model.outputs(params, x)
         classes = torch.arange(outputs.shape[-1], device=outputs.device)
         targets = (batch.y.unsqueeze(-1) == classes).to(outputs.dtype)
         if _exemplars(memory):
-            targets = torch.where(memory["old"] & ~memory["new"], _last(model, memory, batch.x), targets)
+            targets = torch.where(memory["old"] & ~memory["new"], _last(model, memory, x), targets)
         return _distances(outputs, targets, memory["old"] | memory["new"]).mean()
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:

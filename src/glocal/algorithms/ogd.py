@@ -23,7 +23,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.jacobian import Rows, act, jacobian, normalised, shape
 from glocal.curvature.outputs import Directions, every_output, mean_output, one_output
 from glocal.errors import require
-from glocal.networks.model import Model, prepare
+from glocal.networks.model import Model
 from glocal.tree import Params
 
 
@@ -112,7 +112,7 @@ class Orthogonal(Algorithm):
         directions = self.directions(y)
         u = directions(outputs)
         root = model.criterion.hessian_root(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
-        return jacobian(evaluated.module, params, evaluated.buffers, prepare(x), directions), root.mT @ root
+        return jacobian(evaluated.module, params, evaluated.buffers, evaluated.admit(x), directions), root.mT @ root
 
     def directions(self, y: Tensor) -> Directions:
         """From outputs (n, K) to the u of every input, (n, C, K), orthogonal to each other."""

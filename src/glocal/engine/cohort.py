@@ -13,6 +13,7 @@ from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.step import Hyper, scalars
+from glocal.networks.door import Door
 from glocal.networks.model import MakeNetwork, Model
 from glocal.randomness import generator
 from glocal.tree import Params
@@ -68,7 +69,12 @@ class Cohort:
         module = self._network(self.members[0].seed).to(self.device)
         loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
-        return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised, classes)
+        return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised, classes, self.door)
+
+    @cached_property
+    def door(self) -> Door:
+        """What the challenge's inputs pass on their way into the network."""
+        return Door(self.challenge.normalise, self.challenge.augment, self.device)
 
     def initial(self) -> tuple[Params, Params]:
         """θ_0 and what is not learnt (buffers, frozen parameters), stacked; they depend on the seed alone."""

@@ -24,7 +24,8 @@ from glocal.randomness import generator
 from glocal.tree import Params, Tree
 
 Tick = Callable[[int], None]  # so many steps were made
-BATCH_DIMS = Batch(0, 0, 0, None, None)  # type: ignore[arg-type]
+BATCH_DIMS = Batch(0, 0, 0, None, None, 0)  # type: ignore[arg-type]
+DATA_DIMS = Batch(None, None, 0, None, None, 0)  # type: ignore[arg-type]
 STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
@@ -102,9 +103,9 @@ class Vectorised:
         parts = []
         for group, runs in enumerate(self.cohort.groups):
             data, random = feed.whole(group)
-            mapped = vmap(self.program.consolidate, in_dims=(0, 0, 0, 0, Batch(None, None, 0, None, None)))  # type: ignore[arg-type]
+            mapped = vmap(self.program.consolidate, in_dims=(0, 0, 0, 0, DATA_DIMS))
             of = partial(tree.select, index=runs)
-            batch = Batch(data.x, data.y, random, feed.task, feed.end)
+            batch = Batch(data.x, data.y, random, feed.task, feed.end, feed.keys_at(feed.steps)[runs])
             parts.append(mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), batch))
         state.memory = detached(tree.concatenate(parts))
 
@@ -190,7 +191,9 @@ class RunByRun:
             for run in range(runs.start, runs.stop):
                 own = state.select(run)
                 hyper = tree.select(self.hyper, run)
-                batch = Batch(data.x, data.y, random[run - runs.start], feed.task, feed.end)
+                batch = Batch(
+                    data.x, data.y, random[run - runs.start], feed.task, feed.end, feed.keys_at(feed.steps)[run]
+                )
                 with self._network_randomness(run, feed, self.cohort.epochs):
                     memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
         state.memory = detached(tree.stack(memories))
@@ -254,7 +257,8 @@ def same_place(a: Tensor, b: Tensor) -> bool:
 def owned(batch: Batch, leaf: Tensor) -> Tensor:
     """A leaf of the memory with storage of its own: a constant under `vmap` is one tensor seen by all runs."""
     shared = leaf.shape[0] > 1 and leaf.stride(0) == 0
-    return leaf.clone() if shared or leaf.data_ptr() in (batch.task.data_ptr(), batch.progress.data_ptr()) else leaf
+    fed = (batch.task.data_ptr(), batch.progress.data_ptr(), batch.key.data_ptr())
+    return leaf.clone() if shared or leaf.data_ptr() in fed else leaf
 
 
 def detached(memory: Tree) -> Tree:

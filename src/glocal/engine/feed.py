@@ -19,7 +19,6 @@ from glocal.algorithms.rows import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
-from glocal.networks.model import prepare
 from glocal.randomness import generator
 
 
@@ -32,6 +31,7 @@ class Feed:
     task: Tensor = None  # type: ignore[assignment]
     rows: Tensor = None  # type: ignore[assignment]
     random: Tensor = None  # type: ignore[assignment]
+    keys: Tensor = None  # type: ignore[assignment]
     progress: Tensor = None  # type: ignore[assignment]
     replayed: tuple[Tensor, Tensor] | None = None
 
@@ -45,8 +45,11 @@ class Feed:
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
         self.end = torch.ones((), device=self.device)
-        # Who does not observe the steps cannot keep their examples: scaled once a task, they serve all its steps.
-        self._kept = type(cohort.algorithm).observe is not Algorithm.observe
+        self.door = cohort.door
+        self._unkeyed = torch.zeros(len(cohort), dtype=torch.long, device=self.device)
+        # Who does not observe the steps cannot keep their examples: through the door once a task, they serve all its
+        # steps, unless they are to be augmented in every one of them.
+        self._raw = type(cohort.algorithm).observe is not Algorithm.observe or self.door.augment is not None
 
     def load_task(self, task: int, memory: Memory | None = None) -> None:
         """Bring the task's training data to the device: once for all runs that share them.
@@ -62,14 +65,16 @@ class Feed:
         self.joint = self.examples + (0 if self.replayed is None else self.replayed[1].shape[1])
         self.steps = -(-self.joint // self.cohort.batch_size)
         self._place("x", torch.cat([p.x for p in parts]))
-        if self._kept:
+        self.door.check(self.x, challenge.name)
+        if self._raw:
             self.inputs = self.x
         else:
-            self._place("inputs", prepare(self.x))
+            self._place("inputs", self.door.ready(self.x))
         self._place("y", torch.cat([p.y for p in parts]))
         self._place("task", torch.tensor(task))
         self._place("rows", torch.zeros(len(self.cohort), self.joint, dtype=torch.long))
         self._place("random", torch.zeros(len(self.seeds), self.steps, self.uniforms))
+        self._place("keys", torch.zeros(len(self.seeds), self.steps + 1, dtype=torch.long))
         self._place("progress", torch.linspace(0, 1, self.steps) if self.steps > 1 else torch.ones(1))
 
     def _replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
@@ -81,11 +86,11 @@ class Feed:
         if not parts or not parts[0][1].shape[0]:
             return None
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
-        return x if self._kept else prepare(x), y
+        return x if self._raw else self.door.ready(x), y
 
     def tensors(self) -> list[Tensor]:
         """All that a batch is made from, for a captured graph to look at."""
-        held = [self.inputs, self.y, self.rows, self.random, self.task, self.progress]
+        held = [self.inputs, self.y, self.rows, self.random, self.keys, self.task, self.progress]
         return held if self.replayed is None else [*held, *self.replayed]
 
     def _place(self, name: str, tensor: Tensor) -> None:
@@ -108,6 +113,9 @@ class Feed:
             shape = (self.steps, self.uniforms)
             draws = [torch.rand(shape, generator=generator(s, "buffer", *key)) for s in self.seeds]
             self.random.copy_(torch.stack(draws))
+        if self.door.augment is not None:
+            draw = lambda s: torch.randint(2**63 - 1, (self.steps + 1,), generator=generator(s, "augmentation", *key))  # noqa: E731
+            self.keys.copy_(torch.stack([draw(s) for s in self.seeds]))
 
     def size(self, step: int) -> int:
         """Examples in the step's batch: the last one of an epoch may be short."""
@@ -116,25 +124,28 @@ class Feed:
     def batch(self, step: int) -> Batch:
         """The step's batch of every run, stacked."""
         begin = step * self.cohort.batch_size
-        return self._gather(self.rows[:, begin : begin + self.size(step)], self.random[:, step], self.progress[step])
+        rows = self.rows[:, begin : begin + self.size(step)]
+        return self._gather(rows, self.random[:, step], self.progress[step], self.keys_at(step))
 
     def batch_at(self, step: Tensor, size: int) -> Batch:
         """The same with the step's number on the device, for a captured graph."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
         random = self.random.index_select(1, step.view(1)).squeeze(1)
-        return self._gather(self.rows.index_select(1, where), random, self.progress.index_select(0, step.view(1))[0])
+        progress = self.progress.index_select(0, step.view(1))[0]
+        return self._gather(self.rows.index_select(1, where), random, progress, self.keys_at(step))
 
     def batches_of(self, run: int) -> Iterator[Batch]:
         """The epoch's batches of one run."""
         batches = self.rows[run].split(self.cohort.batch_size)
         draws = self.random[self._seed_numbers[run]].unbind(0)
-        for rows, random, progress in zip(batches, draws, self.progress.unbind(0), strict=True):
+        keys = self.keys[self._seed_numbers[run], : self.steps].unbind(0)
+        for rows, random, progress, key in zip(batches, draws, self.progress.unbind(0), keys, strict=True):
             if self.replayed is None:
                 x, y = self.inputs.index_select(0, rows), self.y.index_select(0, rows)
             else:
                 x, y = self._joined(rows.unsqueeze(0), slice(run, run + 1))
                 x, y = x[0], y[0]
-            yield Batch(x, y, random, self.task, progress)
+            yield Batch(x, y, random, self.task, progress, key)
 
     def whole(self, group: int) -> tuple[Data, Tensor]:
         """All training data of the runs of a group, and a uniform number an example for each of its runs."""
@@ -158,14 +169,21 @@ class Feed:
         size = min(self.cohort.batch_size, self.examples)
         return Batch(self.x[:size], self.y[:size], self.random.new_zeros(self.uniforms), self.task)
 
-    def _gather(self, rows: Tensor, random: Tensor, progress: Tensor) -> Batch:
+    def keys_at(self, step: int | Tensor) -> Tensor:
+        """What the network's door draws from in a step, one key a run; in consolidation, after the epoch's last."""
+        if self.door.augment is None:
+            return self._unkeyed
+        keys = self.keys[:, step] if isinstance(step, int) else self.keys.index_select(1, step.view(1)).squeeze(1)
+        return keys.index_select(0, self._seed_of_run)
+
+    def _gather(self, rows: Tensor, random: Tensor, progress: Tensor, keys: Tensor) -> Batch:
         if self.replayed is None:
             flat = rows.reshape(-1)
             x = self.inputs.index_select(0, flat).unflatten(0, rows.shape)
             y = self.y.index_select(0, flat).unflatten(0, rows.shape)
         else:
             x, y = self._joined(rows, slice(None))
-        return Batch(x, y, random.index_select(0, self._seed_of_run), self.task, progress)
+        return Batch(x, y, random.index_select(0, self._seed_of_run), self.task, progress, keys)
 
     def _joined(self, rows: Tensor, runs: slice) -> tuple[Tensor, Tensor]:
         """Examples of some runs, (runs, n) of them: rows beyond the task's own are the run's replayed ones."""

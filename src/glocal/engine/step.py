@@ -13,6 +13,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.networks.model import Model
 from glocal.tree import Params
 
+DIRECTION = 1 << 20  # what a step's second pass gives to the network is counted from here, and not from 0 again
 Hyper = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters: one number a run
 
 
@@ -60,21 +61,21 @@ class Program:
     def objective(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:
-        model = self.model.bind(buffers)
+        model = self.model.bind(buffers, key=batch.key)
         value, notes = self._with(hyper).objective_and_notes(model, params, memory, batch)
         return value, model.buffers, notes
 
     def direction(
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Params, Params]:
-        model = self.model.bind(buffers)
+        model = self.model.bind(buffers, key=batch.key, first=DIRECTION)
         return self._with(hyper).direction(model, grads, params, memory, batch), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Memory:
         return self._with(hyper).observe(memory, step)
 
     def consolidate(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, data: Batch) -> Memory:
-        return self._with(hyper).consolidate(self.model.bind(buffers), params, memory, data)
+        return self._with(hyper).consolidate(self.model.bind(buffers, key=data.key), params, memory, data)
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         return self._with(hyper).predict(self.model.bind(buffers, training=False), params, memory, x, task)

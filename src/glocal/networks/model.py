@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -13,24 +14,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.errors import require
 from glocal.losses import Loss
+from glocal.networks.door import Door
 from glocal.networks.functional import Functional
+from glocal.randomness import split
 from glocal.tree import Params
 
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
 
 
-def prepare(x: Tensor) -> Tensor:
-    """Inputs as a network takes them: uint8 images scaled to [0, 1], floats as they are."""
-    return x if x.is_floating_point() else x.float().div_(255)
-
-
 class Model:
     """What an algorithm sees of the network: pure functions of θ.
 
-    Inputs are as the challenge keeps them: uint8 images are scaled to [0, 1] here, at the network's door, so that
-    buffers stay as small as the data. A train-mode forward pass of BatchNorm changes the network's buffers; the model
-    it ran through holds the new ones in `buffers`, beside the network's frozen parameters, and the engine carries them
-    from step to step with the run.
+    Inputs are as the challenge keeps them: uint8 images are scaled to [0, 1] and normalised here, at the network's
+    door, so that buffers stay as small as the data. Inside a step, in training mode, the door also augments: a model
+    that is bound to the step's key gives every batch that passes the key's next random numbers. A train-mode forward
+    pass of BatchNorm changes the network's buffers; the model it ran through holds the new ones in `buffers`, beside
+    the network's frozen parameters, and the engine carries them from step to step with the run.
     """
 
     def __init__(
@@ -41,6 +40,7 @@ class Model:
         batch_size: int = 1,
         vectorised: bool = False,
         classes: Callable[[int], Sequence[int]] | None = None,
+        door: Door | None = None,
     ) -> None:
         self._modes = {True: Functional(module.train()), False: Functional(copy.deepcopy(module).eval())}
         self.criterion = loss
@@ -49,6 +49,9 @@ class Model:
         self._classes = None if classes is None else cache(classes)  # finding them may mean making the task
         self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
+        self.door = door or Door()
+        self.key: Tensor | None = None
+        self._passed = count()
         self.training = True
         self.buffers: Params = {}
         self._changing = {k for k, _ in module.named_buffers()}
@@ -58,27 +61,42 @@ class Model:
         """The network's structure in the model's mode; its own tensors are never used."""
         return self._modes[self.training].module
 
-    def bind(self, buffers: Mapping[str, Tensor], training: bool = True) -> Model:
-        """The same network with one run's buffers, which stay untouched: the copies change."""
-        if not buffers and training == self.training:
+    def bind(
+        self, buffers: Mapping[str, Tensor], training: bool = True, key: Tensor | None = None, first: int = 0
+    ) -> Model:
+        """The same network with one run's buffers, which stay untouched: the copies change.
+
+        With a key the batches that pass its door are counted anew, from `first` on; without one it has the same door,
+        and all that share a door share the count.
+        """
+        keyed = key is not None and self.door.augment is not None
+        if not buffers and training == self.training and not keyed:
             return self
         bound = copy.copy(self)
+        if keyed:
+            bound.key, bound._passed = key, count(first)
         changes = self._changing if training else ()
         bound.buffers = {k: b.clone() if k in changes else b for k, b in buffers.items()}
         bound.training = training
         return bound
 
     def evaluating(self) -> Model:
-        """The same network in evaluation mode: no dropout, BatchNorm by its running statistics."""
+        """The same network in evaluation mode: no augmentation, no dropout, BatchNorm by its running statistics."""
         return self.bind(self.buffers, training=False)
 
     def classes(self, task: int) -> tuple[int, ...]:
         """The classes that occur in a task."""
         return () if self._classes is None else tuple(self._classes(task))
 
+    def admit(self, x: Tensor) -> Tensor:
+        """Inputs as the network takes them, for whoever needs the very same ones twice: floats pass every door."""
+        if self.training and self.key is not None and not x.is_floating_point():
+            x = self.door.varied(x, split(self.key, next(self._passed)))
+        return self.door.ready(x)
+
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""
-        return self._modes[self.training]({**params, **self.buffers}, prepare(x), *args)
+        return self._modes[self.training]({**params, **self.buffers}, self.admit(x), *args)
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """φ_θ(x), one row an input: what the last linear layer that is called makes its outputs from."""
@@ -90,7 +108,7 @@ class Model:
         layers = [layer for layer in function.module.modules() if isinstance(layer, nn.Linear)]
         handles = [layer.register_forward_pre_hook(keep) for layer in layers]
         try:
-            function({**params, **self.buffers}, prepare(x), *args)
+            function({**params, **self.buffers}, self.admit(x), *args)
         finally:
             for handle in handles:
                 handle.remove()
