@@ -105,9 +105,11 @@ def _rows(kind: str, own: Iterable[str] = ()) -> list[Row]:
 
         return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
     from glocal.cli.demo import Demo
+    from glocal.paper.experiments import EXPERIMENTS
 
     summary = (Demo.__doc__ or "").strip().splitlines()[0]
-    return [{"name": "demo", "command": "glocal demo", "description": summary}]
+    named = [{"name": e.name, "command": e.command, "description": e.description} for e in EXPERIMENTS.values()]
+    return [{"name": "demo", "command": "glocal demo", "description": summary}, *named]
 
 
 def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:

@@ -16,13 +16,23 @@ import tyro
 from glocal.cli.data import Data
 from glocal.cli.demo import Demo
 from glocal.cli.list import List
+from glocal.cli.paper import Paper
 from glocal.cli.plot import Plot
 from glocal.cli.run import Run
 from glocal.cli.sweep import Sweep
 from glocal.cli.table import Table
 from glocal.errors import GlocalError, unknown
 
-COMMANDS = {"demo": Demo, "list": List, "run": Run, "sweep": Sweep, "table": Table, "plot": Plot, "data": Data}
+COMMANDS = {
+    "demo": Demo,
+    "list": List,
+    "run": Run,
+    "sweep": Sweep,
+    "table": Table,
+    "plot": Plot,
+    "paper": Paper,
+    "data": Data,
+}
 
 COMMAND_LINE: Any = functools.reduce(
     operator.or_,

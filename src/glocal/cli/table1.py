@@ -1,0 +1,171 @@
+"""Table 1 of the paper, from runs to files: what `glocal paper table1` and `python -m glocal.paper.table1` both do.
+
+It needs torch, numpy and safetensors, and takes rich, matplotlib and polars or pyarrow where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glocal.errors import GlocalError
+from glocal.laboratory import Unwatched, Watcher
+from glocal.metrics import Over
+from glocal.paper import results
+from glocal.paper.comparison import Comparison, compare, titled
+from glocal.paper.selection import Selection, selected, train
+from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
+from glocal.runs import Runs
+from glocal.store.run import Run
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which part of the table, from which runs."""
+
+    challenge: Sequence[str] = ()
+    algorithms: Sequence[str] = ()
+    lrs: Sequence[float] = ()
+    seeds: Sequence[int] = ()
+    tasks: int | None = None
+    epochs: int | None = None
+    angles: Angles = "published"
+    further: bool = False
+    demo: bool = False
+    store: Path = Path("runs-paper")
+    data: Path | None = None
+    device: str = "auto"
+    out: Path | None = None
+    results: Sequence[Path] = ()
+
+    def selections(self) -> list[Selection]:
+        if self.demo and self.challenge:
+            raise GlocalError("--demo has a challenge of its own, rotated-digits: leave --challenge out.")
+        columns = [DEMO] if self.demo else [column(name) for name in self.challenge or ("rotated-mnist",)]
+        return selected(
+            columns,
+            lambda column: chosen(column, self.algorithms, self.further),
+            self.lrs,
+            self.seeds,
+            self.tasks,
+            self.epochs,
+            self.angles,
+        )
+
+    def runs(self) -> Runs:
+        """The runs, trained where the store misses them, or read from files of results.
+
+        What is finished is written to `out` after every row: an interrupted job leaves a file of all it did.
+        """
+        if self.results:
+            return results.read(*self.results).where(self._asked_for)
+        if self.out is not None:
+            _folder(self.out)
+        runs: list[Runs] = []
+        watcher = bars()
+
+        def note(more: Runs) -> None:
+            if self.out is not None:
+                results.write([run for part in (*runs, more) for run in part], self.out / f"results{results.suffix()}")
+
+        for selection in self.selections():
+            more = train(
+                selection, store=self.store, data=self.data, device=self.device, watcher=watcher, finished=note
+            )
+            runs.append(more)
+        return Runs([results.named(run) for part in runs for run in part])
+
+    def _asked_for(self, run: Run) -> bool:
+        """Of results that were read, those that are named; all of them where nothing is."""
+        named = (
+            (self.challenge, run.challenge),
+            (self.algorithms, run.config["algorithm"]["name"]),
+            (self.lrs, run.lr),
+            (self.seeds, run.seed),
+        )
+        return all(not wanted or found in wanted for wanted, found in named)
+
+
+def _folder(path: Path) -> None:
+    """Complain before hours of training, not after."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GlocalError(f"cannot make the folder '{path}': {error.strerror or error}.") from error
+
+
+def bars() -> Watcher:
+    """Bars on a terminal and lines elsewhere, where rich is installed."""
+    try:
+        from glocal.report.progress import Bars
+    except ImportError:
+        return Unwatched()
+    return Bars()
+
+
+def publish(runs: Runs, made: Comparison, out: Path) -> list[Path]:
+    """The results, the table in every format and the figure of distances, as files."""
+    from glocal.report.comparison import write_all
+
+    paths = [results.write(runs, out / f"results{results.suffix()}"), *write_all(made, out)]
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return paths
+    return [*paths, *(titled(runs).plot(kind, out / f"{kind}.png") for kind in ("distance", "forgetting"))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command without the command line's libraries."""
+    parser = argparse.ArgumentParser(
+        prog="python -m glocal.paper.table1",
+        description="Table 1 of the paper beside its published numbers. Run it again to go on where it stopped.",
+    )
+    parser.add_argument("--challenge", nargs="+", default=(), help=f"any of {', '.join(COLUMNS)} (the first)")
+    parser.add_argument("--algorithms", nargs="+", default=(), help="rows of the table (all standard ones)")
+    parser.add_argument("--lrs", nargs="+", type=float, default=(), help="learning rates (the published ones)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=(), help="seeds (11 13 33 21 55)")
+    parser.add_argument("--tasks", type=int, help="stop after so many tasks")
+    parser.add_argument("--epochs", type=int, help="passes over each task (as published)")
+    parser.add_argument("--angles", choices=ANGLES, default="published", help="published, or from the seed alone")
+    parser.add_argument("--further", action="store_true", help="with the rows that the paper does not have")
+    parser.add_argument("--demo", action="store_true", help="a small table on the embedded digits")
+    parser.add_argument("--forgetting", choices=("t-1", "t"), default="t-1", help="averaged over so many tasks")
+    parser.add_argument("--store", type=Path, default=Path("runs-paper"), help="where runs are kept")
+    parser.add_argument("--data", type=Path, help="a folder with data sets")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--out", type=Path, help="a folder for results, tables and figures")
+    parser.add_argument("--results", nargs="+", type=Path, default=(), help="files of results: nothing is trained")
+    options = vars(parser.parse_args(arguments))
+    forgetting: Over = options.pop("forgetting")
+    try:
+        job = Job(**options)
+        runs = job.runs()
+        made = compare(runs, forgetting)
+        show(made)
+        if job.out is not None:
+            print("Wrote", ", ".join(map(str, publish(runs, made, job.out))))
+    except GlocalError as error:
+        print(f"glocal: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("glocal: stopped. Run the same command again to go on.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def show(made: Comparison, format: str = "rich") -> None:
+    from glocal.report.comparison import render
+
+    if format == "rich":
+        try:
+            from rich.console import Console
+        except ImportError:
+            format = "markdown"
+        else:
+            Console().print(render(made, "rich"))
+            return
+    print(str(render(made, format)).rstrip())

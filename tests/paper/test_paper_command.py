@@ -1,0 +1,159 @@
+"""`glocal paper`, and the same without the command line's libraries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glocal import laboratory
+from glocal.cli.main import main
+from glocal.cli.table1 import main as script
+from glocal.laboratory import load
+
+SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
+RATES = ["0.02", "0.05", "0.2", "0.5"]
+TABLE = ["paper", "table1", *SMALL, "--algorithms", "sgd", "er"]
+
+BLOCKED = """import sys, runpy
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"tyro", "msgspec", "polars", "pyarrow", "mlxtend", "scipy", "pandas"}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+runpy.run_module("glocal.paper.table1", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a small table, and the files made from it."""
+    folder = tmp_path_factory.mktemp("paper")
+    assert main([*TABLE, "--lrs", *RATES, "--store", str(folder / "store"), "--out", str(folder / "out")]) == 0
+    return folder
+
+
+def no_training(*_: object, **__: object) -> None:
+    raise AssertionError("a finished run was trained again")
+
+
+def test_what_is_finished_is_not_trained_again(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(load(finished / "store")) == 2 * 4
+    monkeypatch.setattr(laboratory, "train", no_training)
+    assert main([*TABLE, "--lrs", *RATES, "--store", str(finished / "store"), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["algorithm"], row["lr"]) for row in rows["cells"]} == {
+        (a, float(lr)) for a in ("sgd", "er") for lr in RATES
+    }
+    assert {row["algorithm"] for row in rows["test"]} == {"sgd", "er"}
+    assert all(row["acc_published_mean"] is None and row["seeds"] == 1 for row in rows["cells"])
+
+
+def test_a_part_belongs_to_the_whole(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rates and rows, or the figure of the same runs, take them from the store."""
+    monkeypatch.setattr(laboratory, "train", no_training)
+    part = ["--algorithms", "er", "--lrs", "0.2", "--store", str(finished / "store")]
+    assert main(["paper", "table1", *SMALL, *part]) == 0
+    picture = finished / "new" / "distance.png"
+    assert main(["paper", "distance", *SMALL, *part, "-o", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_methods_with_other_angles_share_a_table(finished: Path) -> None:
+    """er met other rotations than sgd, as published, and still both stand on rotated-digits."""
+    by_name = {run.config["algorithm"]["name"]: run.config["challenge"] for run in load(finished / "store")}
+    assert by_name["er"]["options"]["angles"]["11"][1] == 118.297643
+    assert by_name["sgd"]["options"]["angles"]["11"][1] == 147.289564
+    text = (finished / "out" / "table1.md").read_text()
+    assert text.count("### rotated-digits") == 1 and "`er` (global)" in text and "`sgd` (global)" in text
+    for name in ("results.parquet", "table1.tex", "table1.csv", "table1-test.csv", "table1.txt", "distance.png"):
+        assert (finished / "out" / name).stat().st_size > 0
+
+
+def test_the_table_again_from_the_file_of_results(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for source in (["--store", str(finished / "store")], ["--results", str(finished / "out" / "results.parquet")]):
+        capsys.readouterr()
+        assert main([*TABLE, "--lrs", *RATES, *source, "--format", "json"]) == 0
+        printed.append(json.loads(capsys.readouterr().out)["cells"])
+    for here, there in zip(*printed, strict=True):
+        assert {k: v for k, v in here.items() if v is None} == {k: v for k, v in there.items() if v is None}
+        assert here["forgetting_mean"] == pytest.approx(there["forgetting_mean"], abs=1e-4)
+
+
+def test_without_the_command_lines_libraries(finished: Path, tmp_path: Path) -> None:
+    from glocal.paper import results
+
+    file = results.write(load(finished / "store"), tmp_path / "results.npz")
+    arguments = ["--results", str(file), "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "rotated-digits" in done.stdout and "The paper's test" in done.stdout
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written >= {"results.npz", "table1.md", "table1.tex", "table1.csv", "table1.txt", "distance.png"}
+
+
+def test_icarl_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = [
+        "--tasks",
+        "2",
+        "--epochs",
+        "1",
+        "--seeds",
+        "11",
+        "--lrs",
+        "0.05",
+        "0.3",
+        "--store",
+        str(tmp_path / "store"),
+    ]
+    assert main(["paper", "icarl-buffer", "--demo", *size, "-o", str(tmp_path / "icarl.svg")]) == 0
+    assert "icarl-random" in capsys.readouterr().out
+    drawn = (tmp_path / "icarl.svg").read_text()
+    assert all(text in drawn for text in ("split-digits", "icarl (local)", "icarl-random (local)"))
+    assert {run.config["algorithm"]["name"] for run in load(tmp_path / "store")} == {"icarl", "icarl-random"}
+
+
+def test_lists_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "experiments", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert names == ["demo", "table1", "distance", "icarl-buffer"]
+    assert main(["paper", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "175 runs" in " ".join(out.split()) and "icarl-buffer" in out
+
+
+MISTAKES = {
+    "no experiment": (["paper"], ["table1"]),
+    "unknown experiment": (["paper", "tabel1"], ["table1"]),
+    "unknown challenge": (["paper", "table1", "--challenge", "rotated-digits"], ["rotated-digits", "rotated-mnist"]),
+    "unknown row": (["paper", "table1", "--algorithms", "ewk"], ["'ewk'", "'ewc'"]),
+    "a row of another challenge": (["paper", "table1", "--algorithms", "icarl"], ["'icarl'", "rotated-mnist"]),
+    "a seed without angles": (["paper", "table1", "--seeds", "12"], ["seed 12", "--angles seed"]),
+    "more tasks than angles": (["paper", "table1", "--tasks", "21"], ["21", "20"]),
+    "demo of another challenge": (["paper", "table1", "--demo", "--challenge", "rotated-mnist"], ["rotated-digits"]),
+    "no data": (["paper", "table1"], ["glocal data fetch mnist"]),
+    "no epochs": (["paper", "table1", "--demo", "--epochs", "0"], ["epochs", "0"]),
+    "no such device": (["paper", "table1", "--demo", "--device", "tpu"], ["tpu"]),
+    "results of nothing": (["paper", "table1", "--results", "none.parquet"], ["none.parquet"]),
+    "iCaRL without new classes": (["paper", "icarl-buffer", "--challenge", "rotated-mnist"], ["split-cifar10"]),
+    "a figure of no format": (["paper", "distance", "--demo", "-o", "d.gif"], [".gif", ".png"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_clear_line(mistake: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, said = MISTAKES[mistake]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1, err
+    for words in said:
+        assert words in err
+    if arguments[1:2] == ["table1"] and "--format" not in arguments:
+        assert script(arguments[2:]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1

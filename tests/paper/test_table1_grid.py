@@ -1,0 +1,95 @@
+"""The grid covers the published table, cell by cell, with the published angles."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from glocal import resolve
+from glocal.challenges.rotated import random_angle
+from glocal.errors import GlocalError
+from glocal.paper import icarl_buffer, published, table1
+from glocal.paper.selection import Selection
+
+ROTATED = table1.COLUMNS["rotated-mnist"]
+DIGITS = table1.DEMO
+
+
+def test_every_published_cell_has_exactly_one_configuration() -> None:
+    covered = Counter(table1.cell(column, row, lr) for column, row, lr in table1.grid())
+    assert len(published.cells()) == 5 * 5 + 2 * 6 * 5
+    assert all(covered[cell] == 1 for cell in published.cells())
+
+
+def test_every_row_is_an_algorithm_with_these_options_and_the_published_locality() -> None:
+    for column, row, lr in table1.grid():
+        made = resolve.algorithm(row.algorithm, row.options)
+        assert table1.row_of(column, row.algorithm, made.config["options"]) == row
+        counterpart = table1.cell(column, row, lr)
+        assert counterpart is None or counterpart.locality == made.thing.locality
+
+
+def test_published_hyperparameters_of_rotated_mnist() -> None:
+    options = {row.published: row.options for row in ROTATED.rows if row.published}
+    assert options == {
+        "agem": {"slots": 500, "filling": "batch"},
+        "er": {"slots": 500},
+        "si": {"penalty": 1.0, "damping": 1.0, "importance": "published"},
+        "ewc": {"penalty": 1.4, "fisher": "published"},
+        "ogd": {"slots": 500},
+    }
+    assert ROTATED.steps == 20 * 5 * 469
+    assert table1.COLUMNS["split-cifar10"].named("ewc").options["penalty"] == 20
+    assert table1.COLUMNS["split-tinyimagenet"].named("ewc").options["penalty"] == 50
+
+
+def test_forgetting_is_published_over_all_tasks_but_the_last() -> None:
+    """Accuracy right after learning cannot pass 100: over T−1 tasks it does not, over T it would in twelve cells."""
+    tasks = {name: column.tasks for name, column in table1.COLUMNS.items()}
+    over_fewer = [c.acc_mean + c.forgetting_mean * (1 - 1 / tasks[c.challenge]) for c in published.cells()]
+    over_all = [c.acc_mean + c.forgetting_mean for c in published.cells()]
+    assert max(over_fewer) <= 100
+    assert sum(total > 100 for total in over_all) == 12
+
+
+def test_angles_are_those_of_the_method_and_the_seed() -> None:
+    assert published.angles("agem")[21][2] == 130.422031
+    assert published.angles("er")[55][19] == 55.377895
+    assert published.angles("sgd")[11][:2] == [136.616326, 147.289564]
+    for method in ("ewc", "si", "ogd"):
+        assert published.angles(method) == published.angles("sgd")
+    for seed in published.SEEDS:
+        sequences = [published.angles(method)[seed] for method in ("sgd", "agem", "er")]
+        assert all(len(angles) == 20 and 0 <= min(angles) <= max(angles) < 180 for angles in sequences)
+        # Nothing was replayed before the first task; after it the streams part.
+        assert len({angles[0] for angles in sequences}) == 1 and len({angles[19] for angles in sequences}) == 3
+
+
+@pytest.mark.parametrize(("row", "method"), [("er", "er"), ("agem", "agem"), ("ewc", "sgd"), ("ogd-gtl", "sgd")])
+def test_every_row_meets_its_angles(row: str, method: str) -> None:
+    made = Selection(DIGITS, (DIGITS.named(row),)).challenge(DIGITS.named(row), None)
+    assert not isinstance(made, str)
+    assert made.options["angles"] == {str(seed): published.angles(method)[seed] for seed in published.SEEDS}
+    assert made.tasks == DIGITS.tasks
+
+
+def test_angles_from_the_seed_are_the_same_for_all() -> None:
+    """The challenge by its name draws them from the seed alone."""
+    chosen = Selection(DIGITS, DIGITS.rows, angles="seed", seeds=(3,))
+    assert {chosen.challenge(row, None) for row in DIGITS.rows} == {"rotated-digits"}
+    assert random_angle(3, 0) != random_angle(4, 0)
+
+
+def test_seeds_and_tasks_without_published_angles_are_refused() -> None:
+    with pytest.raises(GlocalError, match=r"seed 3.*--angles seed"):
+        Selection(DIGITS, DIGITS.rows, seeds=(11, 3))
+    with pytest.raises(GlocalError, match=r"21 tasks.*20 angles"):
+        Selection(DIGITS, DIGITS.rows, tasks=21)
+
+
+def test_buffers_differ_in_their_selection_alone() -> None:
+    for column in (*icarl_buffer.COLUMNS.values(), icarl_buffer.DEMO):
+        herding, random = column.rows
+        assert (herding.algorithm, random.algorithm) == ("icarl", "icarl-random")
+        assert herding.options == random.options

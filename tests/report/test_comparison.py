@@ -1,0 +1,228 @@
+"""Ours against published: units, marks and the paper's test, on runs whose numbers are known, against scipy."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_runs import fake_run
+from rich.console import Console
+from scipy import stats
+
+from glocal.errors import GlocalError
+from glocal.paper import published, results
+from glocal.paper.comparison import Comparison, Line, compare
+from glocal.paper.table1 import COLUMNS, cell
+from glocal.report.comparison import conclusions, render, write_all
+from glocal.store.run import Run
+
+ROTATED = COLUMNS["rotated-mnist"]
+T = ROTATED.tasks
+SPREAD = np.array([-1.0, 0.5, 0.0, 1.5, -1.0])
+"""What the five seeds add to a number, times something: their mean is 0."""
+
+
+def run(row: str, lr: float, seed: int, acc: float, forgetting: float, **more: Any) -> Run:
+    """A run of the published size, with this accuracy and forgetting over T−1 tasks, in percent.
+
+    Of `fake_run`, forgetting is lost T / (2 (T−1)) and accuracy learnt − lost / 2.
+    """
+    lost = 2 * (T - 1) / T * forgetting / 100
+    chosen = ROTATED.named(row)
+    made = fake_run(
+        chosen.algorithm,
+        lr,
+        seed,
+        challenge="rotated-mnist",
+        learnt=acc / 100 + lost / 2,
+        lost=lost,
+        tasks=T,
+        epochs=ROTATED.epochs,
+        options={"options": {"replay": 0, **chosen.options}},
+        **more,
+    )
+    return replace(made, config={**made.config, "batch_size": ROTATED.batch_size})
+
+
+def runs_of(row: str, off: float, slope: float = 0.0) -> list[Run]:
+    """Five seeds at five rates; means `off` points above the published ones, forgetting `slope` more for every rate."""
+    made = []
+    for i, lr in enumerate(ROTATED.lrs):
+        theirs = cell(ROTATED, ROTATED.named(row), lr)
+        acc, forgetting = (theirs.acc_mean, theirs.forgetting_mean) if theirs else (80.0, 10.0)
+        for seed, extra in zip(published.SEEDS, SPREAD, strict=True):
+            # Seeds differ more at higher rates: their differences between rates differ too.
+            made.append(run(row, lr, seed, acc + off + 2 * extra, forgetting + slope * i + (1 + i) * extra))
+    return made
+
+
+def line(made: Comparison, algorithm: str, lr: float) -> Line:
+    (found,) = [x for x in made.lines if (x.algorithm, x.lr) == (algorithm, lr)]
+    return found
+
+
+def test_difference_in_standard_errors_and_its_mark() -> None:
+    for off, far in ((0.5, False), (6.0, True), (-6.0, True)):
+        found = line(compare(runs_of("ewc", off)), "ewc", 0.01).acc
+        assert found.ours is not None and found.published is not None
+        assert (found.published.mean, found.published.std) == (73.18, 3.53)
+        assert found.ours.mean == pytest.approx(73.18 + off)
+        assert found.ours.std == pytest.approx(2 * SPREAD.std())
+        error = np.sqrt((2 * SPREAD).var() / 5 + 3.53**2 / 5)
+        assert found.units == pytest.approx(off / error)
+        assert found.far is far is bool(abs(off / error) > 2)
+
+
+def test_forgetting_over_all_tasks_follows_from_the_published_number() -> None:
+    both = line(compare(runs_of("er", 0)), "er", 0.1).forgetting
+    for over, share in (("t-1", 1.0), ("t", 19 / 20)):
+        assert both[over].published.mean == pytest.approx(share * 9.05)  # type: ignore[index, union-attr]
+        assert both[over].ours.mean == pytest.approx(share * 9.05)  # type: ignore[index, union-attr]
+        assert both[over].units == pytest.approx(0, abs=1e-9)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("slope", "sign"), [(4.0, "negative"), (-4.0, "positive"), (-0.5, "either")])
+def test_the_papers_test(slope: float, sign: str) -> None:
+    """Two lowest minus two highest rates, with scipy's interval of the per-seed differences."""
+    ours = runs_of("ogd-gtl", 0, slope)
+    (trend,) = compare(ours).trends
+    forgotten = {(r.lr, r.seed): 100 * _forgetting(r) for r in ours}
+    low, mid, _, high, highest = ROTATED.lrs
+    each = [
+        (forgotten[low, s] + forgotten[mid, s] - forgotten[high, s] - forgotten[highest, s]) / 2
+        for s in published.SEEDS
+    ]
+    expected = stats.ttest_1samp(each, 0).confidence_interval(0.95)
+    assert (trend.low, trend.high) == pytest.approx(tuple(expected))
+    assert trend.difference == pytest.approx(-3 * slope)
+    assert trend.sign == sign
+    assert trend.published is None
+
+
+def _forgetting(r: Run) -> float:
+    R = r.arrays["test_class_accuracy"]
+    return float(np.mean([R[o + 1, o] - R[T, o] for o in range(T - 1)]))
+
+
+def test_the_published_difference_and_the_verdicts() -> None:
+    made = compare([*runs_of("ewc", 0), *runs_of("si", 0)])
+    by_name = {trend.algorithm: trend for trend in made.trends}
+    assert by_name["ewc"].published == pytest.approx((15.42 + 21.52 - 22.88 - 22.57) / 2)
+    assert by_name["si"].published == pytest.approx((16.09 + 21.8 - 15.41 - 10.76) / 2)
+    assert by_name["ewc"].verdict == "local: negative, as claimed"
+    assert by_name["si"].verdict == "global: no sign claimed"
+    said = conclusions(made)
+    assert "rotated-mnist, local: negative: ewc." in said
+    assert "rotated-mnist, global: positive: si." in said
+
+
+def test_a_seed_that_diverged_anywhere_at_the_ends_is_no_pair() -> None:
+    ours = runs_of("ewc", 0)
+    lost = run("ewc", 0.1, 55, 70, 20, diverged=7)
+    made = compare([lost if (r.lr, r.seed) == (0.1, 55) else r for r in ours])
+    assert made.trends[0].seeds == 4
+    found = line(made, "ewc", 0.1)
+    assert (found.seeds, found.diverged) == (5, 1) and found.acc.ours is not None and found.acc.ours.seeds == 4
+
+
+def test_another_size_or_other_options_are_not_compared() -> None:
+    smaller = replace(runs_of("er", 0)[0], config={**runs_of("er", 0)[0].config, "epochs": 1})
+    made = compare([smaller])
+    assert made.lines[0].acc.published is None and made.unlike == ("rotated-mnist",)
+    other = runs_of("er", 0)[0]
+    chosen = {"name": "er", "options": {"slots": 50, "replay": 0}}
+    label = "er slots=50"
+    other = replace(other, config={**other.config, "algorithm": chosen}, info={**other.info, "label": label})
+    made = compare([*runs_of("er", 0), other])
+    assert line(made, label, 0.001).acc.published is None
+    assert line(made, "er", 0.001).acc.published is not None
+    with pytest.raises(GlocalError, match=r"two runs of er .* differ"):
+        compare([*runs_of("er", 0), smaller])
+
+
+def test_formats_agree(tmp_path: Path) -> None:
+    made = compare([*runs_of("ewc", 6.0), *runs_of("er", 0)])
+    table = list(csv.DictReader(io.StringIO(render(made, "csv"))))
+    assert [float(row["acc_mean"]) for row in table] == pytest.approx(
+        [x.acc.ours.mean for x in made.lines if x.acc.ours]
+    )
+    marked = {(row["algorithm"], row["lr"]) for row in table if row["acc_far"] == "True"}
+    assert marked == {("ewc", f"{lr:g}") for lr in ROTATED.lrs}
+    decoded = json.loads(render(made, "json"))
+    assert len(decoded["cells"]) == 10 and {row["algorithm"] for row in decoded["test"]} == {"er", "ewc"}
+    text = render(made, "markdown")
+    assert text.count("!**") == 5 and "73.18 ± 3.53" in text
+    tex = render(made, "latex")
+    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == 2
+    assert r"\textcolor{red}{ewc}" in tex and r"\textcolor{blue}{er}" in tex
+    assert not set(tex) & set("Δ√²±−§")
+    for width in (80, 120):
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        console.print(render(made, "rich"))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert shown.count("73.18 ± 3.53") == 1 and max(map(len, shown.splitlines())) <= width
+    assert {path.name for path in write_all(made, tmp_path / "new")} >= {"table1.md", "table1.tex", "table1.csv"}
+    with pytest.raises(GlocalError, match="'xls'"):
+        render(made, "xls")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_results_in_one_small_file_give_the_same_table(suffix: str, tmp_path: Path) -> None:
+    """All rows of a column, with matrices that do not compress."""
+    chance = np.random.default_rng(0)
+    ours = []
+    for row in (*ROTATED.rows, *ROTATED.further):
+        for one in runs_of(row.algorithm, 1.0, slope=2.0):
+            noisy = np.round(one.arrays["test_class_accuracy"] + chance.normal(0, 0.01, (T + 1, T)), 4)
+            arrays = {**one.arrays, "test_class_accuracy": noisy, "test_task_accuracy": noisy}
+            ours.append(replace(one, arrays=arrays))
+    ours[3] = run(ours[3].config["algorithm"]["name"], ours[3].lr, ours[3].seed, 70, 10, diverged=3)
+    path = results.write(ours, tmp_path / f"results{suffix}")
+    assert path.stat().st_size < 2_000_000
+    again = results.read(path, path)
+    assert len(again) == len(ours)
+    for here, there in zip(compare(ours).lines, compare(again).lines, strict=True):
+        assert here.acc.ours and there.acc.ours
+        assert there.acc.ours.mean == pytest.approx(here.acc.ours.mean, abs=1e-5)
+        assert there.forgetting["t"].ours.std == pytest.approx(here.forgetting["t"].ours.std, abs=1e-5)  # type: ignore[union-attr]
+        assert (there.diverged, there.seeds) == (here.diverged, here.seeds)
+    for one, other in zip(ours, again, strict=True):
+        np.testing.assert_allclose(one.arrays["from_start"], other.arrays["from_start"], rtol=1e-6)
+
+
+def test_results_of_tasks_of_unequal_number_and_both_accuracies(tmp_path: Path) -> None:
+    ours = [fake_run("er", tasks=2), fake_run("ewc", tasks=5, setting="task", challenge="split-digits")]
+    for suffix in results.SUFFIXES:
+        again = results.read(results.write(ours, tmp_path / f"r{suffix}"))
+        for one, other in zip(ours, again, strict=True):
+            for name in results.LISTS:
+                np.testing.assert_allclose(one.arrays[name], other.arrays[name], atol=1e-7)
+
+
+def test_published_angles_are_called_by_their_name() -> None:
+    for method in ("sgd", "er"):
+        given = {str(seed): degrees for seed, degrees in published.angles(method).items()}
+        one = fake_run()
+        challenge = {**one.config["challenge"], "options": {"angles": given}}
+        one = replace(one, config={**one.config, "challenge": challenge})
+        assert results.named(one).config["challenge"]["options"]["angles"] == "published"
+        given["11"] = [0.0] * 20
+        assert results.named(one) == one
+
+
+@pytest.mark.parametrize("name", ["r.parquet", "r.npz", "r.txt"])
+def test_files_that_are_no_results(name: str, tmp_path: Path) -> None:
+    with pytest.raises(GlocalError, match=name):
+        results.read(tmp_path / name)
+    (tmp_path / name).write_bytes(b"something else")
+    with pytest.raises(GlocalError, match="no file of results"):
+        results.read(tmp_path / name)
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(GlocalError, match="has no config"):
+        results.read(tmp_path / "other.npz")
