@@ -20,8 +20,8 @@ TEXT = """# Table 1 of the paper, beside its published numbers
 
 ## Rotated-MNIST
 
-Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, five seeds, the published hyperparameters and
-the published angles. {cost} Trained by `python -m glocal.paper.table1 --device cuda`.
+Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, five seeds, the published hyperparameters
+and the published angles. {cost} Trained by `python -m glocal.paper.table1 --device cuda`.
 
 {agreement}
 
@@ -36,8 +36,8 @@ The published OGD row is what `ogd-published` computes: its gradients are, but f
 
 ## With angles from the seed alone
 
-The same grid where all algorithms meet the same angles, drawn from the seed: our own result, not comparable cell by cell.
-{seed_cost}
+The same grid where all algorithms meet the same angles, drawn from the seed: our own result, not to be compared cell by
+cell. {seed_cost}
 
 {own}
 
