@@ -98,9 +98,8 @@ def _products(past: Params, grads: Params) -> Tensor:
     """The inner products of all m_o and, last, g: in float64, for they square the condition number."""
     parts = []
     for k, g in grads.items():
-        rows = (
-            g.shape[0] if g.dim() > 1 else 1
-        )  # products of a layer's rows side by side: one long one is slow on a GPU
+        # Products of a layer's rows side by side: one long one is slow on a GPU.
+        rows = g.shape[0] if g.dim() > 1 else 1
         both = torch.cat([past[k], g.unsqueeze(0)]).double().reshape(-1, rows, g.numel() // rows).transpose(0, 1)
         parts.append(both @ both.mT)
     return torch.cat(parts).sum(0)

@@ -1,15 +1,16 @@
 r"""How the Hessians H_o of finished tasks are kept. A form can be made at a solution, added to, and multiplied with:
 
-diagonal    H ≈ diag(F)                                         P numbers
-kronecker   H ≈ one G ⊗ A a layer                               in² + out² numbers a layer
-low-rank    H ≈ Uᵀ diag(s) U, the eigenpairs of largest |s|     rank · P numbers more with every task
-full        H                                                   P² numbers
+- diagonal, H ≈ diag(F): P numbers;
+- kronecker, H ≈ one G ⊗ A a layer: in² + out² numbers a layer;
+- low-rank, H ≈ Uᵀ diag(s) U, the eigenpairs of largest |s|: rank · P numbers more with every task;
+- full, H: P² numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from torch.func import vmap
 from glocal.algorithms.algorithm import Batch
 from glocal.algorithms.ewc import task_fisher
 from glocal.curvature import kronecker
-from glocal.curvature.hessian import decomposition, hessian
+from glocal.curvature.hessian import hessian, outer_product
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.nearest import nearest_kronecker
 from glocal.curvature.products import Product, gauss_newton_product, hessian_product
@@ -145,8 +146,10 @@ class Full:
 
     def at(self, model: Model, params: Params, data: Batch) -> Tree:
         evaluated = model.evaluating()
-        whole = (evaluated.module, params, evaluated.buffers, evaluated.admit(data.x), data.y, model.criterion)
-        return {"full": decomposition(*whole)[0] if self.matrix == "ggn" else hessian(*whole)}
+        network = (evaluated.module, params, evaluated.buffers, evaluated.admit(data.x))
+        if self.matrix == "ggn":
+            return {"full": outer_product(*network, model.criterion)}
+        return {"full": hessian(*network, data.y, model.criterion)}
 
     def add(self, held: Tree, new: Tree) -> Tree:
         return map_tree(torch.add, held, new)
@@ -155,6 +158,7 @@ class Full:
         return unflatten(held["full"] @ flatten(vector), vector)
 
 
+@cache
 def form(whose: str, structure: str, matrix: str, rank: int) -> Form:
     """The form by its name; `whose` algorithm asks, for the error's sake."""
     forms: dict[str, Any] = {

@@ -49,6 +49,18 @@ def hessian(
     return _mean_over_chunks(of_chunk, x, y, chunk)
 
 
+def outer_product(
+    module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, loss: Loss
+) -> Tensor:
+    """The outer-product Hessian, that is the Gauss–Newton matrix, (P, P); it asks for no labels."""
+    total: Tensor | None = None
+    for gradients in dense_in_chunks(module, params, buffers, x, loss.hessian_root):
+        rows = vmap(vmap(flatten))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
+        total = rows.mT @ rows if total is None else total + rows.mT @ rows
+    assert total is not None
+    return total / x.shape[0]
+
+
 def decomposition(
     module: nn.Module,
     params: Mapping[str, Tensor],
@@ -61,18 +73,10 @@ def decomposition(
 ) -> tuple[Tensor, Tensor]:
     """The outer-product and the functional Hessian, each on its own; their sum is ∇²L."""
 
-    def outer(x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor | None = None
-        for gradients in dense_in_chunks(module, params, buffers, x, loss.hessian_root):
-            rows = vmap(vmap(flatten))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
-            total = rows.mT @ rows if total is None else total + rows.mT @ rows
-        assert total is not None
-        return total / x.shape[0]
-
     def functional(x: Tensor, y: Tensor) -> Tensor:
         return dense(functional_product(module, params, buffers, x, y, loss, chunk), params, block)
 
-    return _mean_over_chunks(outer, x, y, chunk), _mean_over_chunks(functional, x, y, chunk)
+    return outer_product(module, params, buffers, x, loss), _mean_over_chunks(functional, x, y, chunk)
 
 
 def _mean_over_chunks(of_chunk: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
