@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import count, product
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import setting
-from benchmarks.ours import epoch
+from benchmarks.ours import Ready, epoch, prepare
 from benchmarks.results import Spread, machine
 from benchmarks.worker import per_step
 from glocal import __version__, challenges, tree
@@ -30,13 +29,6 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.algorithms.ogd import OGD, OGDGTL
 from glocal.algorithms.sgd import SGD
 from glocal.challenges import Challenge
-from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import Executor
-from glocal.engine.feed import Feed
-from glocal.engine.plan import initial_state
-from glocal.engine.state import State
-from glocal.engine.train import choose
-from glocal.networks.mlp import mlp
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -71,26 +63,18 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A cohort with the first task's gradients stored and the second task loaded."""
+def measure(ready: Ready) -> float:
+    """Milliseconds per model-step, always from the same parameters."""
+    own = replace(ready.state, params=tree.map_tree(torch.clone, ready.state.params))
+    numbers = count()
+    if own.diverged.is_cuda:
+        epoch(ready.executor, own, ready.feed, next(numbers))  # the parameters moved: a graph is captured anew
+    return per_step(lambda: epoch(ready.executor, own, ready.feed, next(numbers)), setting.SECONDS)
 
-    executor: Executor
-    feed: Feed
-    state: State
 
-    def measure(self) -> float:
-        """Milliseconds per model-step, always from the same parameters."""
-        own = replace(self.state, params=tree.map_tree(torch.clone, self.state.params))
-        numbers = count()
-        if own.diverged.is_cuda:
-            epoch(self.executor, own, self.feed, next(numbers))  # the parameters moved: a graph is captured anew
-        return per_step(lambda: epoch(self.executor, own, self.feed, next(numbers)), setting.SECONDS)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of one run."""
-        return tree.nbytes(self.state.memory) // len(self.state.diverged)
+def memory_bytes(ready: Ready) -> int:
+    """Of one run."""
+    return tree.nbytes(ready.state.memory) // len(ready.state.diverged)
 
 
 def shorter(challenge: Challenge, examples: int) -> Challenge:
@@ -100,24 +84,12 @@ def shorter(challenge: Challenge, examples: int) -> Challenge:
     return challenges.from_tasks("shorter", parts, setting=challenge.setting)
 
 
-def prepare(algorithm: Algorithm, runs: list[tuple[int, float]], device: torch.device) -> Ready:
-    members = tuple(Member(seed, lr, algorithm) for seed, lr in runs)
+def with_stored(algorithm: Algorithm, runs: list[tuple[int, float]], device: torch.device) -> Ready:
+    """A cohort with the first task's gradients stored and the second task loaded."""
     challenge = challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
     if isinstance(algorithm, Dense) and device.type == "cpu":
         challenge = shorter(challenge, setting.BATCH)  # a cohort's step takes seconds
-    network = partial(mlp, hidden=setting.WIDTHS[1:-1])
-    cohort = Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH, device=device)
-    feed = Feed(cohort)
-    feed.load_task(0)
-    executor, note = choose(cohort, feed, "auto")
-    if note:
-        raise RuntimeError(note)
-    state = initial_state(cohort, feed)
-    epoch(executor, state, feed, 0)
-    with torch.no_grad():
-        executor.consolidate(state, feed)
-    feed.load_task(1)
-    return Ready(executor, feed, state)
+    return prepare(algorithm, runs, challenge, device)
 
 
 Times = Mapping[str, list[float]]  # contender -> milliseconds per model-step, a number a round
@@ -125,16 +97,16 @@ Times = Mapping[str, list[float]]  # contender -> milliseconds per model-step, a
 
 def benchmark(runs: list[tuple[int, float]], device: torch.device, console: Console) -> tuple[Times, dict[str, int]]:
     with console.status(f"{len(runs)} runs: storing {STORED} gradients each"):
-        ready = {name: prepare(algorithm, runs, device) for name, algorithm in ALGORITHMS.items()}
+        ready = {name: with_stored(algorithm, runs, device) for name, algorithm in ALGORITHMS.items()}
     times: dict[str, list[float]] = {name: [] for name in ready}
     order = list(ready)
     for number in track(range(setting.ROUNDS + 1), f"{len(runs)} runs", console=console, transient=True):
         for name in order:
-            milliseconds = ready[name].measure()
+            milliseconds = measure(ready[name])
             if number:  # the first round warms up
                 times[name].append(milliseconds)
         order = [*order[1:], order[0]]
-    return times, {name: each.memory_bytes for name, each in ready.items()}
+    return times, {name: memory_bytes(each) for name, each in ready.items()}
 
 
 def ratio(times: Times, of: str, to: str) -> Spread:

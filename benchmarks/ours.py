@@ -17,7 +17,8 @@ from benchmarks import setting
 from benchmarks.worker import Measure, per_step, serve
 from glocal import __version__, challenges, tree
 from glocal.algorithms import AGEM, ER, EWC, SGD, Algorithm
-from glocal.engine.cohort import Cohort, Member
+from glocal.challenges import Challenge
+from glocal.engine.cohort import CPU, Cohort, Member
 from glocal.engine.execute import Executor
 from glocal.engine.feed import Feed
 from glocal.engine.plan import initial_state
@@ -54,10 +55,16 @@ def epoch(executor: Executor, state: State, feed: Feed, number: int) -> int:
     return losses.numel()
 
 
-def prepare(algorithm: Algorithm, runs: list[tuple[int, float]]) -> Ready:
+def prepare(
+    algorithm: Algorithm,
+    runs: list[tuple[int, float]],
+    challenge: Challenge | None = None,
+    device: torch.device = CPU,
+) -> Ready:
     members = tuple(Member(seed, lr, algorithm) for seed, lr in runs)
-    challenge = challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
-    cohort = Cohort(challenge, partial(mlp, hidden=setting.WIDTHS[1:-1]), members, epochs=1, batch_size=setting.BATCH)
+    challenge = challenge or challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
+    network = partial(mlp, hidden=setting.WIDTHS[1:-1])
+    cohort = Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH, device=device)
     feed = Feed(cohort)
     feed.load_task(0)
     executor, note = choose(cohort, feed, "auto")
