@@ -1,0 +1,131 @@
+r"""What the instruments look at: the true losses L_1 … L_T of a sequence of tasks, and the points θ_0 … θ_T that
+training passed on its way through them. Tasks are counted from 0: θ_o, the solution of task o, is `solutions[o + 1]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from glocal import losses, tree
+from glocal.challenges.challenge import Data
+from glocal.curvature.products import Product, gauss_newton_product, hessian_product
+from glocal.engine.cohort import Cohort, constants, seeded_network
+from glocal.engine.feed import evenly_spaced
+from glocal.engine.train import Execution, Progress, train
+from glocal.errors import require
+from glocal.losses import Loss
+from glocal.tree import Params
+
+CHUNK = 2_000
+
+
+class Point(NamedTuple):
+    """The parameters θ, and the network's other tensors (BatchNorm's statistics) as they were beside them."""
+
+    params: Params
+    buffers: Params
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network, its loss, the tasks' data as the network takes them, and θ_0, θ_1, …; the network is in eval mode."""
+
+    module: nn.Module
+    loss: Loss
+    tasks: Sequence[Data]
+    solutions: Sequence[Point]
+
+    def __post_init__(self) -> None:
+        self.module.eval()
+        found, allowed = len(self.solutions), len(self.tasks) + 1
+        require(
+            1 <= found <= allowed,
+            f"{len(self.tasks)} tasks have 1 to {allowed} points θ_0, θ_1, …; {found} were given.",
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.solutions[0].params.values())).device
+
+    def outputs(self, point: Point, x: Tensor) -> Tensor:
+        """f_θ(x)."""
+        return functional_call(self.module, {**point.params, **point.buffers}, (x,))
+
+    def value(self, task: int, point: Point) -> Tensor:
+        """L_o(θ), the mean over the task's data, a bounded number of examples at a time."""
+        data = self.tasks[task]
+        parts = zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True)
+        return torch.stack([self.loss.per_sample(self.outputs(point, x), y).sum() for x, y in parts]).sum() / len(
+            data.y
+        )
+
+    def gradient(self, task: int, point: Point) -> Params:
+        """∇L_o(θ)."""
+        leaves = {k: p.detach().requires_grad_() for k, p in point.params.items()}
+        data, total = self.tasks[task], {k: torch.zeros_like(p) for k, p in point.params.items()}
+        with torch.enable_grad():
+            for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
+                share = self.loss.per_sample(self.outputs(Point(leaves, point.buffers), x), y).sum() / len(data.y)
+                slopes = torch.autograd.grad(share, list(leaves.values()), allow_unused=True, materialize_grads=True)
+                for k, slope in zip(leaves, slopes, strict=True):
+                    total[k] += slope
+        return total
+
+    def hessian_product(self, task: int, point: Point) -> Product:
+        """v ↦ H_o(θ) v, H_o = ∇²L_o."""
+        return hessian_product(self.module, point.params, point.buffers, *self.tasks[task], self.loss, CHUNK)
+
+    def outer_product(self, task: int, point: Point) -> Product:
+        """v ↦ G_o(θ) v, the outer-product part of the Hessian (Eq. Hessian-decomp)."""
+        return gauss_newton_product(self.module, point.params, point.buffers, self.tasks[task].x, self.loss, CHUNK)
+
+    def on(self, device: torch.device | str) -> Subject:
+        """The same subject on another device."""
+        move = partial(tree.map_tree, lambda leaf: leaf.to(device))
+        tasks = [Data(d.x.to(device), d.y.to(device)) for d in self.tasks]
+        points = [Point(move(p.params), move(p.buffers)) for p in self.solutions]
+        return Subject(self.module.to(device), self.loss, tasks, points)
+
+
+def of_module(
+    module: nn.Module, loss: str | Loss, tasks: Sequence[Data | tuple[Tensor, Tensor]], checkpoints: Sequence[Mapping]
+) -> Subject:
+    """A subject from what a user has: a network, every task's (x, y), and state dicts θ_0, θ_1, … of the network."""
+    points = []
+    for state in checkpoints:
+        module.load_state_dict(state)
+        params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
+        points.append(Point(params, {k: b.clone() for k, b in constants(module).items()}))
+    chosen = losses.get(loss) if isinstance(loss, str) else loss
+    return Subject(module, chosen, [Data(*task) for task in tasks], points)
+
+
+def of_training(
+    cohort: Cohort, examples: int = CHUNK, execution: Execution = "auto", progress: Progress | None = None
+) -> list[Subject]:
+    """Train a cohort to the end, and look at every one of its runs."""
+    points: list[list[Point]] = [[] for _ in cohort.members]
+    for snapshot in train(cohort, execution=execution, progress=progress):
+        for run, seen in enumerate(points):
+            own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
+            seen.append(Point(own["params"], own.get("buffers", {})))
+    return [of_run(cohort, run, seen, examples) for run, seen in enumerate(points)]
+
+
+def of_run(cohort: Cohort, run: int, points: Sequence[Point], examples: int = CHUNK) -> Subject:
+    """One run of a cohort at these points, with at most so many training examples of every task, evenly spaced."""
+    challenge, seed = cohort.challenge, cohort.members[run].seed
+    make = cohort.algorithm.network(cohort.make_network, challenge.tasks)
+    module = seeded_network(make, challenge, seed).to(cohort.device)
+    tasks = []
+    for task in range(challenge.tasks):
+        data = evenly_spaced(challenge.task(task, seed).train, examples)
+        tasks.append(Data(cohort.door.ready(data.x.to(cohort.device)), data.y.to(cohort.device)))
+    return Subject(module, losses.get(challenge.loss), tasks, points)
