@@ -25,8 +25,8 @@ from glocal.engine.config import RunConfig
 from glocal.engine.plan import largest_cohort
 from glocal.engine.step import scalars
 from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
-from glocal.errors import GlocalError
-from glocal.networks.model import MakeNetwork
+from glocal.errors import GlocalError, unknown
+from glocal.networks.model import PRECISIONS, MakeNetwork, Precision
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
 from glocal.version import __version__
@@ -59,12 +59,12 @@ class Setup:
     execution: Execution
     memory_budget: int | None
     largest: int | None
+    precision: Precision
 
     def cohort(self, wanted: Sequence[Wanted]) -> Cohort:
         members = tuple(w.member for w in wanted)
-        return Cohort(
-            self.challenge, self.make_network, members, self.epochs, self.batch_size, self.train_eval, self.device
-        )
+        how = self.epochs, self.batch_size, self.train_eval, self.device, self.precision
+        return Cohort(self.challenge, self.make_network, members, *how)
 
 
 class Watcher(Protocol):
@@ -109,6 +109,7 @@ def sweep(
     store: str | Path = "runs",
     data: str | Path | None = None,
     device: str = "auto",
+    precision: str = "fp32",
     keep_parameters: bool = False,
     execution: Execution = "auto",
     memory_budget: int | None = None,
@@ -132,6 +133,7 @@ def sweep(
         execution,
         memory_budget,
         None if cohort_size is None else _whole("cohort_size", cohort_size, 1),
+        choose_precision(precision),
     )
     seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
     wanted: dict[str, Wanted] = {}
@@ -150,6 +152,7 @@ def sweep(
                     setup.epochs,
                     setup.batch_size,
                     setup.train_eval,
+                    setup.precision,
                 )
                 wanted[config.hash] = Wanted(config, Member(config.seed, config.lr, algorithm.thing))
     if not wanted:
@@ -321,6 +324,12 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= torch.cuda.device_count():
         raise GlocalError(f"device '{name}' was asked for; there are {torch.cuda.device_count()} GPUs, counted from 0.")
     return device
+
+
+def choose_precision(name: str) -> Precision:
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    return name
 
 
 def _whole(name: str, value: int | None, default: int) -> int:

@@ -53,6 +53,8 @@ class FromRuns:
     """Stop after so many tasks."""
     epochs: Count = None
     """Passes over each task (as published unless given)."""
+    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    """How exactly the network multiplies (fp32 for the MLP, bf16 for ResNet-18 unless given)."""
     angles: Literal["published", "seed"] = "published"
     """The published angles of each method and seed, or angles from the seed alone, the same for all algorithms."""
     further: Flag = False
@@ -140,6 +142,8 @@ class IcarlBuffer:
     """Stop after so many tasks."""
     epochs: Count = None
     """Passes over each task (as published unless given)."""
+    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    """How exactly the network multiplies (bf16 for ResNet-18 unless given)."""
     scope: Literal["task", "class"] = "task"
     """Accuracy among the task's own classes, as published, or among all; both are measured in the same runs."""
     demo: Flag = False
@@ -167,7 +171,8 @@ class IcarlBuffer:
         names = self.challenge or ("split-cifar10",)
         columns = [icarl_buffer.DEMO] if self.demo else [icarl_buffer.column(name) for name in names]
         watcher, runs = bars(), Runs([])
-        for part in selected(columns, lambda column: column.rows, self.lrs, self.seeds, self.tasks, self.epochs):
+        choice = self.lrs, self.seeds, self.tasks, self.epochs
+        for part in selected(columns, lambda column: column.rows, *choice, precision=self.precision):
             more = train(part, store=self.store, data=self.data, device=self.device, watcher=watcher)
             runs = Runs([*runs, *more])
         show(compare(runs, scope=self.scope))

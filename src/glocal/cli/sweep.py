@@ -30,10 +30,11 @@ DEFAULTS: dict[str, Any] = {
     "network": "mlp",
     "store": Path("runs"),
     "device": "auto",
+    "precision": "fp32",
 }
 SWEEP_FIELDS = (
     *("challenge", "lrs", "seeds", "network", "setting", "tasks", "epochs", "batch_size", "train_eval"),
-    *("store", "data", "device", "keep_parameters"),
+    *("store", "data", "device", "precision", "keep_parameters"),
 )
 
 
@@ -76,6 +77,8 @@ class Sweep:
     """A folder with data sets, looked at first."""
     device: Name = None
     """auto, cpu, cuda or cuda:N (auto unless given)."""
+    precision: Name = None
+    """fp32, tf32 or bf16: how exactly the network multiplies (fp32 unless given)."""
     keep_parameters: Flag = False
     """Keep the parameters after every task."""
 
@@ -142,6 +145,7 @@ def _read(path: Path) -> dict[str, Any]:
         store: str | None = None
         data: str | None = None
         device: Name = None
+        precision: Name = None
         keep_parameters: bool | None = None
 
     try:

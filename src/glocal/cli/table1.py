@@ -14,6 +14,7 @@ from pathlib import Path
 from glocal.errors import GlocalError
 from glocal.laboratory import Unwatched, Watcher
 from glocal.metrics import Over
+from glocal.networks.model import PRECISIONS
 from glocal.paper import results
 from glocal.paper.comparison import Comparison, compare, titled
 from glocal.paper.selection import Selection, selected, train
@@ -33,6 +34,7 @@ class Job:
     tasks: int | None = None
     epochs: int | None = None
     angles: Angles = "published"
+    precision: str | None = None
     further: bool = False
     demo: bool = False
     store: Path = Path("runs-paper")
@@ -53,6 +55,7 @@ class Job:
             self.tasks,
             self.epochs,
             self.angles,
+            self.precision,
         )
 
     def runs(self) -> Runs:
@@ -131,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", type=int, help="stop after so many tasks")
     parser.add_argument("--epochs", type=int, help="passes over each task (as published)")
     parser.add_argument("--angles", choices=ANGLES, default="published", help="published, or from the seed alone")
+    parser.add_argument("--precision", choices=PRECISIONS, help="how exactly the network multiplies (the column's own)")
     parser.add_argument("--further", action="store_true", help="with the rows that the paper does not have")
     parser.add_argument("--demo", action="store_true", help="a small table on the embedded digits")
     parser.add_argument("--forgetting", choices=("t-1", "t"), default="t-1", help="averaged over so many tasks")

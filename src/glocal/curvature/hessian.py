@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 def dense(product: Product, like: Mapping[str, Tensor], block: int = 64) -> Tensor:
     """The dense matrix of a linear map of parameter vectors, `block` columns at a time."""
-    theta = flatten(like)
-    identity = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
-    column = vmap(lambda e: flatten(product(unflatten(e, like))), out_dims=1, chunk_size=block)
-    return column(identity)
+    return _added(None, product, like, block)
 
 
 def hessian(
@@ -41,12 +38,12 @@ def hessian(
     chunk: int = 500,
     block: int = 64,
 ) -> Tensor:
-    """∇²L, shape (P, P), from `chunk` samples and `block` columns at a time."""
+    """∇²L, shape (P, P), from `chunk` samples and `block` columns at a time. It needs the memory of one such matrix."""
 
-    def of_chunk(x: Tensor, y: Tensor) -> Tensor:
-        return dense(hessian_product(module, params, buffers, x, y, loss, chunk), params, block)
+    def of_chunk(x: Tensor, y: Tensor) -> Product:
+        return hessian_product(module, params, buffers, x, y, loss, chunk)
 
-    return _mean_over_chunks(of_chunk, x, y, chunk)
+    return _mean_over_chunks(of_chunk, params, x, y, chunk, block)
 
 
 def outer_product(
@@ -73,17 +70,42 @@ def decomposition(
 ) -> tuple[Tensor, Tensor]:
     """The outer-product and the functional Hessian, each on its own; their sum is ∇²L."""
 
-    def functional(x: Tensor, y: Tensor) -> Tensor:
-        return dense(functional_product(module, params, buffers, x, y, loss, chunk), params, block)
+    def functional(x: Tensor, y: Tensor) -> Product:
+        return functional_product(module, params, buffers, x, y, loss, chunk)
 
-    return outer_product(module, params, buffers, x, loss), _mean_over_chunks(functional, x, y, chunk)
+    outer = outer_product(module, params, buffers, x, loss)
+    return outer, _mean_over_chunks(functional, params, x, y, chunk, block)
 
 
-def _mean_over_chunks(of_chunk: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
-    """The matrix of all the data from the matrices of its chunks: the passes before a chunk's columns are made once."""
+def _mean_over_chunks(
+    of_chunk: Callable[[Tensor, Tensor], Product],
+    like: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    chunk: int,
+    block: int,
+) -> Tensor:
+    """The matrix of all the data from the products of its chunks: the passes before a chunk's columns are made once."""
     total: Tensor | None = None
     for a, b in zip(x.split(chunk), y.split(chunk), strict=True):
-        part = of_chunk(a, b) * (a.shape[0] / x.shape[0])
-        total = part if total is None else total + part
+        total = _added(total, of_chunk(a, b), like, block, a.shape[0] / x.shape[0])
+    assert total is not None
+    return total
+
+
+def _added(
+    total: Tensor | None, product: Product, like: Mapping[str, Tensor], block: int, weight: float = 1.0
+) -> Tensor:
+    """`total` (zero if there is none yet) with the matrix of a product times `weight` added in place, column by column:
+    a whole matrix of unit vectors, or of the part, would be another as large."""
+    theta = flatten(like)
+    places = torch.arange(theta.numel(), device=theta.device)
+    columns = vmap(lambda e: flatten(product(unflatten(e, like))), out_dims=1)
+    for first in range(0, theta.numel(), block):
+        chosen = places[first : first + block]
+        part = columns((chosen.unsqueeze(-1) == places).to(theta.dtype)) * weight
+        if total is None:
+            total = part.new_zeros(theta.numel(), theta.numel())  # as many runs as the products have
+        total[:, first : first + len(chosen)] += part
     assert total is not None
     return total

@@ -55,7 +55,7 @@ def lanczos(
     if largest not in ("magnitude", "algebraic"):
         raise ValueError(f"largest = {largest!r} was given; allowed are 'magnitude' and 'algebraic'.")
     with torch.no_grad():
-        basis, alphas, betas = _tridiagonal(matvec, start, steps)
+        basis, alphas, betas = tridiagonal(matvec, start, steps)
         t = alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1)
         values, s = eigh(t)
         order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
@@ -68,7 +68,7 @@ def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = tor
     return torch.randn(size, dtype=dtype, device=generator.device, generator=generator)
 
 
-def _tridiagonal(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def tridiagonal(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """The basis (m, P), the α and the β (m,); the last β belongs to no vector of the basis, it tells the error."""
     tiny = torch.finfo(start.dtype).tiny
     zero = start.square().sum() == 0

@@ -14,7 +14,7 @@ from glocal.algorithms.algorithm import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.step import Hyper, scalars
 from glocal.networks.door import Door
-from glocal.networks.model import MakeNetwork, Model
+from glocal.networks.model import MakeNetwork, Model, Precision
 from glocal.randomness import generator
 from glocal.tree import Params
 
@@ -48,6 +48,7 @@ class Cohort:
     batch_size: int
     train_eval: int = 2_000
     device: torch.device = CPU
+    precision: Precision = "fp32"
 
     def __len__(self) -> int:
         return len(self.members)
@@ -69,7 +70,8 @@ class Cohort:
         module = self._network(self.members[0].seed).to(self.device)
         loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
-        return Model(module, loss, self.challenge.tasks, self.batch_size, vectorised, classes, self.door)
+        tasks, size = self.challenge.tasks, self.batch_size
+        return Model(module, loss, tasks, size, vectorised, classes, self.door, self.precision)
 
     @cached_property
     def door(self) -> Door:

@@ -25,10 +25,15 @@ class RunConfig:
     batch_size: int
     train_eval: int
     """At most so many training examples of each task, evenly spaced, measure its training loss and accuracy."""
+    precision: str = "fp32"
     protocol: int = field(default=PROTOCOL)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The default precision is not written down: runs that had no other to choose keep their names."""
+        whole = asdict(self)
+        if self.precision == "fp32":
+            del whole["precision"]
+        return whole
 
     @property
     def hash(self) -> str:

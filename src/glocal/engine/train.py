@@ -20,7 +20,9 @@ from glocal.engine.evaluate import Evaluator
 from glocal.engine.execute import Executor, RunByRun, Vectorised
 from glocal.engine.feed import Feed
 from glocal.engine.graph import Graphed
+from glocal.engine.layout import arrange
 from glocal.engine.plan import initial_state
+from glocal.engine.precision import multiplying
 from glocal.engine.record import Record
 from glocal.engine.state import State
 from glocal.tree import Params
@@ -61,7 +63,11 @@ def train(
     The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
     until the generator goes on.
     """
-    progress = progress or Silent()
+    with multiplying(cohort.precision):
+        yield from _train(cohort, begin, execution, progress or Silent())
+
+
+def _train(cohort: Cohort, begin: Snapshot | None, execution: Execution, progress: Progress) -> Iterator[Snapshot]:
     if cohort.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(cohort.device)
     started = time.perf_counter()
@@ -76,6 +82,7 @@ def train(
         record.notes = [note] if note else []
         record.seconds = time.perf_counter() - started
         yield begin
+    arrange(begin.state, cohort.device)
     begin.record.notes = [note] if note else []
     state, record, spent = begin.state, begin.record, begin.record.seconds
     for task in range(begin.finished, cohort.challenge.tasks):
@@ -91,6 +98,7 @@ def train(
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
         with torch.no_grad():
             executor.consolidate(state, feed)
+            arrange(state, cohort.device)
             distances = distance(state.params, theta_0), distance(state.params, previous)
             note_lost(state, distances[0])
             record.from_start[:, task], record.from_previous[:, task] = distances

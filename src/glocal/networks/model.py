@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from glocal.networks.functional import Functional
 from glocal.randomness import split
 from glocal.tree import Params
 
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
 
 
@@ -41,6 +43,7 @@ class Model:
         vectorised: bool = False,
         classes: Callable[[int], Sequence[int]] | None = None,
         door: Door | None = None,
+        precision: Precision = "fp32",
     ) -> None:
         self._modes = {True: Functional(module.train()), False: Functional(copy.deepcopy(module).eval())}
         self.criterion = loss
@@ -55,6 +58,7 @@ class Model:
         self.training = True
         self.buffers: Params = {}
         self._changing = {k for k, _ in module.named_buffers()}
+        self._halved = halved(module) if precision == "bf16" else frozenset()
 
     @property
     def module(self) -> nn.Module:
@@ -96,7 +100,16 @@ class Model:
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""
-        return self._modes[self.training]({**params, **self.buffers}, self.admit(x), *args)
+        return self._through(self._modes[self.training], params, x, *args)
+
+    def _through(self, function: Functional, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
+        """The network in its precision. Mapped over runs torch's own autocast fails: it is done by hand."""
+        tensors, x = {**params, **self.buffers}, self.admit(x)
+        if not self._halved:
+            return function(tensors, x, *args)
+        given = x.dtype
+        tensors = {k: t.bfloat16() if k in self._halved else t for k, t in tensors.items()}
+        return function(tensors, x.bfloat16(), *args).to(given)
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """φ_θ(x), one row an input: what the last linear layer that is called makes its outputs from."""
@@ -108,13 +121,13 @@ class Model:
         layers = [layer for layer in function.module.modules() if isinstance(layer, nn.Linear)]
         handles = [layer.register_forward_pre_hook(keep) for layer in layers]
         try:
-            function({**params, **self.buffers}, self.admit(x), *args)
+            given = self._through(function, params, x, *args).dtype
         finally:
             for handle in handles:
                 handle.remove()
         name = type(function.module).__name__
         require(bool(last), f"features are the inputs of a network's last nn.Linear layer, and {name} calls none.")
-        return last["input"].flatten(1)
+        return last["input"].flatten(1).to(given)
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """ℓ(f_θ(x_i), y_i), one number an input."""
@@ -152,3 +165,9 @@ class Model:
             buffers = {k: torch.where(weight.sum() > 0, b, self.buffers[k]) for k, b in buffers.items()}
         self.buffers = buffers
         return grads
+
+
+def halved(module: nn.Module) -> frozenset[str]:
+    """The parameters that bf16 rounds: all but BatchNorm's, whose few numbers stand at sums over many."""
+    exact = {id(p) for part in module.modules() if isinstance(part, _BatchNorm) for p in part.parameters()}
+    return frozenset(k for k, p in module.named_parameters() if id(p) not in exact)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from glocal.errors import require
+from glocal.networks.batchnorm import BatchNorm2d
+from glocal.networks.convolution import Conv2d
 from glocal.networks.linear import Linear
 
 BLOCKS = 2
@@ -20,15 +22,15 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv1, self.norm1 = Conv2d(channels, width, 3, stride, 1, bias=False), BatchNorm2d(width)
+        self.conv2, self.norm2 = Conv2d(width, width, 3, 1, 1, bias=False), BatchNorm2d(width)
         self.shortcut = nn.Sequential()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(Conv2d(channels, width, 1, stride, bias=False), BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.norm1(self.conv1(x)).relu()
-        return (self.norm2(self.conv2(inner)) + self.shortcut(x)).relu()
+        inner = self.norm1(self.conv1(x), rectify=True)
+        return self.norm2(self.conv2(inner), beside=self.shortcut(x), rectify=True)
 
 
 class ResNet18(nn.Module):
@@ -39,7 +41,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, channels: int, outputs: int, width: int = 64) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv, self.norm = Conv2d(channels, width, 3, 1, 1, bias=False), BatchNorm2d(width)
         blocks, channels = [], width
         for stage in range(4):
             for block in range(BLOCKS):
@@ -49,7 +51,7 @@ class ResNet18(nn.Module):
         self.head = Linear(channels, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x)).relu()
+        x = self.norm(self.conv(x), rectify=True)
         return self.head(self.blocks(x).mean((-2, -1)))
 
 

@@ -18,7 +18,7 @@ from glocal.runs import Runs
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of a column, at these rates and seeds; tasks and epochs are the column's own unless given.
+    """Rows of a column, at these rates and seeds; tasks, epochs and precision are the column's own unless given.
 
     angles: of a rotated challenge, those published for every method and seed, or drawn from the seed alone, the same
         for all algorithms.
@@ -31,6 +31,7 @@ class Selection:
     tasks: int | None = None
     epochs: int | None = None
     angles: Angles = "published"
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         if self.angles not in ANGLES:
@@ -107,6 +108,7 @@ def train(
                 store=store,
                 data=data,
                 device=device,
+                precision=selection.precision or column.precision,
                 watcher=together,
             )
             runs = Runs([*runs, *more])
@@ -156,6 +158,8 @@ def selected(
     tasks: int | None = None,
     epochs: int | None = None,
     angles: Angles = "published",
+    precision: str | None = None,
 ) -> list[Selection]:
     """The same choice on several challenges."""
-    return [Selection(column, rows(column), tuple(lrs), tuple(seeds), tasks, epochs, angles) for column in columns]
+    choice = tuple(lrs), tuple(seeds), tasks, epochs, angles, precision
+    return [Selection(column, rows(column), *choice) for column in columns]

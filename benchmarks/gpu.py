@@ -1,0 +1,281 @@
+"""A GPU at work on the paper's two networks: how long a cohort's step takes, what it must at least take, where it goes.
+
+The MLP on images of 28 × 28 with batches of 128, and ResNet-18 on images of 32 × 32, cropped and flipped, with batches
+of 32, both as the engine trains them; the images are noise, for the time does not depend on them. Every algorithm has
+one task behind it; ogd-gtl has 500 gradients stored, er replays as many examples as it streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import Spread, machine
+from glocal import __version__, challenges
+from glocal.algorithms import AGEM, ER, EWC, OGDGTL, SGD, SI, Algorithm
+from glocal.challenges.challenge import Augment, Challenge, Normalise
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.execute import Executor
+from glocal.engine.feed import Feed
+from glocal.engine.layout import arrange
+from glocal.engine.plan import initial_state
+from glocal.engine.precision import multiplying
+from glocal.engine.state import State
+from glocal.engine.train import choose
+from glocal.networks import NETWORKS
+from glocal.networks.model import Precision
+from glocal.tree import nbytes
+
+RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
+ROUNDS = 7
+BYTES_A_SECOND = 4.8e12
+"""What an H200's memory moves."""
+OPERATIONS_A_SECOND: dict[Precision, float] = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12}
+"""What an H200 multiplies and adds, without sparsity."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cohort to be timed, and the time in microseconds, of a cohort's step or of a model-step, that is the goal."""
+
+    network: str
+    algorithm: Algorithm
+    runs: int
+    precision: Precision
+    goal: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.network} {self.algorithm.name} {self.precision} {self.runs}"
+
+
+CASES = (
+    Case("mlp", SGD(), 25, "fp32", 300),
+    Case("mlp", ER(slots=500, replay=128), 25, "fp32", 500),
+    Case("mlp", EWC(penalty=1.4, fisher="published"), 25, "fp32", 400),
+    Case("mlp", SI(penalty=1.0, damping=1.0, importance="published"), 25, "fp32", 400),
+    Case("mlp", AGEM(slots=500, replay=128), 25, "fp32", 650),
+    Case("mlp", OGDGTL(slots=1000), 25, "fp32", 750),
+    *(Case("resnet18", SGD(), runs, "bf16", 600 if runs >= 8 else None) for runs in (1, 5, 10, 25)),
+    Case("resnet18", ER(slots=200, replay=32), 10, "bf16", 1100),
+    Case("resnet18", SGD(), 10, "tf32"),
+    Case("resnet18", SGD(), 10, "fp32"),
+)
+
+
+def noise(network: str, examples: int) -> Challenge:
+    """Two tasks of random images of the network's challenge."""
+    draw = torch.Generator().manual_seed(0)
+    side = (1, 28, 28) if network == "mlp" else (3, 32, 32)
+
+    def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(256, (n, *side), dtype=torch.uint8, generator=draw), torch.arange(n) % 10
+
+    made = challenges.from_tasks("noise", [(part(examples), part(100)) for _ in range(2)], setting="domain")
+    if network == "mlp":
+        return made
+    return replace(made, normalise=Normalise((0.5,) * 3, (0.25,) * 3), augment=Augment(4, True))
+
+
+@dataclass
+class Ready:
+    """A cohort with a task behind it, in the middle of the second one."""
+
+    executor: Executor
+    feed: Feed
+    state: State
+
+    def epoch(self, number: int) -> None:
+        self.feed.load_epoch(number)
+        self.executor.epoch(self.state, self.feed, number, lambda steps: None)
+
+
+def prepared(case: Case, device: torch.device, examples: int) -> Ready:
+    members = tuple(Member(seed, lr, case.algorithm) for seed, lr in product(range(5), RATES))[: case.runs]
+    batch = 128 if case.network == "mlp" else 32
+    cohort = Cohort(
+        noise(case.network, examples), NETWORKS[case.network][0], members, 1, batch, 100, device, case.precision
+    )
+    feed = Feed(cohort)
+    feed.load_task(0)
+    executor, note = choose(cohort, feed, "vectorised" if device.type == "cpu" else "auto")
+    if note:
+        raise RuntimeError(note)
+    state = initial_state(cohort, feed)
+    arrange(state, device)
+    ready = Ready(executor, feed, state)
+    ready.epoch(0)
+    with torch.no_grad():
+        executor.consolidate(state, feed)
+    arrange(state, device)
+    feed.load_task(1)
+    ready.epoch(1)  # captures the graphs
+    return ready
+
+
+def microseconds(ready: Ready, rounds: int) -> list[float]:
+    """Of a cohort's step, an epoch a round."""
+    found = []
+    for number, _ in zip(count(2), range(rounds), strict=False):
+        ready.feed.load_epoch(number)
+        if ready.state.diverged.is_cuda:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            ready.executor.epoch(ready.state, ready.feed, number, lambda steps: None)
+            end.record()
+            torch.cuda.synchronize()
+            found.append(1e3 * begin.elapsed_time(end) / ready.feed.steps)
+    return found
+
+
+def floor(case: Case, ready: Ready) -> dict[str, float]:
+    """What a model-step of sgd or er needs at least: its products, and its tensors moved once where they must be.
+
+    Parameters are read by the forward pass and written; gradients are written and read. Of the activations every
+    convolution's and every BatchNorm's output is written once and read once by each of forward, backward in the input
+    and backward in the weight.
+    """
+    images = (2 if case.algorithm.name in ("er", "agem") else 1) * ready.feed.cohort.batch_size
+    width = 2 if case.precision == "bf16" else 4
+    module = ready.feed.cohort.model(vectorised=False).module
+    activations, operations, calls = 0, 0, []
+
+    def note(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        nonlocal activations, operations
+        activations += output.numel()
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.dim() > 1:
+            operations += 2 * weight.numel() * output.numel() // weight.shape[0]
+            calls.append(layer)
+
+    kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.BatchNorm2d)
+    handles = [m.register_forward_hook(note) for m in module.modules() if isinstance(m, kinds)]
+    shape = ready.feed.x.shape[1:]
+    with torch.no_grad():
+        module.eval()(torch.zeros(1, *shape, device=ready.feed.device))
+    for handle in handles:
+        handle.remove()
+    parameters = nbytes(ready.state.params) // len(ready.state.diverged)
+    moved = 4 * parameters + 4 * width * activations * images
+    work = 3 * operations * images
+    return {
+        "gigaflops": work / 1e9,
+        "megabytes": moved / 1e6,
+        "products_us": 1e6 * work / OPERATIONS_A_SECOND[case.precision],
+        "memory_us": 1e6 * moved / BYTES_A_SECOND,
+    }
+
+
+def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """Shares of the GPU's time by kind of kernel, over one epoch."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    ready.feed.load_epoch(99)
+    with profiled(activities=[ProfilerActivity.CUDA]) as seen:
+        ready.executor.epoch(ready.state, ready.feed, 99, lambda steps: None)
+        torch.cuda.synchronize()
+    spent: dict[str, float] = {}
+    for event in seen.key_averages():
+        kind = next((k for k, words in kinds.items() if any(w in event.key for w in words)), "other")
+        spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total
+    whole = sum(spent.values())
+    return {k: v / whole for k, v in sorted(spent.items(), key=lambda item: -item[1])}
+
+
+KERNELS = {
+    "batch norm": ("_moments", "_together", "_apply", "_slope"),
+    "patches": ("_gather", "_scatter"),
+    "convolutions": ("implicit", "cudnn", "conv", "xmma", "Slice"),
+    "products": ("gemm", "nvjet", "cutlass", "splitK", "gemv"),
+    "elementwise": ("elementwise", "copy", "reduce", "Memcpy", "Memset", "index", "scatter", "gather", "cat"),
+}
+
+
+def measured(cases: Iterator[Case], device: torch.device, examples: int, rounds: int, console: Console) -> list[dict]:
+    found = []
+    for case in cases:
+        with console.status(case.name), multiplying(case.precision):
+            ready = prepared(case, device, examples)
+            times = microseconds(ready, rounds)
+            row: dict[str, Any] = {
+                "network": case.network,
+                "algorithm": case.algorithm.name,
+                "precision": case.precision,
+            }
+            row |= {"runs": case.runs, "goal_us": case.goal, "floor": floor(case, ready)}
+            if times:
+                spread = Spread.of(times)
+                row |= {"step_us": asdict(spread), "model_step_us": spread.middle / case.runs, "rounds_us": times}
+                row |= {"kernels": profile(ready, KERNELS), "peak_bytes": torch.cuda.max_memory_allocated()}
+            found.append(row)
+            del ready
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        console.print(line(row))
+    return found
+
+
+def line(row: Mapping) -> str:
+    """One case as it is found, for whoever waits."""
+    if "step_us" not in row:
+        return f"{row['network']} {row['algorithm']}: ran"
+    shares = ", ".join(f"{k} {share:.0%}" for k, share in row["kernels"].items())
+    return (
+        f"{row['network']} {row['algorithm']} {row['precision']} × {row['runs']}: {row['step_us']['middle']:.0f} µs, "
+        f"{row['model_step_us']:.0f} µs per model-step ({shares})"
+    )
+
+
+def show(found: list[dict], console: Console) -> None:
+    table = Table(title="One GPU: microseconds, medians over rounds")
+    for column in ("network", "algorithm", "precision", "runs", "cohort step", "model-step", "goal", "floor"):
+        table.add_column(column, justify="right")
+    for row in found:
+        if "step_us" not in row:
+            continue
+        middle, each = row["step_us"]["middle"], row["model_step_us"]
+        judged = middle if row["network"] == "mlp" else each
+        goal = row["goal_us"]
+        colour = "" if goal is None else "green" if judged <= goal else "red"
+        least = max(row["floor"]["products_us"], row["floor"]["memory_us"])
+        shown = "" if goal is None else f"[{colour}]≤ {goal:g}[/]"
+        cells = (row["network"], row["algorithm"], row["precision"], str(row["runs"]))
+        table.add_row(*cells, f"{middle:.0f}", f"{each:.1f}", shown, f"{least:.1f}")
+    console.print(table)
+    console.print("The goal is for the cohort's step (mlp) or a model-step (resnet18); the floor is a model-step's.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: try it out, without times")
+    parser.add_argument("--examples", type=int, default=12_800, help="training examples of a task")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
+    options = parser.parse_args()
+    device, console = torch.device(options.device), Console()
+    cases = (case for case in CASES if options.only in case.name)
+    found = measured(cases, device, options.examples, ROUNDS, console)
+    show(found, console)
+    if device.type == "cuda":
+        where = machine() | {"gpu": torch.cuda.get_device_name(device)}
+        versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "glocal": __version__}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        document = {"date": now, "machine": where, "versions": versions, "rounds": ROUNDS, "cases": found}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        console.print(f"All rounds: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+r"""The spectral density of a symmetric matrix A known by its products alone, by stochastic Lanczos quadrature.
+
+For a unit vector z, m steps of Lanczos's method from z give the Gauss quadrature of A's spectrum as z sees it,
+
+    zᵀ f(A) z ≈ Σ_j s_{1j}² f(λ_j),   (λ_j, s_j) the eigenpairs of the tridiagonal matrix T,
+
+exact for every f where m = P, and for polynomials of degree up to 2m − 1 otherwise. For random z its mean is
+tr f(A) / P, so the λ_j, each standing for P s_{1j}² eigenvalues, are a density of them (Golub & Welsch, 1969; Ubaru,
+Chen & Saad, 2017). Eigenvalues much closer to each other than the m-th part of the spectrum are not told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from glocal.curvature.lanczos import tridiagonal
+from glocal.curvature.symmetric import eigh
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error over the random vectors: NaN for one vector, 0 where all eigenvalues are known.
+
+    It tells nothing of what the quadrature itself cannot resolve.
+    """
+
+    value: Tensor
+    error: Tensor
+
+
+@dataclass(frozen=True)
+class Density:
+    """For every random vector, nodes on the axis of eigenvalues and how many eigenvalues each stands for.
+
+    Both (n, m), in double precision; a vector's weights sum to P.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    exact: bool = False
+
+    def sum(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+        """Σ_i f(λ_i) = tr f(A). NaN where the matrix is not finite."""
+        values = torch.where(self.nodes.isnan(), torch.nan, f(self.nodes).to(self.nodes.dtype))
+        sums = (self.weights * values).sum(-1)
+        if self.exact:
+            return Estimate(sums.mean(), torch.where(sums.isnan(), torch.nan, 0.0).mean())
+        return Estimate(sums.mean(), sums.std() / len(sums) ** 0.5 if len(sums) > 1 else sums.mean() * torch.nan)
+
+    def above(self, threshold: float) -> Estimate:
+        """How many |λ| are above a threshold: the rank, as far as what is below counts as zero."""
+        return self.sum(lambda nodes: nodes.abs() > threshold)
+
+    @property
+    def radius(self) -> Tensor:
+        """The largest |λ|."""
+        return self.nodes.abs().max()
+
+    def at(self, points: Tensor, width: float) -> Tensor:
+        """Eigenvalues per unit of the axis at the given points, each node a Gaussian of this standard deviation."""
+        points = points.to(self.nodes)
+        apart = (points.unsqueeze(-1) - self.nodes.reshape(-1)) / width
+        bells = (-apart.square() / 2).exp() / (width * math.sqrt(2 * math.pi))
+        return bells @ self.weights.reshape(-1) / len(self.nodes)
+
+
+def density(matvec: Callable[[Tensor], Tensor], probes: Tensor, steps: int = 100, block: int = 1) -> Density:
+    """The density from `probes` (n, P), rows of random signs (`trace.random_signs`), with `steps` products for each.
+
+    `matvec` multiplies flat vectors; `block` of them at a time, mapped, if more than one.
+    """
+    count, size = probes.shape
+    if count < 1 or steps < 1:
+        raise ValueError(f"{count} random vectors and {steps} steps were given; allowed: 1 and more of both.")
+
+    def one(probe: Tensor) -> tuple[Tensor, Tensor]:
+        nodes, weights = quadrature(matvec, probe, steps)
+        return nodes, weights * size
+
+    if block == 1:
+        found = [one(probe) for probe in probes]
+        return Density(torch.stack([nodes for nodes, _ in found]), torch.stack([weights for _, weights in found]))
+    return Density(*vmap(one, chunk_size=block)(probes))
+
+
+def of_eigenvalues(values: Tensor) -> Density:
+    """The density where all eigenvalues are known: each stands for itself."""
+    return Density(values.double()[None], torch.ones_like(values, dtype=torch.float64)[None], exact=True)
+
+
+def quadrature(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Nodes λ, rising, and weights s₁², which sum to 1, for the start z = `start` / ‖`start`‖; in double precision."""
+    with torch.no_grad():
+        _, alphas, betas = tridiagonal(matvec, start, min(steps, start.numel()))
+        alphas, betas = alphas.double(), betas[:-1].double()
+        values, s = eigh(alphas.diag_embed() + betas.diag_embed(1) + betas.diag_embed(-1))
+        return values, s[0].square()

@@ -1,0 +1,27 @@
+"""How exactly a GPU multiplies: fp32 as it stands, tf32 with factors of 11 significant bits, bf16 with numbers of 8.
+
+`bf16` concerns the network's own products alone (`networks.model`); parameters, gradients, updates, the algorithm's
+memory and BatchNorm's statistics stay fp32. On a CPU tf32 is fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from glocal.networks.model import Precision
+
+
+@contextmanager
+def multiplying(precision: Precision) -> Iterator[None]:
+    """Torch's own switches, for as long as the context lasts. Of a convolution's kernels the fastest is taken."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
+    try:
+        products.allow_tf32 = convolutions.allow_tf32 = precision == "tf32"
+        convolutions.benchmark = True
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = before

@@ -1,0 +1,18 @@
+"""Whether kernels of our own can be compiled: on a GPU, where Triton is there, as it is beside PyTorch for CUDA."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def available(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and _installed()
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,133 @@
+r"""Forgetting predicted and measured. Eq. forgetting-quadratic says of a task o and a later solution θ_t
+
+    E_o(θ_t) = L_o(θ_t) − L_o(θ_o) ≈ (θ_t − θ_o)ᵀ ∇L_o(θ_o) + ½ (θ_t − θ_o)ᵀ H_o (θ_t − θ_o),
+
+and Eq. eqt:forgetting-rec what the update Δ_t = θ_t − θ_{t−1} adds to the average over t tasks,
+
+    E(t) = (t−1)/t E(t−1) + (1/t) [ Δ_tᵀ Σ_{o<t} ∇L_o(θ_o) + ½ Δ_tᵀ (Σ_{o<t} H_o) Δ_t + vᵀ Δ_t ],
+
+    v = Σ_{o<t} H_o (θ_{t−1} − θ_o).
+
+Both are exact for quadratic losses, wherever the θ_t are. The equation is that of E(t) averaged over t, though the
+sentence before it averages over t − 1; then the factors are (t−2)/(t−1) and 1/(t−1), and the bracket is the same.
+
+Matrices are (N, N) over the N learnt tasks, [t, o] for task o after task t, both counted from 0, and NaN where o > t.
+What the network's other tensors (BatchNorm's statistics) do to L_o is in the remainder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from glocal.errors import unknown
+from glocal.lens import flat
+from glocal.lens.subject import Subject
+from glocal.metrics import OVER, Over
+
+
+class Shares(NamedTuple):
+    """How much of forgetting each term makes, by magnitude: they sum to 1, and are NaN where all terms are 0."""
+
+    gradient: Tensor
+    quadratic: Tensor
+    remainder: Tensor
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """Every pair's forgetting and the terms that predict it; and what the update Δ_t adds to each of them."""
+
+    measured: Tensor  # L_o(θ_t) − L_o(θ_o)
+    gradient: Tensor  # (θ_t − θ_o)ᵀ ∇L_o(θ_o)
+    quadratic: Tensor  # ½ (θ_t − θ_o)ᵀ H_o (θ_t − θ_o)
+    added_gradient: Tensor  # Δ_tᵀ ∇L_o(θ_o)
+    added_quadratic: Tensor  # ½ Δ_tᵀ H_o Δ_t
+    added_v: Tensor  # (θ_{t−1} − θ_o)ᵀ H_o Δ_t
+
+    @property
+    def predicted(self) -> Tensor:
+        """Eq. forgetting-quadratic."""
+        return self.gradient + self.quadratic
+
+    @property
+    def remainder(self) -> Tensor:
+        """What is beyond the second order."""
+        return self.measured - self.predicted
+
+    @property
+    def shares(self) -> Shares:
+        terms = torch.stack([self.gradient, self.quadratic, self.remainder]).abs()
+        return Shares(*(terms / terms.sum(0)))
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """Eq. eqt:forgetting-rec after every task t, each (N,): `predicted` is the sum of the four terms below it."""
+
+    over: Over
+    measured: Tensor  # E(t)
+    predicted: Tensor  # E(t) by Eq. forgetting-quadratic
+    before: Tensor  # E(t−1), with its factor
+    gradient: Tensor
+    quadratic: Tensor
+    v: Tensor
+
+
+def forgetting(subject: Subject) -> Forgetting:
+    """All pairs: one gradient a task and one Hessian product a pair o < t."""
+    n = flat.trained(subject)
+    terms = torch.full((5, n, n), torch.nan, dtype=torch.float64, device=subject.device)
+    for o in range(n):
+        slope, times, origin = flat.slope(subject, o), flat.hessian(subject, o), flat.position(subject, o)
+        moved = bent = torch.zeros_like(origin)  # θ_t − θ_o, and H_o times it
+        terms[:, o, o] = 0
+        for t in range(o + 1, n):
+            update = flat.update(subject, t)
+            turned = times(update)
+            added = [flat.inner(slope, update), flat.inner(update, turned) / 2, flat.inner(moved, turned)]
+            moved, bent = flat.position(subject, t) - origin, bent + turned
+            terms[:, t, o] = torch.stack([flat.inner(slope, moved), flat.inner(moved, bent) / 2, *added])
+    return Forgetting(measured(subject), *terms.cpu())
+
+
+def measured(subject: Subject) -> Tensor:
+    """L_o(θ_t) − L_o(θ_o) for every pair."""
+    n = flat.trained(subject)
+    found = torch.full((n, n), torch.nan, dtype=torch.float64, device=subject.device)
+    with torch.no_grad():
+        for o in range(n):
+            learnt = subject.value(o, flat.solution(subject, o)).double()
+            for t in range(o, n):
+                found[t, o] = subject.value(o, flat.solution(subject, t)).double() - learnt
+    return found.cpu()
+
+
+def recursion(pairs: Forgetting, over: Over = "t") -> Recursion:
+    """The average over o, term by term, as Eq. eqt:forgetting-rec adds it up."""
+    predicted = total(pairs.predicted)
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), predicted[:-1]])
+    sums = [total(pairs.measured), predicted, before]
+    sums += [total(part) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v)]
+    count = averaged(len(predicted), over)
+    return Recursion(over, *(part / count for part in sums))
+
+
+def average(pairs: Tensor, over: Over) -> Tensor:
+    """E(t) after every task, (N,): over 't', or over 't-1' and undefined (NaN) after the first."""
+    return total(pairs) / averaged(len(pairs), over)
+
+
+def total(pairs: Tensor) -> Tensor:
+    """Σ_{o≤t} of a matrix of pairs, after every task t."""
+    return torch.where(torch.ones_like(pairs, dtype=torch.bool).tril(), pairs, 0.0).sum(1)
+
+
+def averaged(tasks: int, over: Over) -> Tensor:
+    """How many tasks E(t) is averaged over, after each of them."""
+    if over not in OVER:
+        raise unknown("average of forgetting over", over, OVER)
+    return torch.arange(1, tasks + 1, dtype=torch.float64) - (over == "t-1")

@@ -1,0 +1,233 @@
+r"""Definition 1 as an experiment: is an algorithm's approximation \hat L_o of a finished task local or global?
+
+    local:   I(\hat L_o(θ); θ_o) > 0 for all θ,     global:   I(\hat L_o(θ); θ_o) = 0 for all θ ≠ θ_o:
+
+modifying θ_o would not change a global approximation. So θ_o is modified. An ensemble of solutions of the first task is
+trained from different initialisations, and everything else is held fixed: the data, their order, and the random numbers
+of every step. The order counts among the memory's draws and not among what makes a solution: which examples a reservoir
+keeps depends on it, and not on θ. Whatever then differs between the \hat L_o of two solutions, it owes to the solutions.
+
+Every solution is given D memories that differ in their random numbers alone: the same D for every solution, so that
+chance in a memory (which examples were drawn) is told from dependence on θ_o. The first of them is the one training
+uses; the others see the same steps (`Redrawn`). All of them are consolidated at θ_o, and each \hat L_o is evaluated at
+the same probes: runs of their own, at their initialisation, on their way, at their solution, and off it by as much as
+they have travelled. Whether the numbers depend on the solution is then tested (`dependence`).
+
+What Definition 1 does not say of the memory's draws is settled by the paper's reading of it: they are no part of θ_o.
+Experience replay trains θ_o on what its reservoir holds, so that the two do depend on each other by chance, and still
+its \hat L_o would be the same at any other solution: global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from glocal import resolve, tree
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality
+from glocal.challenges.challenge import Challenge, Task
+from glocal.curvature.vector import flatten, unflatten
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.feed import Feed, evenly_spaced
+from glocal.engine.plan import initial_state
+from glocal.engine.record import Record
+from glocal.engine.train import Execution, Snapshot, train
+from glocal.errors import require
+from glocal.lens.dependence import Dependence, dependence
+from glocal.lens.redrawn import Redrawn
+from glocal.lens.subject import Point
+from glocal.networks.model import MakeNetwork
+from glocal.randomness import generator
+
+PLACES = ("initialisation", "path", "solution", "beyond")
+"""Where every run that is kept for probes is looked from."""
+TASKS = 2
+"""Tasks that a memory is laid out for; the first one is trained."""
+REPETITIONS = 2
+"""Evaluations of the same solution with the same draws: what differs between them is chance that nobody holds fixed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    r"""What an algorithm declares and what was found, with the numbers behind it.
+
+    variance_explained and information (nats) are means over the probes, `by_probe` has each. `distance` is the mean
+    distance between two solutions; `lost` counts those that diverged and were left out.
+    """
+
+    algorithm: str
+    declared: Locality
+    found: Locality
+    variance_explained: float
+    variance_involved: float
+    information: float
+    p_value: float
+    values: Tensor
+    r"""\hat L_o(θ), (solutions, draws, repetitions, probes)."""
+    by_probe: Dependence
+    places: tuple[str, ...]
+    """Where each probe lies."""
+    distance: float
+    lost: int
+
+    @property
+    def agrees(self) -> bool:
+        return self.declared == self.found
+
+
+def locality(
+    algorithm: str | Algorithm | type[Algorithm],
+    challenge: str | Challenge,
+    network: str | MakeNetwork = "mlp",
+    lr: float = 0.1,
+    epochs: int = 3,
+    *,
+    batch_size: int = 32,
+    examples: int = 500,
+    solutions: int = 24,
+    draws: int = 3,
+    probes: int = 8,
+    level: float = 0.01,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    execution: Execution = "auto",
+) -> Verdict:
+    r"""Train `solutions` solutions of the first task on at most so many `examples`, and test whether \hat L_o knows them.
+
+    It is found local where independence is rejected at the `level`, global where nothing speaks against it.
+    """
+    require(solutions >= 3, f"an ensemble has at least 3 solutions; {solutions} were asked for.")
+    require(draws >= 2, f"chance is told from dependence by at least 2 draws; {draws} were asked for.")
+    require(probes >= 1, f"an approximation is evaluated at 1 probe or more; {probes} were asked for.")
+    require(1e-3 <= level < 1, f"the level of the test is from 0.001 to below 1; {level} was given.")
+    tested = resolve.algorithm(algorithm).thing
+    given = resolve.challenge(challenge).thing
+    resolve.suited(tested, given)
+    shared = _shared(given, seed, examples)
+    make = resolve.network(network, shared).thing
+    apart = -(-probes // len(PLACES))
+    member = Member(seed, lr, Redrawn(tested, draws))
+    cohort = Cohort(shared, make, (member,) * (solutions + apart), epochs, batch_size, 1, torch.device(device))
+    starts, snapshot = _trained(cohort, execution)
+    alive = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
+    lost = len(cohort) - len(alive)
+    require(
+        len(alive) >= 3 + apart,
+        f"{lost} of {len(cohort)} solutions diverged at lr={lr:g}, and too few are left. Choose a smaller one.",
+    )
+    held, kept = alive[:apart], alive[apart:]
+    theta = torch.stack([flatten(snapshot.state.select(run).params) for run in kept])
+    distance = float(torch.pdist(theta).mean())
+    require(distance > 0, "all solutions are the same point: the network's initialisation must depend on chance.")
+    points = [p for run in held for p in _probes(starts[run], _point(snapshot, run), seed, run)][:probes]
+    values = _values(cohort, snapshot, kept, points)
+    known = values.isfinite().flatten(0, 2).all(0)
+    require(bool(known.any()), f"no probe has a finite approximation by {tested.name} for every solution.")
+    places = tuple(PLACES[i % len(PLACES)] for i in range(probes) if known[i])
+    found = dependence(values[..., known], generator(seed, "locality", "exchanges"))
+    return Verdict(
+        algorithm=resolve.name_of(tested),
+        declared=tested.locality,
+        found="local" if found.p_value <= level else "global",
+        variance_explained=float(found.explained.mean()),
+        variance_involved=float(found.involved.mean()),
+        information=float(found.information.mean()),
+        p_value=found.p_value,
+        values=values[..., known],
+        by_probe=found,
+        places=places,
+        distance=distance,
+        lost=lost,
+    )
+
+
+def _shared(challenge: Challenge, seed: int, examples: int) -> Challenge:
+    """The challenge's first tasks as one seed meets them, for all runs alike."""
+
+    def make(index: int, _: int) -> Task:
+        task = challenge.task(index, seed)
+        return replace(task, train=evenly_spaced(task.train, examples), test=evenly_spaced(task.test, 1))
+
+    return replace(challenge, tasks=min(challenge.tasks, TASKS), make_task=make, seeded=False)
+
+
+def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Point], Snapshot]:
+    """The first task, from an initialisation of its own for every run, with one seed for all the rest."""
+    feed = Feed(cohort)
+    feed.load_task(0)
+    seeds = [cohort.members[0].seed + 1 + run for run in range(len(cohort))]
+    state = initial_state(cohort.only([replace(m, seed=s) for m, s in zip(cohort.members, seeds, strict=True)]), feed)
+    begin = Snapshot(0, state, Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs))
+    starts = [_point(begin, run) for run in range(len(cohort))]
+    return starts, next(train(cohort, begin, execution))
+
+
+def _point(snapshot: Snapshot, run: int) -> Point:
+    own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
+    return Point(own["params"], own.get("buffers", {}))
+
+
+def _probes(start: Point, end: Point, seed: int, run: int) -> list[Point]:
+    """A run at each of the PLACES."""
+    a, b = flatten(start.params), flatten(end.params)
+    away = torch.randn(b.shape[0], generator=generator(seed, "locality", "probe", run)).to(b)
+    beyond = b + (b - a).norm() * away / away.norm()
+    return [start, *(Point(unflatten(at, end.params), end.buffers) for at in ((a + b) / 2, b, beyond))]
+
+
+def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Point]) -> Tensor:
+    r"""\hat L_o(θ), (runs, draws, repetitions, probes); one memory is consolidated at a time, and forgotten.
+
+    Two runs show whether repetitions differ at all, and whether draws do: what does not is not computed again.
+    """
+    redrawn = cohort.algorithm
+    assert isinstance(redrawn, Redrawn)
+    tested, seed, draws = redrawn.algorithm, cohort.members[0].seed, range(redrawn.draws)
+    model = cohort.model(vectorised=False)
+    eyes = [model.bind(p.buffers, training=False) for p in probes]  # a probe brings its own statistics, for all alike
+    whole = [_whole(cohort, seed, draw) for draw in draws]
+
+    @torch.no_grad()
+    def seen(run: int, draw: int) -> Tensor:
+        own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
+        memory = redrawn.memories(own.get("memory", {}))[draw]
+        with _drawing(cohort.device, seed, draw):
+            bound = model.bind(own.get("buffers", {}), key=whole[draw].key)
+            memory = tested.consolidate(bound, own["params"], memory, whole[draw])
+            values = [tested.approximation(eye, memory, 0)(p.params) for eye, p in zip(eyes, probes, strict=True)]
+        return torch.stack(values).cpu()
+
+    def table(runs: Sequence[int], draws: Sequence[int], repetitions: int) -> Tensor:
+        rows = [torch.stack([torch.stack([seen(r, d) for _ in range(repetitions)]) for d in draws]) for r in runs]
+        return torch.stack(rows)
+
+    pilot = table(runs[:2], draws, REPETITIONS)
+    repeat = REPETITIONS if _differ(pilot, 2) else 1
+    drawn = draws if _differ(pilot, 1) else draws[:1]
+    rest = table(runs[2:], drawn, repeat)
+    return torch.cat([pilot, rest.expand(-1, len(draws), REPETITIONS, -1)])
+
+
+def _differ(values: Tensor, along: int) -> bool:
+    return not torch.allclose(values, values.narrow(along, 0, 1).expand_as(values), rtol=1e-6, atol=0, equal_nan=True)
+
+
+def _whole(cohort: Cohort, seed: int, draw: int) -> Batch:
+    """All data of the task, with one draw's random numbers."""
+    device, (x, y) = cohort.device, cohort.challenge.task(0, seed).train
+    stream = generator(seed, "locality", "consolidate", draw)
+    random, key = torch.rand(len(y), generator=stream), torch.randint(2**63 - 1, (), generator=stream)
+    task, end = torch.zeros((), dtype=torch.long, device=device), torch.ones((), device=device)
+    return Batch(x.to(device), y.to(device), random.to(device), task, end, key.to(device))
+
+
+@contextmanager
+def _drawing(device: torch.device, seed: int, draw: int) -> Iterator[None]:
+    """What draws from torch's own stream (dropout, a user's code) draws the same numbers at every solution."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
+        yield

@@ -1,0 +1,156 @@
+r"""Theorem 2 (prop:ogd): updates orthogonal to the gradients of old outputs meet Theorem 1's constraint. The proof has
+
+    Δ_tᵀ H_o Δ_t = Δ_tᵀ G_o Δ_t + Δ_tᵀ F_o Δ_t,   G_o = (1/n) Σ_i J_iᵀ [∇²_f ℓ_i] J_i,
+
+drops the functional part F_o, which is small at a minimum, and takes Δ_tᵀ G_o Δ_t = 0 from J_i Δ_t = 0 (Eq.
+eqt:opt-cond-revisited). `theorem2` measures all three for any updates.
+
+OGD-GTL keeps the true label's gradient alone. The appendix explains it by the entry of ∇²_f ℓ at that label y, for
+cross-entropy the largest entry of diag(p) − p pᵀ when K ≫ 1. `ground_truth` measures it on a network's outputs, and
+`equal_split` gives it where the other labels share 1 − p_y equally. A confident network's entry is K − 1 times the next
+largest, as is said there. But there are K − 1 of these, and they weigh as much together: the entry has
+p_y (1 − p_y) / (1 − Σ_k p_k²) of the trace, which is at most one half whatever K and p are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glocal.curvature.lanczos import lanczos
+from glocal.curvature.products import functional_product
+from glocal.errors import require
+from glocal.lens import flat
+from glocal.lens.subject import CHUNK, Subject
+from glocal.losses import Loss
+
+
+@dataclass(frozen=True)
+class Theorem2:
+    """(N, N) matrices [t, o] of tasks o < t, counted from 0, NaN elsewhere; and vectors (N,)."""
+
+    outer: Tensor  # Δ_tᵀ G_o Δ_t
+    functional: Tensor  # Δ_tᵀ F_o Δ_t
+    lengths: Tensor  # ‖Δ_t‖
+    norms: Tensor  # ‖H_o‖, the largest |eigenvalue|
+
+    @property
+    def hessian(self) -> Tensor:
+        """Δ_tᵀ H_o Δ_t."""
+        return self.outer + self.functional
+
+    @property
+    def functional_share(self) -> Tensor:
+        """The functional part's, by magnitude; NaN where both parts are 0."""
+        return self.functional.abs() / (self.outer.abs() + self.functional.abs())
+
+    @property
+    def rayleigh(self) -> Tensor:
+        """Δ_tᵀ H_o Δ_t / ‖Δ_t‖²: the curvature along the update, between H_o's lowest and highest eigenvalue."""
+        return self.hessian / self.lengths.unsqueeze(1).square()
+
+    @property
+    def relative(self) -> Tensor:
+        """The same as a part of ‖H_o‖, between −1 and 1."""
+        return self.rayleigh / self.norms
+
+
+def theorem2(subject: Subject, steps: int = 30, seed: int = 0) -> Theorem2:
+    """All pairs: two products each, and `steps` products a task for ‖H_o‖.
+
+    The functional part has products of its own: as a difference of the others it would drown in their rounding.
+    """
+    n = flat.trained(subject)
+    flat.at_least(1, steps=steps)
+    begin = flat.start(subject, seed)
+    found = torch.full((2, n, n), torch.nan, dtype=torch.float64, device=subject.device)
+    norms = []
+    for o in range(n):
+        point = flat.solution(subject, o)
+        network = (subject.module, point.params, point.buffers, *subject.tasks[o], subject.loss, CHUNK)
+        norms.append(lanczos(flat.hessian(subject, o), begin, 1, steps).values[0].abs().double())
+        if o + 1 < n:
+            parts = [subject.outer_product(o, point), functional_product(*network)]
+            maps = [flat.flat(part, point.params) for part in parts]
+        for t in range(o + 1, n):
+            update = flat.update(subject, t)
+            found[:, t, o] = torch.stack([flat.inner(update, times(update)) for times in maps])
+    lengths = torch.stack([flat.update(subject, t).double().norm() for t in range(n)])
+    outer, functional = found.cpu()
+    return Theorem2(outer, functional, lengths.cpu(), torch.stack(norms).cpu())
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """∇²_f ℓ of every sample, and in it the entry at the true label y; each (n,). All are 0 where it underflows."""
+
+    confidence: Tensor  # p(y | x)
+    entry: Tensor  # [∇²_f ℓ]_yy
+    trace: Tensor
+    frobenius: Tensor  # √ of the sum of all squared entries
+    largest_other: Tensor  # the largest magnitude among the other entries
+
+    @property
+    def of_trace(self) -> Tensor:
+        """The entry's share of the trace. For cross-entropy also the share of its row in all magnitudes."""
+        return self.entry / self.trace
+
+    @property
+    def of_squares(self) -> Tensor:
+        """The entry's share of all squared entries."""
+        return (self.entry / self.frobenius).square()
+
+    @property
+    def dominance(self) -> Tensor:
+        """How many times as large the entry is as the next largest."""
+        return self.entry / self.largest_other
+
+    @property
+    def of_total_trace(self) -> Tensor:
+        """The entries' share of the trace of all samples together, which confident ones hardly weigh in."""
+        return self.entry.sum() / self.trace.sum()
+
+
+def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
+    """From outputs (n, K); y are classes (n,), or vectors (n, K) whose largest entry is the true label."""
+    require(
+        outputs.dim() == 2 and len(outputs) > 0 and outputs.shape[1] > 1,
+        f"outputs of the shape {tuple(outputs.shape)} were given; allowed: (n, K), n of at least 1, K of at least 2.",
+    )
+    k = outputs.shape[1]
+    parts = zip(*(part.split(max(1, (1 << 22) // k**2)) for part in (outputs.detach().double(), y)), strict=True)
+    found = [_entries(loss, f, labels) for f, labels in parts]
+    return GroundTruth(*(torch.cat(columns).cpu() for columns in zip(*found, strict=True)))
+
+
+def ground_truth_of(subject: Subject, task: int) -> GroundTruth:
+    """The same for a task's data at its solution θ_o."""
+    with torch.no_grad():
+        outputs = torch.cat(
+            [subject.outputs(flat.solution(subject, task), x) for x in subject.tasks[task].x.split(CHUNK)]
+        )
+    return ground_truth(subject.loss, outputs, subject.tasks[task].y)
+
+
+def equal_split(confidence: Tensor, classes: int) -> GroundTruth:
+    """Cross-entropy in closed form where p_y = `confidence` and every other label has (1 − p_y) / (K − 1)."""
+    require(classes > 1, f"{classes} classes were given; allowed: at least 2.")
+    p = confidence.double()
+    q, others = (1 - p) / (classes - 1), classes - 1
+    entry, diagonal = p * (1 - p), q * (1 - q)
+    squares = entry**2 + others * diagonal**2 + 2 * others * (p * q) ** 2 + others * (others - 1) * q**4
+    return GroundTruth(p, entry, entry + others * diagonal, squares.sqrt(), torch.maximum(diagonal, p * q))
+
+
+def _entries(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    root = loss.hessian_root(outputs)
+    matrix = root.mT @ root  # a sum of small positive terms, where 1 − p would round to 0
+    label = y.argmax(-1) if y.is_floating_point() else y
+    truth = torch.arange(outputs.shape[1], device=outputs.device) == label.unsqueeze(-1)
+    both = truth.unsqueeze(-1) & truth.unsqueeze(-2)
+    entry = torch.where(both, matrix, 0.0).sum((1, 2))
+    others = torch.where(both, 0.0, matrix.abs()).amax((1, 2))
+    trace = matrix.diagonal(dim1=1, dim2=2).sum(1)
+    return loss.likelihood(outputs, y), entry, trace, matrix.flatten(1).norm(dim=1), others

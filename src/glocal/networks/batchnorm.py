@@ -1,0 +1,108 @@
+r"""BatchNorm with what stands around it in a residual network, relu(B(x) + beside), as one operation.
+
+    B(x) = γ (x − μ) / √(σ² + ε) + β,  μ and σ² over the batch and all positions, a channel at a time
+
+On a GPU three passes over the numbers, where one after the other would take eight. Mapped over runs, every run's
+channels are channels of one larger batch norm.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from glocal.kernels.triton import available
+from glocal.networks.convolution import into
+
+Dims: TypeAlias = tuple[int | None, ...]
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d`, but that it does not count the batches it has seen: its momentum is constant."""
+
+    def forward(self, x: Tensor, beside: Tensor | None = None, rectify: bool = False) -> Tensor:
+        """B(x), or B(x) + beside, or relu of it."""
+        mean, variance, momentum = self.running_mean, self.running_var, self.momentum
+        assert mean is not None and variance is not None and momentum is not None
+        if self.training and available(x):
+            y, found, spread = Normalised.apply(x, self.weight, self.bias, beside, rectify, self.eps)
+            n = x.numel() // x.shape[1]
+            mean.mul_(1 - momentum).add_(found, alpha=momentum)
+            variance.mul_(1 - momentum).add_(spread, alpha=momentum * n / (n - 1))
+            return y
+        exact = x.to(mean.dtype)
+        z = functional.batch_norm(exact, mean, variance, self.weight, self.bias, self.training, momentum, self.eps)
+        z = z if beside is None else z + beside
+        return (z.relu() if rectify else z).to(x.dtype)
+
+
+class Normalised(Function):
+    """relu(B(x) + beside), μ and σ²; the last two are not differentiated."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, rectify: bool, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from glocal.kernels import batchnorm_triton
+
+        return batchnorm_triton.normalise(x, weight, bias, beside, rectify, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, bias, beside, ctx.rectify, ctx.eps = inputs
+        y, mean, variance = output
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.beside = beside is not None
+        ctx.save_for_backward(x, y, weight, bias, mean, variance)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+        dx, dweight, dbias, dbeside = Slopes.apply(dy, *ctx.saved_tensors, ctx.beside, ctx.rectify, ctx.eps)
+        return dx, dweight, dbias, dbeside if ctx.beside else None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, rectify: bool, eps: float
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        runs = info.batch_size
+        x, weight, bias = _channels(x, dims[0], runs), into(weight, dims[1], 0, runs), into(bias, dims[2], 0, runs)
+        beside = None if beside is None else _channels(beside, dims[3], runs)
+        y, mean, variance = Normalised.apply(x, weight, bias, beside, rectify, eps)
+        return (y.unflatten(1, (runs, -1)), mean.view(runs, -1), variance.view(runs, -1)), (1, 0, 0)
+
+
+class Slopes(Function):
+    """The slopes of `Normalised` in x, γ, β and beside; they are not differentiated again."""
+
+    @staticmethod
+    def forward(
+        dy: Tensor, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *how: Any
+    ) -> tuple[Tensor, ...]:
+        from glocal.kernels import batchnorm_triton
+
+        return batchnorm_triton.slopes(dy, x, y, weight, bias, mean, variance, *how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        raise NotImplementedError("curvature is measured with BatchNorm in evaluation mode.")
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, *given: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        runs = info.batch_size
+        images = [_channels(t, d, runs) for t, d in zip(given[:3], dims[:3], strict=True)]
+        vectors = [into(t, d, 0, runs) for t, d in zip(given[3:7], dims[3:7], strict=True)]
+        dx, dweight, dbias, dbeside = Slopes.apply(*images, *vectors, *given[7:])
+        inner = [t.unflatten(1, (runs, -1)) for t in (dx, dbeside)]
+        return (inner[0], dweight.view(runs, -1), dbias.view(runs, -1), inner[1]), (1, 0, 0, 1)
+
+
+def _channels(x: Tensor, dim: int | None, runs: int) -> Tensor:
+    """The runs' channels side by side, and last in memory."""
+    return into(x, dim, 1, runs).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,154 @@
+"""Ranks of the average Hessian against numpy's, dense and by density."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quadratics import Quadratics, anywhere, dense_hessian, diverged, network
+from torch import Tensor, nn
+
+from glocal.curvature.density import of_eigenvalues
+from glocal.errors import GlocalError
+from glocal.lens import flat
+from glocal.lens import rank as lens_rank
+from glocal.lens.rank import effective_rank, participation_ratio, rank, ranks, spectra
+from glocal.lens.subject import of_module
+
+
+def averages(known: Quadratics) -> list[np.ndarray]:
+    r"""\bar H_{<t} = (1/t) Σ_{o<t} H_o with the paper's count: t = 2, 3, … have 1, 2, … tasks before them."""
+    tasks = len(known.data)
+    return [sum(known.hessian(o) for o in range(t - 1)) / t for t in range(2, tasks + 2)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), tasks=st.integers(1, 4), spans=st.integers(1, 2))
+def test_on_quadratics_it_is_numpys_rank_and_grows_with_the_tasks(seed: int, tasks: int, spans: int) -> None:
+    known = anywhere(seed, tasks, spans)
+    found = rank(known.subject, absolute=(1e-2, 0.3), relative=(1e-9, 0.2))
+    assert found.size == 8
+    for row, matrix in enumerate(averages(known)):
+        values = abs(np.linalg.eigvalsh(matrix))
+        np.testing.assert_allclose(found.top[row], values.max(), rtol=1e-10)
+        assert found.relative[row, 0] == np.linalg.matrix_rank(matrix, tol=1e-9 * values.max(), hermitian=True)
+        assert found.relative[row, 0] == 2 * min(4, spans * (row + 1))
+        assert found.relative[row, 1] == (values > 0.2 * values.max()).sum()
+        assert found.absolute[row].tolist() == [(values > 1e-2).sum(), (values > 0.3).sum()]
+        p = values / values.sum()
+        np.testing.assert_allclose(
+            found.effective[row], np.exp(-(p[p > 1e-15] * np.log(p[p > 1e-15])).sum()), rtol=1e-9
+        )
+        np.testing.assert_allclose(found.participation[row], np.trace(matrix) ** 2 / (matrix**2).sum(), rtol=1e-9)
+    assert found.absolute_errors.abs().max() == 0
+    assert found.relative_errors.abs().max() == 0
+
+
+@given(
+    count=st.integers(1, 20),
+    zeros=st.integers(0, 20),
+    scale=st.sampled_from([1e-200, 1e-3, 1.0, 1e200]),
+    sign=st.sampled_from([1.0, -1.0]),
+)
+def test_equal_eigenvalues_and_zeros_have_their_number_as_rank(
+    count: int, zeros: int, scale: float, sign: float
+) -> None:
+    found = of_eigenvalues(torch.tensor([sign * scale] * count + [0.0] * zeros, dtype=torch.float64))
+    torch.testing.assert_close(float(effective_rank(found)), float(count))
+    torch.testing.assert_close(float(participation_ratio(found)), float(count))
+    assert ranks([found], count + zeros).relative[0].tolist() == [count] * 4
+
+
+def test_zero_has_rank_zero() -> None:
+    found = of_eigenvalues(torch.zeros(5))
+    assert effective_rank(found) == participation_ratio(found) == 0
+    assert ranks([found], 5).absolute.sum() == ranks([found], 5).relative.sum() == 0
+
+
+def test_a_networks_dense_hessians() -> None:
+    subject = network(tasks=3)
+    found = spectra(subject, "dense")
+    total = torch.zeros_like(dense_hessian(subject, 0))
+    for o, one in enumerate(found):
+        total = total + dense_hessian(subject, o)
+        torch.testing.assert_close(one.nodes[0], torch.linalg.eigvalsh(total / (o + 2)), rtol=1e-9, atol=1e-12)
+
+
+def test_the_average_as_a_product_kept_or_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = network(tasks=3)
+    v = torch.randn(flat.size(subject), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = (dense_hessian(subject, 0) + dense_hessian(subject, 1)) @ v / 3
+    torch.testing.assert_close(flat.average_hessian(subject, 2)(v), expected, rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(flat, "LARGEST_SMALL", 10)
+    torch.testing.assert_close(flat.average_hessian(subject, 2)(v), expected, rtol=1e-9, atol=1e-12)
+    assert flat.at_once(subject) == 1
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["side by side", "one by one"])
+def test_the_density_counts_what_the_eigenvalues_are(monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
+    if not small:
+        monkeypatch.setattr(flat, "LARGEST_SMALL", 10)
+    subject = network(tasks=2)
+    exact = rank(subject, absolute=(1e-2,), relative=(1e-2,), method="dense")
+    found = rank(subject, absolute=(1e-2,), relative=(1e-2,), method="density", probes=40)
+    torch.testing.assert_close(found.top, exact.top, rtol=1e-9, atol=0)
+    for count, error, true in (
+        (found.absolute, found.absolute_errors, exact.absolute),
+        (found.relative, found.relative_errors, exact.relative),
+    ):
+        assert ((count - true).abs() < 4 * error).all()
+        assert (error > 0).all()
+        assert (error < 0.1 * true).all()
+    torch.testing.assert_close(found.effective, exact.effective, rtol=0.1, atol=0)
+    torch.testing.assert_close(found.participation, exact.participation, rtol=0.15, atol=0)
+
+
+class Many(nn.Module):
+    """A network of too many parameters for a dense matrix, most of which do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(3, 2, bias=False)
+        self.idle = nn.Parameter(torch.zeros(lens_rank.LARGEST_DENSE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x) + 0 * self.idle.sum()
+
+
+def test_large_networks_get_a_density_and_are_refused_a_dense_matrix() -> None:
+    module = Many()
+    x, y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(9, 2)
+    subject = of_module(module, "squared-error", [(x, y)], [module.state_dict()] * 2)
+    with pytest.raises(
+        GlocalError, match=r"dense Hessian of 20,006 parameters was asked for; up to 20,000 are allowed"
+    ):
+        rank(subject, method="dense")
+    found = rank(subject, relative=(1e-3,), steps=8, probes=60)
+    assert abs(found.relative[0, 0] - 6) < 4 * found.relative_errors[0, 0]
+    np.testing.assert_allclose(found.top[0], np.linalg.eigvalsh(x.T @ x / 9)[-1] / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dense", "density"])
+def test_a_run_that_diverged_has_no_rank_from_there_on(method: lens_rank.Method) -> None:
+    found = rank(diverged(network(), 2), method=method)
+    for part in (
+        found.top,
+        found.absolute,
+        found.relative,
+        found.absolute_errors,
+        found.effective,
+        found.participation,
+    ):
+        assert part[0].isfinite().all()
+        assert part[1:].isnan().all()
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(
+        GlocalError, match=r"unknown method 'densest'. Did you mean 'dense'\? Allowed: auto, dense, density"
+    ):
+        rank(network(), method="densest")  # type: ignore[arg-type]
+    with pytest.raises(GlocalError, match="probes = 0 was given; allowed: 1 and more"):
+        rank(network(), probes=0)

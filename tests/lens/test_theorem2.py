@@ -1,0 +1,184 @@
+"""Theorem 2's quadratics against dense matrices; the entry of ∇²_f ℓ at the true label against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quadratics import anywhere, dense_hessian, diverged, network, theta_of
+from torch import Tensor
+
+from glocal.curvature.hessian import decomposition
+from glocal.curvature.vector import unflatten
+from glocal.errors import GlocalError
+from glocal.lens.subject import Point, Subject
+from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth, ground_truth_of, theorem2
+from glocal.losses import LOSSES, get
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_pair_is_that_of_the_dense_matrices(loss: str) -> None:
+    subject = network(loss=loss)
+    found = theorem2(subject)
+    for o in range(3):
+        point = subject.solutions[o + 1]
+        outer, functional = decomposition(subject.module, *point, *subject.tasks[o], subject.loss)
+        top = torch.linalg.eigvalsh(dense_hessian(subject, o)).abs().max()
+        torch.testing.assert_close(found.norms[o], top, rtol=1e-6, atol=0)
+        for t in range(3):
+            if t <= o:
+                assert found.outer[t, o].isnan()
+                assert found.relative[t, o].isnan()
+                continue
+            delta = theta_of(subject, t) - theta_of(subject, t - 1)
+            one, other = delta @ outer @ delta, delta @ functional @ delta
+            along = delta @ dense_hessian(subject, o) @ delta
+            expected = [one, other, along, other.abs() / (one + other.abs()), along / (delta @ delta)]
+            parts = [found.outer, found.functional, found.hessian, found.functional_share, found.rayleigh]
+            torch.testing.assert_close(
+                torch.stack([part[t, o] for part in parts]), torch.stack(expected), rtol=1e-8, atol=1e-12
+            )
+            torch.testing.assert_close(found.relative[t, o], along / (delta @ delta) / top, rtol=1e-6, atol=1e-12)
+
+
+def test_updates_orthogonal_to_old_outputs_meet_the_constraint_up_to_the_functional_part() -> None:
+    """The first half of the proof, on a network that is at no minimum."""
+    subject = network(seed=4)
+    point = subject.solutions[1]
+    jacobian = torch.autograd.functional.jacobian(
+        lambda theta: subject.outputs(Point(unflatten(theta, point.params), {}), subject.tasks[0].x[:5]).flatten(),
+        theta_of(subject, 0),
+    )
+    few = [subject.tasks[0]._replace(x=subject.tasks[0].x[:5], y=subject.tasks[0].y[:5]), *subject.tasks[1:]]
+    step = theta_of(subject, 1) - theta_of(subject, 0)
+    free = step - torch.linalg.lstsq(jacobian.T, step[:, None]).solution.T[0] @ jacobian
+    assert free.norm() > 0.1
+    points = [*subject.solutions[:2], Point(unflatten(theta_of(subject, 0) + free, point.params), {})]
+    found = theorem2(Subject(subject.module, subject.loss, few, points))
+    assert abs(found.outer[1, 0]) < 1e-14
+    assert abs(found.functional[1, 0]) > 1e-4
+    assert found.functional_share[1, 0] > 0.999
+
+
+def test_linear_networks_have_no_functional_part() -> None:
+    found = theorem2(anywhere(0).subject)
+    below = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+    assert found.functional[below].abs().max() == 0
+    assert (found.relative[below] > 0).all()
+    assert (found.relative[below] <= 1 + 1e-12).all()
+
+
+def test_a_run_that_diverged_has_no_numbers() -> None:
+    found = theorem2(diverged(network(), 2))
+    for part in (found.outer, found.functional, found.rayleigh, found.relative):
+        assert part.isnan().all()
+    assert found.norms.isnan().tolist() == [False, True, False]
+
+
+def by_definition(loss: str, outputs: Tensor, y: Tensor) -> list[Tensor]:
+    """Entry, trace, Frobenius norm and the largest other entry of ∇²_f ℓ by automatic differentiation."""
+    rows = []
+    for f, label in zip(outputs, y, strict=True):
+        matrix = torch.autograd.functional.hessian(lambda f, a=label: get(loss).per_sample(f[None], a[None]).sum(), f)
+        place = int(label.argmax()) if label.dim() else int(label)
+        entry = matrix[place, place].clone()
+        frobenius = matrix.norm()
+        trace = matrix.trace()
+        matrix[place, place] = 0
+        rows.append(torch.stack([entry, trace, frobenius, matrix.abs().max()]))
+    return list(torch.stack(rows, 1))
+
+
+def fields(found: GroundTruth) -> list[Tensor]:
+    return [found.entry, found.trace, found.frobenius, found.largest_other]
+
+
+@settings(max_examples=40, deadline=None)
+@given(classes=st.integers(2, 12), seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 5.0]))
+def test_the_entry_at_the_true_label_is_at_most_half_of_the_trace(classes: int, seed: int, scale: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    outputs = scale * torch.randn(6, classes, dtype=torch.float64, generator=draw)
+    y = torch.randint(classes, (6,), generator=draw)
+    found = ground_truth(get("cross-entropy"), outputs, y)
+    for part, expected in zip(fields(found), by_definition("cross-entropy", outputs, y), strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-8, atol=1e-12)
+    p = outputs.softmax(1)
+    mine = p.gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(found.confidence, mine)
+    torch.testing.assert_close(found.of_trace, mine * (1 - mine) / (1 - p.square().sum(1)), rtol=1e-6, atol=0)
+    assert (found.of_trace <= 0.5 + 1e-12).all()
+    absolute = (p.diag_embed() - p.unsqueeze(-1) * p.unsqueeze(-2)).abs()
+    row = absolute[torch.arange(6), y].sum(1) / absolute.sum((1, 2))
+    torch.testing.assert_close(found.of_trace, row, rtol=1e-6, atol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(classes=st.integers(2, 200), confidence=st.floats(0.01, 0.9999))
+def test_equal_split_is_what_is_measured_on_such_outputs(classes: int, confidence: float) -> None:
+    p = torch.full((1, classes), (1 - confidence) / (classes - 1), dtype=torch.float64)
+    p[0, 1] = confidence
+    measured = ground_truth(get("cross-entropy"), p.log(), torch.tensor([1]))
+    closed = equal_split(torch.tensor([confidence]).double(), classes)
+    for part, expected in zip(fields(measured), fields(closed), strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-12)
+    share = confidence / (confidence + 1 - (1 - confidence) / (classes - 1))
+    torch.testing.assert_close(float(closed.of_trace), share, rtol=1e-5, atol=0)
+
+
+def test_with_two_classes_all_entries_are_equal() -> None:
+    found = equal_split(torch.tensor([0.3, 0.6, 0.99]), 2)
+    torch.testing.assert_close(found.dominance, torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(found.of_trace, torch.full((3,), 0.5, dtype=torch.float64))
+    torch.testing.assert_close(found.of_squares, torch.full((3,), 0.25, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("classes", [3, 10, 100])
+def test_confident_outputs_dominate_by_their_classes_but_not_the_trace(classes: int) -> None:
+    found = equal_split(torch.tensor([1 - 1e-9], dtype=torch.float64), classes)
+    torch.testing.assert_close(float(found.dominance), float(classes - 1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(float(found.of_trace), 0.5, rtol=1e-6, atol=0)
+    torch.testing.assert_close(float(found.of_squares), (classes - 1) / (classes + 2), rtol=1e-6, atol=0)
+
+
+def test_outputs_so_sure_that_probabilities_round_to_one() -> None:
+    outputs = torch.zeros(1, 10)
+    outputs[0, 3] = 60.0
+    found = ground_truth(get("cross-entropy"), outputs, torch.tensor([3]))
+    torch.testing.assert_close(float(found.dominance), 9.0)
+    torch.testing.assert_close(float(found.of_trace), 0.5)
+
+
+def test_squared_error_favours_no_label() -> None:
+    targets = torch.eye(5, dtype=torch.float64)
+    found = ground_truth(get("squared-error"), torch.randn(5, 5, dtype=torch.float64), targets)
+    for part, expected in zip(fields(found), by_definition("squared-error", targets * 0.3, targets), strict=True):
+        torch.testing.assert_close(part, expected)
+    torch.testing.assert_close(found.of_trace, torch.full((5,), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(found.dominance, torch.ones(5, dtype=torch.float64))
+
+
+def test_of_a_subject_at_the_tasks_solution_in_several_parts() -> None:
+    subject = network()
+    found = ground_truth_of(subject, 1)
+    outputs = subject.outputs(subject.solutions[2], subject.tasks[1].x)
+    for part, expected in zip(fields(found), by_definition("cross-entropy", outputs, subject.tasks[1].y), strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.of_total_trace, found.entry.sum() / found.trace.sum())
+    wide = torch.randn(5, 2000, generator=torch.Generator().manual_seed(0))  # one matrix of these fills a part
+    labels = torch.arange(5)
+    whole = ground_truth(get("cross-entropy"), wide, labels)
+    last = ground_truth(get("cross-entropy"), wide[4:], labels[4:])
+    torch.testing.assert_close(whole.entry[4:], last.entry)
+    assert len(whole.entry) == 5
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(GlocalError, match=r"outputs of the shape \(4, 1\) were given"):
+        ground_truth(get("cross-entropy"), torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(GlocalError, match=r"outputs of the shape \(0, 3\) were given"):
+        ground_truth(get("cross-entropy"), torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(GlocalError, match="1 classes were given"):
+        equal_split(torch.tensor([0.5]), 1)
+    with pytest.raises(GlocalError, match="steps = 0 was given"):
+        theorem2(network(), steps=0)

@@ -1,0 +1,91 @@
+"""The convolution whose derivatives are its own contractions: against torch's, once, twice, and mapped over runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jacrev, vmap
+from torch.nn import functional
+
+from glocal.networks.convolution import Conv2d, Input, Output, Weight, convolve
+
+SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
+"""channels, width, side, k, stride, padding"""
+
+
+def tensors(channels: int, width: int, side: int, k: int, *runs: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(channels)
+    x = torch.randn(*runs, 2, channels, side, side, dtype=torch.float64, generator=draw)
+    return x, torch.randn(*runs, width, channels, k, k, dtype=torch.float64, generator=draw)
+
+
+@pytest.mark.parametrize(("channels", "width", "side", "k", "stride", "padding"), SHAPES)
+def test_each_contraction_has_the_slopes_it_claims_and_they_have_theirs(
+    channels: int, width: int, side: int, k: int, stride: int, padding: int
+) -> None:
+    x, w = (t.requires_grad_() for t in tensors(channels, width, side, k))
+    y = functional.conv2d(x, w, None, stride, padding).detach().requires_grad_()
+    size = (side, side)
+    forms: list[tuple[Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]] = [
+        (lambda a, b: Output.apply(a, b, stride, padding, 1), (x, w)),
+        (lambda a, b: Input.apply(a, b, stride, padding, 1, size), (y, w)),
+        (lambda a, b: Weight.apply(a, b, stride, padding, 1, k), (x, y)),
+    ]
+    for form, given in forms:
+        assert torch.autograd.gradcheck(form, given)
+        assert torch.autograd.gradgradcheck(form, given)
+
+
+@pytest.mark.parametrize(("channels", "width", "side", "k", "stride", "padding"), SHAPES)
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0)])
+def test_mapped_over_runs_it_is_every_runs_own(
+    channels: int, width: int, side: int, k: int, stride: int, padding: int, dims: tuple[int | None, int | None]
+) -> None:
+    given = tensors(channels, width, side, k, 3)
+    x, w = (t if dim == 0 else t[0] for t, dim in zip(given, dims, strict=True))
+
+    def value(f: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda x, w: (f(x, w).sin() * f(x, w)).sum()
+
+    ours = value(lambda x, w: convolve(x, w, stride, padding))
+    theirs = value(lambda x, w: functional.conv2d(x, w, None, stride, padding))
+    mapped = vmap(grad(ours, argnums=(0, 1)), in_dims=dims)(x, w)
+    for run in range(3):
+        alone = grad(theirs, argnums=(0, 1))(*(t[run] if d == 0 else t for t, d in zip((x, w), dims, strict=True)))
+        for found, expected in zip(mapped, alone, strict=True):
+            torch.testing.assert_close(found[run], expected, rtol=1e-9, atol=1e-10)
+    leaves = [t.clone().requires_grad_() for t in (x, w)]
+    outside = torch.autograd.grad(vmap(ours, in_dims=dims)(*leaves).sum(), leaves)
+    for found, expected, dim in zip(outside, mapped, dims, strict=True):
+        torch.testing.assert_close(found, expected if dim == 0 else expected.sum(0), rtol=1e-9, atol=1e-10)
+
+
+def test_samples_within_runs_and_second_derivatives_within_both() -> None:
+    """Two maps, one in the other, and a Hessian inside: as curvature asks for."""
+    x, w = tensors(2, 3, 4, 3, 2)
+
+    def curvature(f: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        one = lambda w, sample: (f(sample[None], w, 2, 1) ** 3).sum()  # noqa: E731
+        return vmap(lambda x, w: vmap(lambda sample: jacrev(jacrev(one))(w, sample))(x))
+
+    theirs = curvature(lambda x, w, stride, padding: functional.conv2d(x, w, None, stride, padding))
+    torch.testing.assert_close(curvature(convolve)(x, w), theirs(x, w), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"bias": False}, {"stride": 2}, {"stride": (1, 2)}, {"dilation": 2}, {"groups": 2}),
+        *({"padding": "same"}, {"padding": (0, 1)}, {"padding_mode": "circular", "padding": 1}),
+    ],
+    ids=str,
+)
+def test_as_a_layer_it_is_torchs(options: dict) -> None:
+    torch.manual_seed(0)
+    ours, theirs = Conv2d(4, 6, 3, **options).double(), nn.Conv2d(4, 6, 3, **options).double()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-10, atol=1e-12)
