@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glocal.curvature.density import Density, density, of_eigenvalues, quadrature
+from glocal.curvature.lanczos import Eigenpairs
 from glocal.curvature.products import hessian_product
 from glocal.curvature.trace import random_signs
 from glocal.curvature.vector import flatten, unflatten
@@ -71,14 +72,45 @@ def test_few_steps_are_exact_on_polynomials_of_twice_their_degree() -> None:
         assert (abs(found - true) < 1e-14) == (degree <= 9), degree
 
 
-def test_counts_are_as_far_off_as_they_say() -> None:
-    spectrum = torch.cat([torch.linspace(1, 5, 40), torch.zeros(160)]).double()
-    matrix = turned(spectrum)
-    found = [of(matrix, signs(8, 200, seed), 60).above(0.5) for seed in range(60)]
-    off = torch.stack([f.value for f in found]) - 40
+def test_sums_are_as_far_off_as_they_say() -> None:
+    matrix = turned(torch.cat([torch.linspace(1, 5, 40), torch.zeros(160)]).double())
+    found = [of(matrix, signs(8, 200, seed), 45, 8).sum(lambda v: v.abs().sqrt()) for seed in range(60)]
+    off = torch.stack([f.value for f in found]) - torch.linspace(1, 5, 40).double().sqrt().sum()
     assert off.abs().median() > 0.1
     assert abs(off.mean()) < 4 * off.std() / 60**0.5
     assert 0.75 < torch.stack([f.error for f in found]).square().mean().sqrt() / off.std() < 1.25
+
+
+@pytest.mark.parametrize("shape", ["positive", "both signs"])
+def test_counts_are_within_three_of_their_errors_at_any_threshold(shape: str) -> None:
+    """Also where the threshold is among eigenvalues that so few steps cannot tell apart."""
+    spectrum = torch.logspace(-8, 0, 400, dtype=torch.float64)
+    if shape == "both signs":
+        spectrum[::2] *= -1
+    found = of(turned(spectrum), signs(30, 400), 40)
+    off, errors = [], []
+    for threshold in torch.logspace(-7, -0.5, 60).tolist():
+        count, error = found.above(threshold)
+        off.append(abs(float(count) - int((spectrum.abs() > threshold).sum())))
+        errors.append(float(error))
+    assert max(off) > 20
+    assert all(a <= 3 * b for a, b in zip(off, errors, strict=True))
+    assert max(errors[-5:]) < 15
+
+
+def test_known_eigenpairs_leave_chance_to_the_rest() -> None:
+    spectrum = torch.cat([torch.tensor([50.0, -40.0, 30.0]), torch.linspace(-1, 1, 97)]).double()
+    matrix = turned(spectrum)
+    values, vectors = torch.linalg.eigh(matrix)
+    order = values.abs().argsort(descending=True)[:3]
+    pairs = Eigenpairs(values[order], vectors.T[order], torch.zeros(3, dtype=torch.float64))
+    without, found = (density(lambda v: matrix @ v, signs(8, 100), 30, known=known) for known in (None, pairs))
+    assert (found.nodes.diff(dim=1) >= 0).all()
+    torch.testing.assert_close(found.weights.sum(1), torch.full((8,), 100.0, dtype=torch.float64))
+    torch.testing.assert_close(found.above(10).value, torch.tensor(3.0, dtype=torch.float64))
+    assert without.sum(torch.square).error > 100
+    assert found.sum(torch.square).error < 3
+    assert abs(found.sum(torch.square).value - spectrum.square().sum()) < 4 * found.sum(torch.square).error
 
 
 def test_known_eigenvalues_count_themselves() -> None:

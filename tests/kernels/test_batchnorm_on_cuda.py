@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional
 
 from glocal.networks.batchnorm import BatchNorm2d, Normalised
+from glocal.networks.functional import Functional
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -32,7 +33,8 @@ def test_outputs_statistics_and_slopes(shape: tuple[int, ...], beside: bool, rec
     slope = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, leaves, slope)
     single = [t.detach().float().requires_grad_() for t in leaves]
-    y, mean, variance = Normalised.apply(*single[:3], single[3] if beside else None, rectify, 1e-5)
+    running = torch.zeros(shape[1], device="cuda"), torch.ones(shape[1], device="cuda")
+    y, _, _, mean, variance = Normalised.apply(*single[:3], single[3] if beside else None, *running, rectify, 1e-5, 0.1)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(mean.double(), x.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(variance.double(), x.var((0, 2, 3), unbiased=False), rtol=1e-4, atol=1e-5)
@@ -47,7 +49,8 @@ def test_mapped_over_runs_inside_and_outside_of_grad() -> None:
     given = [t.cuda() for t in (x, weight, bias)]
 
     def value(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y, _, _ = Normalised.apply(x, weight, bias, 0.5 * x, True, 1e-5)
+        running = torch.zeros_like(bias), torch.ones_like(bias)
+        y, *_ = Normalised.apply(x, weight, bias, 0.5 * x, *running, True, 1e-5, 0.1)
         return (y * y.cos()).sum()
 
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -74,8 +77,7 @@ def test_a_layers_running_statistics_are_torchs() -> None:
     torch.testing.assert_close(ours.running_var, theirs.running_var)
     stacked = {k: torch.stack([t, t]) for k, t in (*ours.named_parameters(), *ours.named_buffers())}
     x = torch.randn(2, 4, 5, 3, 3, device="cuda")
-    kept = {k: t.detach().clone() for k, t in stacked.items()}
-    vmap(lambda tensors, x: functional_call(ours, tensors, (x,)))(kept, x)
+    _, kept = vmap(Functional(ours))({k: t.detach() for k, t in stacked.items()}, x)
     for run in range(2):
         alone = nn.BatchNorm2d(5).cuda()
         alone.load_state_dict({k: t[run] for k, t in stacked.items()})
@@ -86,5 +88,6 @@ def test_a_layers_running_statistics_are_torchs() -> None:
 def test_a_number_that_is_none_stays_none() -> None:
     x = torch.randn(2, 3, 4, 4, device="cuda")
     x[0, 1] = torch.nan
-    y, _, _ = Normalised.apply(x, torch.ones(3, device="cuda"), torch.zeros(3, device="cuda"), None, True, 1e-5)
+    one, zero = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    y, *_ = Normalised.apply(x, one, zero, None, zero, one, True, 1e-5, 0.1)
     assert y[:, 1].isnan().all() and y[:, [0, 2]].isfinite().all()

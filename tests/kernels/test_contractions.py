@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from glocal.engine.precision import multiplying
 from glocal.kernels import contractions
 from glocal.kernels.patches import Patches, gather, scatter
 
@@ -42,17 +43,20 @@ def test_by_products_a_convolution_is_what_the_library_makes_of_it(
     of: Patches, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     width, how = 6, (of.stride, of.padding, of.groups)
-    x = torch.randn(of.images, of.groups * of.channels, of.height, of.width, device=device, requires_grad=True)
-    w = torch.randn(of.groups * width, of.channels, of.k, of.k, device=device, requires_grad=True)
+    x = torch.randn(of.images, of.groups * of.channels, of.height, of.width, device=device).double().requires_grad_()
+    w = torch.randn(of.groups * width, of.channels, of.k, of.k, device=device).double().requires_grad_()
     y = functional.conv2d(x, w, None, of.stride, of.padding, 1, of.groups)
     dy = torch.randn_like(y)
     dx, dw = torch.autograd.grad(y, (x, w), dy)
-    x, w = x.detach(), w.detach()
+    x, w, y, dy, dx, dw = (t.detach().float() for t in (x, w, y, dy, dx, dw))
+    tolerance = 1e-3 if device == "cuda" else 1e-4
     for by_library in (False, True):
         monkeypatch.setattr(contractions, "by_library", lambda *_, choice=by_library: choice)
-        tolerance = 2e-3 if device == "cuda" else 1e-4
-        torch.testing.assert_close(contractions.output(x, w, *how), y.detach(), rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(
-            contractions.input(dy, w, *how, (of.height, of.width)), dx, rtol=tolerance, atol=tolerance
-        )
-        torch.testing.assert_close(contractions.weight(x, dy, *how, of.k), dw, rtol=tolerance, atol=tolerance)
+        with multiplying("fp32"):
+            found = (
+                contractions.output(x, w, *how),
+                contractions.input(dy, w, *how, (of.height, of.width)),
+                contractions.weight(x, dy, *how, of.k),
+            )
+        for ours, theirs in zip(found, (y, dx, dw), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

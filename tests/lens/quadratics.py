@@ -66,8 +66,8 @@ def anywhere(seed: int, tasks: int = 4, spans: int = FEATURES, step: float = 1.0
 
 
 def apart(seed: int, tasks: int = 3, strays: float = 0.0) -> Quadratics:
-    """Every task has two input dimensions of its own, and every solution is a minimum that the one before leaves free to
-    reach: nothing is forgotten. With `strays` the last update moves in the first task's dimensions too."""
+    """Every task has two input dimensions of its own, and every solution is its minimum, reached without touching those
+    of others: nothing is forgotten. With `strays` the last update moves in the first task's dimensions too."""
     draw = np.random.default_rng(seed)
     size = 2 * tasks + 1
     axes, _ = np.linalg.qr(draw.normal(size=(size, size)))

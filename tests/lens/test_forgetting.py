@@ -20,18 +20,20 @@ def by_hand(known: Quadratics, over: Over) -> dict[str, list[float]]:
     """The right side of eqt:forgetting-rec as the paper writes it, its t counted from 1."""
     rows: dict[str, list[float]] = {name: [] for name in ("before", "gradient", "quadratic", "v")}
     tasks = len(known.data)
-    mean = {
-        t: sum(known.loss(o, known.solution(t)) - known.loss(o, known.solution(o)) for o in range(t))
-        for t in range(tasks)
-    }
+    lost = [
+        sum(known.loss(o, known.solution(t)) - known.loss(o, known.solution(o)) for o in range(t)) for t in range(tasks)
+    ]
     for t in range(2, tasks + 1):
-        delta, old = known.update(t - 1), range(t - 1)
-        v = sum(known.hessian(o) @ (known.solution(t - 2) - known.solution(o)) for o in range(t - 2))
-        count = t if over == "t" else t - 1
-        rows["before"].append(mean[t - 2] / count)
-        rows["gradient"].append(delta @ sum(known.gradient(o, known.solution(o)) for o in old) / count)
-        rows["quadratic"].append(delta @ sum(known.hessian(o) for o in old) @ delta / 2 / count)
-        rows["v"].append(v @ delta / count if t > 2 else 0.0)
+        delta, old, count = known.update(t - 1), range(t - 1), t if over == "t" else t - 1
+        slopes = np.sum([known.gradient(o, known.solution(o)) for o in old], axis=0)
+        hessians = np.sum([known.hessian(o) for o in old], axis=0)
+        v = np.zeros_like(delta)
+        for o in range(t - 2):
+            v += known.hessian(o) @ (known.solution(t - 2) - known.solution(o))
+        rows["before"].append(lost[t - 2] / count)
+        rows["gradient"].append(float(delta @ slopes) / count)
+        rows["quadratic"].append(float(delta @ hessians @ delta) / 2 / count)
+        rows["v"].append(float(v @ delta) / count)
     return rows
 
 

@@ -119,11 +119,11 @@ def test_equal_split_is_what_is_measured_on_such_outputs(classes: int, confidenc
     p = torch.full((1, classes), (1 - confidence) / (classes - 1), dtype=torch.float64)
     p[0, 1] = confidence
     measured = ground_truth(get("cross-entropy"), p.log(), torch.tensor([1]))
-    closed = equal_split(torch.tensor([confidence]).double(), classes)
+    closed = equal_split(torch.tensor([confidence], dtype=torch.float64), classes)
     for part, expected in zip(fields(measured), fields(closed), strict=True):
-        torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-12)
+        torch.testing.assert_close(part, expected, rtol=1e-9, atol=1e-13)
     share = confidence / (confidence + 1 - (1 - confidence) / (classes - 1))
-    torch.testing.assert_close(float(closed.of_trace), share, rtol=1e-5, atol=0)
+    torch.testing.assert_close(float(closed.of_trace), share, rtol=1e-9, atol=0)
 
 
 def test_with_two_classes_all_entries_are_equal() -> None:

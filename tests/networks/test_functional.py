@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
+from glocal.networks.batchnorm import BatchNorm2d
 from glocal.networks.functional import Functional
 
 
@@ -43,7 +44,9 @@ def test_as_functional_call(make: Callable[[], nn.Module]) -> None:
     ours = {k: t + 0.5 if t.is_floating_point() else t.clone() for k, t in tensors.items()}
     theirs = {k: t.clone() for k, t in ours.items()}
     x = torch.randn(5, 4)
-    assert torch.equal(Functional(module)(ours, x), functional_call(module, theirs, (x,)))
+    outputs, replaced = Functional(module)(ours, x)
+    assert torch.equal(outputs, functional_call(module, theirs, (x,)))
+    assert not replaced
     for key, tensor in ours.items():
         assert torch.equal(tensor, theirs[key]), "what a forward pass changes, it changes in the tensors given"
     for key, tensor in module.state_dict().items():
@@ -58,12 +61,27 @@ def test_mapped_and_differentiated() -> None:
     stacked = {k: torch.stack([t, 2 * t]) for k, t in tensors.items()}
     x = torch.randn(5, 4)
     torch.testing.assert_close(
-        vmap(call, in_dims=(0, None))(stacked, x)[1], call({k: 2 * t for k, t in tensors.items()}, x)
+        vmap(call, in_dims=(0, None))(stacked, x)[0][1], call({k: 2 * t for k, t in tensors.items()}, x)[0]
     )
-    slope = torch.func.grad(lambda t: call(t, x).sum())(tensors)
+    slope = torch.func.grad(lambda t: call(t, x)[0].sum())(tensors)
     expected = torch.func.grad(lambda t: functional_call(module, t, (x,)).sum())(tensors)
     for key in slope:
         torch.testing.assert_close(slope[key], expected[key])
+
+
+def test_tensors_that_the_module_replaces_are_told_and_those_given_stay() -> None:
+    torch.manual_seed(0)
+    module, x = BatchNorm2d(3).train(), torch.randn(4, 3, 2, 2)
+    given = {k: t.detach().clone() for k, t in (*module.named_parameters(), *module.named_buffers())}
+    kept = {k: t.clone() for k, t in given.items()}
+    _, replaced = Functional(module)(given, x)
+    torchs = nn.BatchNorm2d(3).train()
+    torchs(x)
+    assert replaced.keys() == {"running_mean", "running_var"}
+    for key, tensor in replaced.items():
+        torch.testing.assert_close(tensor, torchs.get_buffer(key))
+    assert all(torch.equal(given[k], kept[k]) for k in given)
+    assert torch.equal(module.get_buffer("running_mean"), torch.zeros(3))
 
 
 def test_own_tensors_are_back_after_a_failure() -> None:

@@ -7,6 +7,8 @@ For a unit vector z, m steps of Lanczos's method from z give the Gauss quadratur
 exact for every f where m = P, and for polynomials of degree up to 2m − 1 otherwise. For random z its mean is
 tr f(A) / P, so the λ_j, each standing for P s_{1j}² eigenvalues, are a density of them (Golub & Welsch, 1969; Ubaru,
 Chen & Saad, 2017). Eigenvalues much closer to each other than the m-th part of the spectrum are not told apart.
+
+Few large eigenvalues are found better one by one: where their pairs are known, the random vectors see the rest alone.
 """
 
 from __future__ import annotations
@@ -20,15 +22,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.curvature.lanczos import tridiagonal
+from glocal.curvature.lanczos import Eigenpairs, tridiagonal
 from glocal.curvature.symmetric import eigh
 
 
 class Estimate(NamedTuple):
-    """A number and its standard error over the random vectors: NaN for one vector, 0 where all eigenvalues are known.
-
-    It tells nothing of what the quadrature itself cannot resolve.
-    """
+    """A number and its error: NaN for one random vector, 0 where all eigenvalues are known."""
 
     value: Tensor
     error: Tensor
@@ -36,7 +35,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Density:
-    """For every random vector, nodes on the axis of eigenvalues and how many eigenvalues each stands for.
+    """For every random vector, nodes on the axis of eigenvalues, rising, and how many eigenvalues each stands for.
 
     Both (n, m), in double precision; a vector's weights sum to P.
     """
@@ -46,7 +45,7 @@ class Density:
     exact: bool = False
 
     def sum(self, f: Callable[[Tensor], Tensor]) -> Estimate:
-        """Σ_i f(λ_i) = tr f(A). NaN where the matrix is not finite."""
+        """Σ_i f(λ_i) = tr f(A), and the standard error over the random vectors. NaN where the matrix is not finite."""
         values = torch.where(self.nodes.isnan(), torch.nan, f(self.nodes).to(self.nodes.dtype))
         sums = (self.weights * values).sum(-1)
         if self.exact:
@@ -54,8 +53,24 @@ class Density:
         return Estimate(sums.mean(), sums.std() / len(sums) ** 0.5 if len(sums) > 1 else sums.mean() * torch.nan)
 
     def above(self, threshold: float) -> Estimate:
-        """How many |λ| are above a threshold: the rank, as far as what is below counts as zero."""
-        return self.sum(lambda nodes: nodes.abs() > threshold)
+        """How many |λ| are above a threshold: the rank, as far as what is below counts as zero.
+
+        A node stands for eigenvalues on both sides of it. So what the quadrature cannot tell is about the weight of the
+        lighter of the two nodes that the threshold lies between, and the error has it beside the standard error.
+        """
+        count = self.sum(lambda nodes: nodes.abs() > threshold)
+        fewer = self.nodes.shape[-1] < float(self.weights[0].sum()) - 0.5  # nodes than eigenvalues
+        if self.exact or not fewer:
+            return count
+        none = torch.zeros_like(self.weights[:, :1])
+        for edge in (-threshold, threshold):
+            # Beyond the outermost nodes there is nothing; but what is nearer to 0 than all of them, they may stand for.
+            ends = (none, none + torch.inf) if edge < 0 else (none + torch.inf, none)
+            weights = torch.cat([ends[0], self.weights, ends[1]], 1)
+            after = (self.nodes <= edge).sum(1, keepdim=True)
+            lighter = torch.minimum(weights.gather(1, after), weights.gather(1, after + 1))
+            count = count._replace(error=count.error + lighter.mean())
+        return count
 
     @property
     def radius(self) -> Tensor:
@@ -70,23 +85,39 @@ class Density:
         return bells @ self.weights.reshape(-1) / len(self.nodes)
 
 
-def density(matvec: Callable[[Tensor], Tensor], probes: Tensor, steps: int = 100, block: int = 1) -> Density:
+def density(
+    matvec: Callable[[Tensor], Tensor],
+    probes: Tensor,
+    steps: int = 100,
+    block: int = 1,
+    known: Eigenpairs | None = None,
+) -> Density:
     """The density from `probes` (n, P), rows of random signs (`trace.random_signs`), with `steps` products for each.
 
-    `matvec` multiplies flat vectors; `block` of them at a time, mapped, if more than one.
+    `matvec` multiplies flat vectors; `block` of them at a time, mapped, if more than one. `known` eigenpairs stand for
+    themselves.
     """
     count, size = probes.shape
     if count < 1 or steps < 1:
         raise ValueError(f"{count} random vectors and {steps} steps were given; allowed: 1 and more of both.")
+    if known is not None:
+        probes = probes - (probes @ known.vectors.mT) @ known.vectors
+    rest = size if known is None else size - len(known.values)
 
     def one(probe: Tensor) -> tuple[Tensor, Tensor]:
         nodes, weights = quadrature(matvec, probe, steps)
-        return nodes, weights * size
+        return nodes, weights * rest
 
     if block == 1:
         found = [one(probe) for probe in probes]
-        return Density(torch.stack([nodes for nodes, _ in found]), torch.stack([weights for _, weights in found]))
-    return Density(*vmap(one, chunk_size=block)(probes))
+        nodes, weights = (torch.stack(parts) for parts in zip(*found, strict=True))
+    else:
+        nodes, weights = vmap(one, chunk_size=block)(probes)
+    if known is None:
+        return Density(nodes, weights)
+    values = known.values.double().expand(count, -1)
+    nodes, order = torch.cat([nodes, values], 1).sort(1)
+    return Density(nodes, torch.cat([weights, torch.ones_like(values)], 1).gather(1, order))
 
 
 def of_eigenvalues(values: Tensor) -> Density:

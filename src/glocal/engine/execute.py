@@ -20,6 +20,7 @@ from glocal.engine.cohort import Cohort, per_run
 from glocal.engine.feed import Feed
 from glocal.engine.state import State
 from glocal.engine.step import Program
+from glocal.kernels.descent import descend
 from glocal.randomness import generator
 from glocal.tree import Params, Tree
 
@@ -221,7 +222,7 @@ def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: 
     watch, else nothing."""
     if not watched:
         for k, direction in followed.items():
-            params[k].addcmul_(direction, lrs[k], value=-1)
+            descend(params[k], direction, lrs[k])
         return {}, {}, {}
     moved = {k: followed[k] * -lrs[k] for k in params}
     for k, p in params.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -28,6 +28,7 @@ from glocal.engine.state import State
 from glocal.tree import Params
 
 Execution = Literal["auto", "vectorised", "run-by-run"]
+Watch = Callable[[int, int, State], None]  # the task, its epoch that has just ended, the live state with M_t
 
 
 class Progress(Protocol):
@@ -56,18 +57,24 @@ class Snapshot:
 
 
 def train(
-    cohort: Cohort, begin: Snapshot | None = None, execution: Execution = "auto", progress: Progress | None = None
+    cohort: Cohort,
+    begin: Snapshot | None = None,
+    execution: Execution = "auto",
+    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Snapshot]:
     """Train a cohort, from its initialisation or from a snapshot, and yield a snapshot at every task boundary.
 
     The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
-    until the generator goes on.
+    until the generator goes on. Who watches is called after every epoch; it must leave the state as it is.
     """
     with multiplying(cohort.precision):
-        yield from _train(cohort, begin, execution, progress or Silent())
+        yield from _train(cohort, begin, execution, progress or Silent(), watch)
 
 
-def _train(cohort: Cohort, begin: Snapshot | None, execution: Execution, progress: Progress) -> Iterator[Snapshot]:
+def _train(
+    cohort: Cohort, begin: Snapshot | None, execution: Execution, progress: Progress, watch: Watch | None
+) -> Iterator[Snapshot]:
     if cohort.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(cohort.device)
     started = time.perf_counter()
@@ -96,6 +103,8 @@ def _train(cohort: Cohort, begin: Snapshot | None, execution: Execution, progres
             losses = executor.epoch(state, feed, epoch, progress.steps)
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
+            if watch is not None:
+                watch(task, epoch, state)
         with torch.no_grad():
             executor.consolidate(state, feed)
             arrange(state, cohort.device)

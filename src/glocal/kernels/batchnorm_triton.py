@@ -12,31 +12,36 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 64, 64
-PROGRAMS = 1024
-"""About so many programs keep a GPU busy."""
+PROGRAMS = 4096
+"""About so many programs keep a GPU busy: each waits for what it reads."""
+MOST = 512
+"""Parts that are put together at once."""
 
 NO_MASK, MASK_FROM_X, MASK_FROM_Y = 0, 1, 2
 
 
 def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, rectify: bool, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """relu(B(x) + beside), the means and the variances of the columns."""
+    x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, running_mean: Tensor, running_variance: Tensor,
+    rectify: bool, eps: float, momentum: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """relu(B(x) + beside), the new running statistics, the means and the variances of the columns."""
     rows = _matrix(x)
     m, k = rows.shape
     parts, each = _parts(m, k)
     means, squares = rows.new_empty(2, parts, k, dtype=torch.float32)
-    mean, variance = rows.new_empty(2, k, dtype=torch.float32)
+    vectors = rows.new_empty(4, k, dtype=torch.float32).unbind()
+    mean, variance = vectors[2:]
     blocks = triton.cdiv(k, COLUMNS)
     _moments[(blocks, parts)](rows, means, squares, m, k, each, ROWS, COLUMNS)
-    _together[(blocks,)](means, squares, mean, variance, m, k, each, parts, triton.next_power_of_2(parts), COLUMNS)
+    old = running_mean, running_variance, momentum
+    _together[(blocks,)](means, squares, *old, *vectors, m, k, each, parts, triton.next_power_of_2(parts), COLUMNS)
     y = torch.empty_like(rows)
     added = rows if beside is None else _matrix(beside)
     grid = triton.cdiv(m, ROWS), blocks
     _apply[grid](
         rows, added, y, mean, variance, weight, bias, m, k, eps, beside is not None, rectify, ROWS, COLUMNS
     )  # fmt: skip
-    return _images(y, x), mean, variance
+    return _images(y, x), *vectors
 
 
 def slopes(
@@ -52,7 +57,8 @@ def slopes(
     mask = NO_MASK if not rectify else MASK_FROM_Y if beside else MASK_FROM_X
     read = rows, above, after, mean, variance, weight, bias
     _slope_sums[(blocks, parts)](*read, sums[0], sums[1], m, k, each, eps, mask, ROWS, COLUMNS)
-    dbias, dweight = sums.sum(1)
+    dbias, dweight = rows.new_empty(2, k, dtype=torch.float32)
+    _add_up[(blocks,)](sums[0], sums[1], dbias, dweight, k, parts, triton.next_power_of_2(parts), COLUMNS)
     dx = torch.empty_like(rows)
     through = torch.empty_like(rows) if beside else dx
     grid = triton.cdiv(m, ROWS), blocks
@@ -73,7 +79,7 @@ def _images(rows: Tensor, like: Tensor) -> Tensor:
 def _parts(m: int, k: int) -> tuple[int, int]:
     """Into how many parts the rows are divided, and the rows of each."""
     wanted = triton.cdiv(PROGRAMS, triton.cdiv(k, COLUMNS))
-    each = triton.cdiv(triton.cdiv(m, min(wanted, 128)), ROWS) * ROWS
+    each = triton.cdiv(triton.cdiv(m, min(wanted, MOST)), ROWS) * ROWS
     return triton.cdiv(m, each), each
 
 
@@ -104,8 +110,10 @@ def _moments(x, means, squares, m, k, each, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 @triton.jit
 def _together(
-    means, squares, mean_out, variance_out, m, k, each, parts, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    means, squares, old_mean, old_variance, momentum, new_mean, new_variance, mean_out, variance_out,
+    m, k, each, parts, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """The columns' means and variances from those of the parts, and what they make of the running ones."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     p = tl.arange(0, PARTS)
     inside = (p < parts)[:, None] & (c < k)[None, :]
@@ -115,8 +123,13 @@ def _together(
     mean = tl.sum(part_means * n, 0) / m
     shift = part_means - mean[None, :]
     square = tl.load(squares + where, mask=inside, other=0.0) + n * shift * shift
+    whole = tl.sum(square, 0)
     tl.store(mean_out + c, mean, mask=c < k)
-    tl.store(variance_out + c, tl.sum(square, 0) / m, mask=c < k)
+    tl.store(variance_out + c, whole / m, mask=c < k)
+    before_mean = tl.load(old_mean + c, mask=c < k)
+    before_variance = tl.load(old_variance + c, mask=c < k)
+    tl.store(new_mean + c, before_mean + momentum * (mean - before_mean), mask=c < k)
+    tl.store(new_variance + c, before_variance + momentum * (whole / (m - 1) - before_variance), mask=c < k)
 
 
 @triton.jit
@@ -178,6 +191,18 @@ def _slope_sums(
         product += tl.sum(tl.where(inside, g * normal, 0.0), 0)
     tl.store(sums + part * k + c, total, mask=c < k)
     tl.store(products + part * k + c, product, mask=c < k)
+
+
+@triton.jit
+def _add_up(
+    sums, products, sum_out, product_out, k, parts, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    p = tl.arange(0, PARTS)
+    inside = (p < parts)[:, None] & (c < k)[None, :]
+    where = p[:, None] * k + c[None, :]
+    tl.store(sum_out + c, tl.sum(tl.load(sums + where, mask=inside, other=0.0), 0), mask=c < k)
+    tl.store(product_out + c, tl.sum(tl.load(products + where, mask=inside, other=0.0), 0), mask=c < k)
 
 
 @triton.jit

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from glocal.kernels.patches import Patches, gather, scatter
 
-WIDEST = 256
-"""Channels of a group up to which a 3 × 3 convolution of stride one is left to the library."""
+NARROWEST, WIDEST = 8, 256
+"""Channels of a group from which and up to which a 3 × 3 convolution of stride one is left to the library. Fewer than
+the least are filled up with zeros: products want numbers by eights."""
 
 
 def output(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
@@ -20,6 +22,7 @@ def output(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tens
     if by_library(x, w.shape[1], w.shape[0] // groups, w.shape[-1], stride, groups):
         x = last(x, groups)
         return torch.conv2d(x, w, None, stride, padding, 1, groups)
+    x, w = filled(x, groups), filled(w, 1)
     of = Patches(x.shape[0], groups, w.shape[1], x.shape[2], x.shape[3], w.shape[-1], stride, padding)
     rows = gather(x, of)
     y = x.new_empty(rows.shape[1], groups, w.shape[0] // groups)
@@ -45,13 +48,24 @@ def weight(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int)
         x, y = last(x, groups), last(y, groups)
         w = unwritten((groups * width, channels, k, k), x)
         return _backward(y, x, w, stride, padding, groups, 1)
-    rows = gather(x, Patches(x.shape[0], groups, channels, x.shape[2], x.shape[3], k, stride, padding))
+    x = filled(x, groups)
+    rows = gather(x, Patches(x.shape[0], groups, x.shape[1] // groups, x.shape[2], x.shape[3], k, stride, padding))
     dw = torch.bmm(as_rows(y, groups).mT, rows)
-    return dw.view(groups * width, k, k, channels).permute(0, 3, 1, 2)
+    return dw.view(groups * width, k, k, -1)[..., :channels].permute(0, 3, 1, 2)
 
 
 def by_library(x: Tensor, channels: int, width: int, k: int, stride: int, groups: int) -> bool:
-    return not x.is_cuda or groups == 1 or (k == 3 and stride == 1 and max(channels, width) <= WIDEST)
+    known = k == 3 and stride == 1 and NARROWEST <= channels <= WIDEST and width <= WIDEST
+    return not x.is_cuda or groups == 1 or known
+
+
+def filled(x: Tensor, groups: int) -> Tensor:
+    """Groups of fewer channels than NARROWEST with channels of zeros beside them."""
+    channels = x.shape[1] // groups
+    if channels >= NARROWEST:
+        return x
+    some = x.unflatten(1, (groups, channels))
+    return functional.pad(some, [0, 0, 0, 0, 0, NARROWEST - channels]).flatten(1, 2)
 
 
 def last(x: Tensor, groups: int) -> Tensor:

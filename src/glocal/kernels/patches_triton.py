@@ -47,9 +47,13 @@ def _gather(
     column = j * S + b - P
     inside = (at < positions) & (row >= 0) & (row < h) & (column >= 0) & (column < w)
     source = ((image * h + row) * w + column).to(tl.int64) * groups + group
-    wide = (c < C)[None, :]
-    values = tl.load(x + source[:, None] * C + c[None, :], mask=inside[:, None] & wide, other=0.0)
-    tl.store(rows + at.to(tl.int64)[:, None] * C + c[None, :], values, mask=(at < positions)[:, None] & wide)
+    read = inside[:, None]
+    written = (at < positions)[:, None]
+    if C != WIDE:  # where all channels are there, a mask that does not speak of them lets them be moved many at once
+        read = read & (c < C)[None, :]
+        written = written & (c < C)[None, :]
+    values = tl.load(x + source[:, None] * C + c[None, :], mask=read, other=0.0)
+    tl.store(rows + at.to(tl.int64)[:, None] * C + c[None, :], values, mask=written)
 
 
 @triton.jit
@@ -64,7 +68,6 @@ def _scatter(
     column = at // groups % w
     row = at // (groups * w) % h
     image = at // (groups * w * h)
-    wide = (c < C)[None, :]
     total = tl.zeros([POSITIONS, WIDE], dtype=tl.float32)
     for tap in tl.static_range(K * K):
         up = row + P - tap // K
@@ -73,7 +76,12 @@ def _scatter(
         j = left // S
         taken = (at < positions) & (up >= 0) & (left >= 0) & (i < oh) & (j < ow) & (up % S == 0) & (left % S == 0)
         source = (((group * images + image) * oh + i) * ow + j).to(tl.int64) * (K * K) + tap
-        part = tl.load(rows + source[:, None] * C + c[None, :], mask=taken[:, None] & wide, other=0.0)
-        total += part.to(tl.float32)
+        read = taken[:, None]
+        if C != WIDE:
+            read = read & (c < C)[None, :]
+        total += tl.load(rows + source[:, None] * C + c[None, :], mask=read, other=0.0).to(tl.float32)
+    written = (at < positions)[:, None]
+    if C != WIDE:
+        written = written & (c < C)[None, :]
     target = x + at.to(tl.int64)[:, None] * C + c[None, :]
-    tl.store(target, total.to(x.dtype.element_ty), mask=(at < positions)[:, None] & wide)
+    tl.store(target, total.to(x.dtype.element_ty), mask=written)

@@ -130,4 +130,5 @@ def averaged(tasks: int, over: Over) -> Tensor:
     """How many tasks E(t) is averaged over, after each of them."""
     if over not in OVER:
         raise unknown("average of forgetting over", over, OVER)
-    return torch.arange(1, tasks + 1, dtype=torch.float64) - (over == "t-1")
+    first = 1 if over == "t" else 0
+    return torch.arange(first, first + tasks, dtype=torch.float64)

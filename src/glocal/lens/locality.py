@@ -5,7 +5,7 @@ r"""Definition 1 as an experiment: is an algorithm's approximation \hat L_o of a
 modifying θ_o would not change a global approximation. So θ_o is modified. An ensemble of solutions of the first task is
 trained from different initialisations, and everything else is held fixed: the data, their order, and the random numbers
 of every step. The order counts among the memory's draws and not among what makes a solution: which examples a reservoir
-keeps depends on it, and not on θ. Whatever then differs between the \hat L_o of two solutions, it owes to the solutions.
+keeps depends on it, and not on θ. Whatever then differs between two solutions' \hat L_o, it owes to the solutions.
 
 Every solution is given D memories that differ in their random numbers alone: the same D for every solution, so that
 chance in a memory (which examples were drawn) is told from dependence on θ_o. The first of them is the one training
@@ -55,8 +55,10 @@ REPETITIONS = 2
 class Verdict:
     r"""What an algorithm declares and what was found, with the numbers behind it.
 
-    variance_explained and information (nats) are means over the probes, `by_probe` has each. `distance` is the mean
-    distance between two solutions; `lost` counts those that diverged and were left out.
+    Means over the probes, of which `by_probe` has each: the share of \hat L_o(θ)'s variance that θ_o explains alone,
+    and that it is involved in by what it makes of the draws; I(\hat L_o(θ); θ_o) in nats, at most the logarithm of the
+    number of solutions. `distance` is the mean distance between two solutions; `lost` counts those that diverged and
+    were left out.
     """
 
     algorithm: str
@@ -96,7 +98,7 @@ def locality(
     device: torch.device | str = "cpu",
     execution: Execution = "auto",
 ) -> Verdict:
-    r"""Train `solutions` solutions of the first task on at most so many `examples`, and test whether \hat L_o knows them.
+    r"""Train `solutions` solutions of the first task on at most so many `examples`; test whether \hat L_o knows them.
 
     It is found local where independence is rejected at the `level`, global where nothing speaks against it.
     """
@@ -104,10 +106,13 @@ def locality(
     require(draws >= 2, f"chance is told from dependence by at least 2 draws; {draws} were asked for.")
     require(probes >= 1, f"an approximation is evaluated at 1 probe or more; {probes} were asked for.")
     require(1e-3 <= level < 1, f"the level of the test is from 0.001 to below 1; {level} was given.")
+    trained = lr > 0 and min(epochs, batch_size, examples) >= 1
+    given = f"lr={lr:g}, epochs={epochs}, batch_size={batch_size}, examples={examples}"
+    require(trained, f"solutions take an lr above 0, and epochs, batch_size, examples of at least 1; {given}.")
     tested = resolve.algorithm(algorithm).thing
-    given = resolve.challenge(challenge).thing
-    resolve.suited(tested, given)
-    shared = _shared(given, seed, examples)
+    met = resolve.challenge(challenge).thing
+    resolve.suited(tested, met)
+    shared = _shared(met, seed, examples)
     make = resolve.network(network, shared).thing
     apart = -(-probes // len(PLACES))
     member = Member(seed, lr, Redrawn(tested, draws))

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from glocal.challenges.challenge import Data
-from glocal.curvature.lanczos import lanczos, start_vector
+from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import require, unknown
 from glocal.lens.subject import Point, Subject
 from glocal.randomness import generator
 from glocal.tree import Params
@@ -109,26 +109,26 @@ def perturbation(
     require(allowed, f"a network of {size} parameters has 1 to {size} eigenvectors; {eigenvectors} were asked for.")
     require(directions >= 2, f"at least 2 random directions are compared with; {directions} were asked for.")
     require(samples >= 1 and chunk >= 1, f"samples and chunk are at least 1; {samples} and {chunk} were given.")
-    require(bool(radii) and min(radii) > 0, f"radii are positive; {list(radii)} were given.")
+    radii = tuple(float(r) for r in radii)
+    require(bool(radii) and 0 < min(radii) <= max(radii) < torch.inf, f"radii are positive; {radii} were given.")
+    splits: dict[Split, Data] = {"train": subject.tasks[task]}
+    if test is not None:
+        splits["test"] = test
+    around = {split: _Losses(subject, point, data, chunk) for split, data in splits.items()}
+    still = torch.zeros(1, size, device=subject.device)
+    base = {split: float(losses(still, (0.0,))) for split, losses in around.items()}
+    for split, value in base.items():
+        finite = f"the {split} loss of task {task} is not finite at its solution: the run has diverged."
+        require(value < torch.inf, finite)
     found = eigenpairs(subject, task, eigenvectors, samples, chunk, seed)
-    ways: dict[Kind, Tensor] = {"eigen": found[1], "random": unit_directions(subject, task, directions, seed)}
-    splits: dict[Split, Data] = {"train": subject.tasks[task]} | ({} if test is None else {"test": test})
-    base: dict[Split, float] = {}
-    losses: dict[Split, dict[Kind, Tensor]] = {}
-    still = torch.zeros(1, size, dtype=torch.float64, device=subject.device)
-    for split, data in splits.items():
-        around = _Losses(subject, point, data, chunk)
-        base[split] = float(around(still, (0.0,)))
-        if base[split] == torch.inf:
-            raise GlocalError(f"the {split} loss of task {task} is not finite at its solution: the run has diverged.")
-        losses[split] = {kind: around(vectors, radii) for kind, vectors in ways.items()}
-    return Perturbation(tuple(radii), found[0].cpu(), found[2].cpu(), base, losses)
+    require(bool(found.values.isfinite().all()), f"the Hessian of task {task} is not finite at its solution.")
+    ways: dict[Kind, Tensor] = {"eigen": found.vectors, "random": unit_directions(subject, task, directions, seed)}
+    losses = {split: {kind: at(vectors, radii) for kind, vectors in ways.items()} for split, at in around.items()}
+    return Perturbation(radii, found.values.cpu(), found.residuals.cpu(), base, losses)
 
 
-def eigenpairs(
-    subject: Subject, task: int, count: int, samples: int, chunk: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues of the task's Hessian, largest magnitude first, eigenvectors (count, P), and residuals.
+def eigenpairs(subject: Subject, task: int, count: int, samples: int, chunk: int, seed: int) -> Eigenpairs:
+    """Those of the task's Hessian at its solution, the largest magnitude first.
 
     An eigenvector has two senses; the one whose entry of largest magnitude is positive is taken.
     """
@@ -140,7 +140,7 @@ def eigenpairs(
     start = start_vector(theta.numel(), generator(seed, "perturbation", "lanczos", task)).to(theta)
     found = lanczos(lambda v: flatten(product(unflatten(v, point.params))), start, count)
     largest = found.vectors.gather(1, found.vectors.abs().argmax(1, keepdim=True))
-    return found.values, found.vectors * torch.where(largest < 0, -1, 1), found.residuals
+    return found._replace(vectors=found.vectors * torch.where(largest < 0, -1, 1))
 
 
 def unit_directions(subject: Subject, task: int, count: int, seed: int) -> Tensor:
@@ -172,19 +172,23 @@ class _Losses:
 
     @torch.no_grad()
     def _mean(self, thetas: list[Tensor]) -> Tensor:
-        one = lambda theta, x, y: self._sum(unflatten(theta, self.params), x, y)  # noqa: E731
         total = self.theta.new_zeros(len(thetas))
         for x, y in zip(self.data.x.split(self.chunk), self.data.y.split(self.chunk), strict=True):
-            x, y = _double(x), _double(y)
-            if len(thetas) == 1:
-                total += one(thetas[0], x, y)
-            else:
-                total += vmap(one, (0, None, None))(torch.stack(thetas), x, y)
+            total += self._sums(thetas, _double(x), _double(y))
         return total / len(self.data.y)
 
-    def _sum(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(self.subject.module, {**params, **self.buffers}, (x,))
-        return self.subject.loss.per_sample(outputs, y).sum()
+    def _sums(self, thetas: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        def one(theta: Tensor) -> Tensor:
+            params = unflatten(theta, self.params)
+            outputs = functional_call(self.subject.module, {**params, **self.buffers}, (x,))
+            return self.subject.loss.per_sample(outputs, y).sum()
+
+        if len(thetas) > 1 and self.side_by_side > 1:
+            try:
+                return vmap(one)(torch.stack(thetas))
+            except RuntimeError:
+                self.side_by_side = 1  # a network that cannot be mapped
+        return torch.stack([one(theta) for theta in thetas])
 
 
 def _doubled(tensors: Mapping[str, Tensor]) -> Params:

@@ -11,7 +11,7 @@ their eigenvalues found; those of larger ones are estimated from products (`curv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from glocal.curvature.density import Density, density, of_eigenvalues
 from glocal.curvature.hessian import hessian
+from glocal.curvature.lanczos import Eigenpairs, lanczos
 from glocal.curvature.trace import random_signs
 from glocal.errors import require, unknown
 from glocal.lens import flat
@@ -33,6 +34,8 @@ LARGEST_DENSE = 20_000
 
 ABSOLUTE = (1e-1, 1e-2, 1e-3, 1e-4)
 RELATIVE = (1e-1, 1e-2, 1e-3, 1e-4)
+OUTLIERS = 20
+CONVERGED = 1e-3
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,12 @@ class Ranks:
     top: Tensor  # (N,), the largest |λ|
     absolute: Tensor  # (N, A), how many |λ| are above each threshold
     relative: Tensor  # (N, R), above each threshold times the largest |λ|
-    absolute_errors: Tensor  # (N, A), standard errors; 0 where all eigenvalues are known
+    absolute_errors: Tensor  # (N, A); all errors are 0 where all eigenvalues are known
     relative_errors: Tensor  # (N, R)
     effective: Tensor  # (N,), the exponential of the entropy
     participation: Tensor  # (N,)
+    effective_errors: Tensor  # (N,)
+    participation_errors: Tensor  # (N,)
 
 
 def rank(
@@ -93,7 +98,9 @@ def ranks(
         for which in (0, 1)
         for table in (fixed, parts)
     ]
-    each = [torch.stack([of(one) for one in found]).cpu() for of in (effective_rank, participation_ratio)]
+    measures = (effective_rank, participation_ratio)
+    each = [torch.stack([measure(one) for one in found]).cpu() for measure in measures]
+    each += [torch.stack([_error(measure, one) for one in found]).cpu() for measure in measures]
     return Ranks(size, tuple(absolute), tuple(relative), tops, *tables, *each)
 
 
@@ -110,6 +117,18 @@ def participation_ratio(found: Density) -> Tensor:
     scaled = _scaled(found)
     mass = scaled.sum(torch.abs).value
     return torch.where(mass == 0, 0.0, mass.square() / scaled.sum(torch.square).value)
+
+
+def _error(measure: Callable[[Density], Tensor], found: Density) -> Tensor:
+    """The standard error of what is no mean over random vectors, from leaving out one after the other (jackknife)."""
+    count = len(found.nodes)
+    if found.exact:
+        return found.sum(torch.zeros_like).error
+    if count == 1:
+        return measure(found) * torch.nan
+    others = [[i for i in range(count) if i != left] for left in range(count)]
+    parts = torch.stack([measure(Density(found.nodes[kept], found.weights[kept])) for kept in others])
+    return parts.std(correction=0) * (count - 1) ** 0.5
 
 
 def _scaled(found: Density) -> Density:
@@ -144,5 +163,17 @@ def _eigenvalues(matrix: Tensor) -> Tensor:
 def _estimated(subject: Subject, steps: int, probes: int, seed: int) -> list[Density]:
     like = flat.position(subject, 0)
     signs = random_signs(probes, flat.size(subject), torch.Generator().manual_seed(seed), like.dtype).to(like.device)
-    tasks = range(1, flat.trained(subject) + 1)
-    return [density(flat.average_hessian(subject, t), signs, steps, flat.at_once(subject)) for t in tasks]
+    found = []
+    for t in range(1, flat.trained(subject) + 1):
+        times = flat.average_hessian(subject, t)
+        known = _outliers(times, flat.start(subject, seed), steps)
+        found.append(density(times, signs, steps, flat.at_once(subject), known))
+    return found
+
+
+def _outliers(times: flat.Matvec, start: Tensor, steps: int) -> Eigenpairs | None:
+    """The largest |λ| that stand out so far that a few steps find them: most of the chance in the others' estimates."""
+    top = lanczos(times, start, min(OUTLIERS, steps, len(start)), min(steps, len(start)))
+    settled = top.residuals <= CONVERGED * top.values.abs()
+    count = int(settled.long().cumprod(0).sum())  # without a gap
+    return Eigenpairs(*(part[:count] for part in top)) if count else None

@@ -22,57 +22,66 @@ Dims: TypeAlias = tuple[int | None, ...]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d`, but that it does not count the batches it has seen: its momentum is constant."""
+    """`nn.BatchNorm2d`, but that new running statistics take the place of the old ones, which stay as they are, and
+    that it does not count the batches it has seen: its momentum is constant."""
 
     def forward(self, x: Tensor, beside: Tensor | None = None, rectify: bool = False) -> Tensor:
         """B(x), or B(x) + beside, or relu of it."""
         mean, variance, momentum = self.running_mean, self.running_var, self.momentum
         assert mean is not None and variance is not None and momentum is not None
         if self.training and available(x):
-            y, found, spread = Normalised.apply(x, self.weight, self.bias, beside, rectify, self.eps)
-            n = x.numel() // x.shape[1]
-            mean.mul_(1 - momentum).add_(found, alpha=momentum)
-            variance.mul_(1 - momentum).add_(spread, alpha=momentum * n / (n - 1))
+            how = rectify, self.eps, momentum
+            y, self.running_mean, self.running_var, *_ = Normalised.apply(
+                x, self.weight, self.bias, beside, mean, variance, *how
+            )
             return y
-        exact = x.to(mean.dtype)
-        z = functional.batch_norm(exact, mean, variance, self.weight, self.bias, self.training, momentum, self.eps)
+        z = self._plainly(x.to(mean.dtype), mean, variance, momentum)
         z = z if beside is None else z + beside
         return (z.relu() if rectify else z).to(x.dtype)
 
+    def _plainly(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
+        if self.training:
+            self.running_mean, self.running_var = mean, variance = mean.clone(), variance.clone()
+            return functional.batch_norm(x, mean, variance, self.weight, self.bias, True, momentum, self.eps)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return x * scale.view(-1, 1, 1) + (self.bias - mean * scale).view(-1, 1, 1)
+
 
 class Normalised(Function):
-    """relu(B(x) + beside), μ and σ²; the last two are not differentiated."""
+    """relu(B(x) + beside), the new running statistics, μ and σ²; all but the first are not differentiated."""
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, rectify: bool, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, mean: Tensor, variance: Tensor, *how: Any
+    ) -> tuple[Tensor, ...]:
         from glocal.kernels import batchnorm_triton
 
-        return batchnorm_triton.normalise(x, weight, bias, beside, rectify, eps)
+        return batchnorm_triton.normalise(x, weight, bias, beside, mean, variance, *how)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, bias, beside, ctx.rectify, ctx.eps = inputs
-        y, mean, variance = output
-        ctx.mark_non_differentiable(mean, variance)
+        x, weight, bias, beside, _, _, ctx.rectify, ctx.eps, _ = inputs
+        y, *running, mean, variance = output
+        ctx.mark_non_differentiable(*running, mean, variance)
+        ctx.set_materialize_grads(False)
         ctx.beside = beside is not None
         ctx.save_for_backward(x, y, weight, bias, mean, variance)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
         dx, dweight, dbias, dbeside = Slopes.apply(dy, *ctx.saved_tensors, ctx.beside, ctx.rectify, ctx.eps)
-        return dx, dweight, dbias, dbeside if ctx.beside else None, None, None
+        return dx, dweight, dbias, dbeside if ctx.beside else None, None, None, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, rectify: bool, eps: float
+        info: Any, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, *rest: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         runs = info.batch_size
         x, weight, bias = _channels(x, dims[0], runs), into(weight, dims[1], 0, runs), into(bias, dims[2], 0, runs)
         beside = None if beside is None else _channels(beside, dims[3], runs)
-        y, mean, variance = Normalised.apply(x, weight, bias, beside, rectify, eps)
-        return (y.unflatten(1, (runs, -1)), mean.view(runs, -1), variance.view(runs, -1)), (1, 0, 0)
+        running = [into(t, d, 0, runs) for t, d in zip(rest[:2], dims[4:6], strict=True)]
+        y, *vectors = Normalised.apply(x, weight, bias, beside, *running, *rest[2:])
+        return (y.unflatten(1, (runs, -1)), *(v.view(runs, -1) for v in vectors)), (1, 0, 0, 0, 0)
 
 
 class Slopes(Function):

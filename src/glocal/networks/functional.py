@@ -25,14 +25,19 @@ class Functional:
             for attribute, tensor in holder.items()
             if tensor is not None
         ]
+        mutable = {id(part._buffers) for part in module.modules()}
+        self._buffers = [place for place in self._places if id(place[0]) in mutable]
 
-    def __call__(self, tensors: Mapping[str, Tensor], *args: Any) -> Tensor:
-        """The module's output with these tensors in place of its own, which are put back."""
+    def __call__(self, tensors: Mapping[str, Tensor], *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The module's output with these tensors in place of its own, which are put back; and those tensors that the
+        module put new ones in the place of."""
         own = [holder[attribute] for holder, attribute, _ in self._places]
         try:
             for holder, attribute, name in self._places:
                 holder[attribute] = tensors[name]  # type: ignore[assignment]
-            return self.module(*args)
+            output = self.module(*args)
+            held = ((name, holder[attribute]) for holder, attribute, name in self._buffers)
+            return output, {name: tensor for name, tensor in held if tensor is not tensors[name]}  # type: ignore[misc]
         finally:
             for (holder, attribute, _), tensor in zip(self._places, own, strict=True):
                 holder[attribute] = tensor  # type: ignore[assignment]

@@ -14,8 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.errors import require
 from glocal.losses import Loss
+from glocal.networks.batchnorm import BatchNorm2d
 from glocal.networks.door import Door
 from glocal.networks.functional import Functional
+from glocal.networks.halves import halve
 from glocal.randomness import split
 from glocal.tree import Params
 
@@ -57,7 +59,7 @@ class Model:
         self._passed = count()
         self.training = True
         self.buffers: Params = {}
-        self._changing = {k for k, _ in module.named_buffers()}
+        self._changing = changed_in_place(module)
         self._halved = halved(module) if precision == "bf16" else frozenset()
 
     @property
@@ -105,11 +107,14 @@ class Model:
     def _through(self, function: Functional, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """The network in its precision. Mapped over runs torch's own autocast fails: it is done by hand."""
         tensors, x = {**params, **self.buffers}, self.admit(x)
-        if not self._halved:
-            return function(tensors, x, *args)
-        given = x.dtype
-        tensors = {k: t.bfloat16() if k in self._halved else t for k, t in tensors.items()}
-        return function(tensors, x.bfloat16(), *args).to(given)
+        exact = x.dtype
+        if self._halved:
+            tensors = {k: halve(t) if k in self._halved else t for k, t in tensors.items()}
+            x = x.bfloat16()
+        outputs, changed = function(tensors, x, *args)
+        if changed:
+            self.buffers = {**self.buffers, **changed}
+        return outputs.to(exact)
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """φ_θ(x), one row an input: what the last linear layer that is called makes its outputs from."""
@@ -171,3 +176,9 @@ def halved(module: nn.Module) -> frozenset[str]:
     """The parameters that bf16 rounds: all but BatchNorm's, whose few numbers stand at sums over many."""
     exact = {id(p) for part in module.modules() if isinstance(part, _BatchNorm) for p in part.parameters()}
     return frozenset(k for k, p in module.named_parameters() if id(p) not in exact)
+
+
+def changed_in_place(module: nn.Module) -> frozenset[str]:
+    """The buffers that a forward pass may write to. Our own BatchNorm puts new ones in their place instead."""
+    kept = {id(b) for part in module.modules() if isinstance(part, BatchNorm2d) for b in part.buffers()}
+    return frozenset(k for k, b in module.named_buffers() if id(b) not in kept)

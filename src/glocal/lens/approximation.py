@@ -1,0 +1,290 @@
+r"""The approximation error ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| of finished tasks o, along training and along rays (§3.2, §4).
+
+It is measured for Taylor expansions at θ_o (`taylor_curves`), and for the \hat L_o that an algorithm states
+(`own_curves`), with its memory M as it was at each moment. Not all of them mean a loss of task o alone:
+
+- er, agem, gem, joint, ogd and its variants, ewc with anchors=each, pnn, packnet, hat: \hat L_o stands for L_o.
+- ewc, laplace, optimal-soft, optimal-hard: the memory holds the sum over finished tasks, of which every o has an equal
+  share beside its own L_o(θ_o). What such an algorithm approximates is the mean: `Curves.past` is its error. Weights λ
+  are in \hat L_o as they are in the objective.
+- si: an equal share, and no L_o(θ_o): known up to a constant. der, icarl: a distance to stored answers, which has its
+  minimum near θ_o but another value there, and in units of its own; derpp adds to it. sgd, stable-sgd: 0.
+
+Training follows gradients, to which constants are nothing. With `levelled` both are counted from their values at θ_o,
+
+    ξ_o(θ) = | ( \hat L_o(θ) − \hat L_o(θ_o) ) − ( L_o(θ) − L_o(θ_o) ) |,
+
+the error of the forgetting that \hat L_o foretells; for sgd that is forgetting itself.
+
+An error that is not a number, as of losses that are both beyond numbers, counts as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from glocal import tree
+from glocal.algorithms.algorithm import Algorithm, Memory
+from glocal.algorithms.hessians import Matrix, Structure
+from glocal.algorithms.partition import Partition
+from glocal.challenges.challenge import Data
+from glocal.curvature.vector import flatten, unflatten
+from glocal.engine.cohort import Cohort
+from glocal.engine.state import State
+from glocal.engine.train import Execution, Progress, train
+from glocal.errors import require
+from glocal.lens.perturbation import AT_ONCE
+from glocal.lens.subject import CHUNK, Point, Subject, of_run
+from glocal.lens.taylor import solution, taylor
+from glocal.networks.model import Model
+
+Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
+RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 1))
+
+
+class Moment(NamedTuple):
+    """Where a run is: θ with the tasks finished and the steps made by then (−1: not known), and its memory."""
+
+    finished: int
+    step: int
+    point: Point
+    memory: Memory = {}  # noqa: RUF012 - nobody writes to it
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A run that was watched. Every end of a task is two moments with the same θ: with M as it was in training, and as
+    the beginning of the next task, with one finished task and what was consolidated more."""
+
+    subject: Subject
+    algorithm: Algorithm
+    model: Model
+    moments: Sequence[Moment]
+
+
+@dataclass(frozen=True)
+class Curves:
+    r"""L_o and \hat L_o at n moments, (n, T) each in float64; NaN where task o is not finished.
+
+    distance[·, o] = ‖θ − θ_o‖₂, NaN where it is not known; finished and step are (n,).
+    """
+
+    finished: Tensor
+    step: Tensor
+    true: Tensor
+    approximate: Tensor
+    distance: Tensor
+
+    @property
+    def known(self) -> Tensor:
+        """Whether task o is finished, (n, T)."""
+        return torch.arange(self.true.shape[1]) < self.finished.unsqueeze(1)
+
+    @property
+    def error(self) -> Tensor:
+        """ξ_o, (n, T); NaN where task o is not finished, and nowhere else."""
+        return torch.where(self.known, difference(self.approximate, self.true), torch.nan)
+
+    @property
+    def past(self) -> Tensor:
+        r"""| (1/t) Σ_o ( \hat L_o − L_o ) | over the t finished tasks, (n,); 0 where there is none."""
+        signed = torch.where(self.known, self.approximate - self.true, 0).sum(1)
+        return difference(signed, torch.zeros_like(signed)) / self.finished.clamp(min=1)
+
+
+def difference(approximate: Tensor, true: Tensor) -> Tensor:
+    """|\\hat L − L|, inf where it is not a number."""
+    return (approximate - true).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def record(
+    cohort: Cohort,
+    every: int = 1,
+    examples: int = CHUNK,
+    execution: Execution = "auto",
+    progress: Progress | None = None,
+) -> list[Trajectory]:
+    """Train a cohort to the end and keep every run's θ and M: between tasks, and in a task after every `every` epochs
+    and the last (0: between tasks alone).
+
+    L_o is taken on at most `examples` training examples of a task. What an algorithm keeps of θ_o was made with all of
+    them: unless these are all, ξ_o contains the difference between the two samples.
+    """
+    require(every >= 0, f"moments are every 0 (none in a task), 1, 2, … epochs; every={every} was given.")
+    seen: list[list[Moment]] = [[] for _ in cohort.members]
+    points: list[list[Point]] = [[] for _ in cohort.members]
+
+    def keep(finished: int, state: State) -> None:
+        for run, moments in enumerate(seen):
+            own = tree.map_tree(torch.clone, state.select(run).as_tree())
+            moments.append(Moment(finished, state.clock, Point(own["params"], own["buffers"]), own["memory"]))
+
+    def watch(task: int, epoch: int, state: State) -> None:
+        if every and ((epoch + 1) % every == 0 or epoch + 1 == cohort.epochs):
+            keep(task, state)
+
+    for snapshot in train(cohort, execution=execution, progress=progress, watch=watch):
+        keep(snapshot.finished, snapshot.state)
+        for solutions, moments in zip(points, seen, strict=True):
+            solutions.append(moments[-1].point)
+    model = cohort.model(vectorised=False)
+    return [
+        Trajectory(of_run(cohort, run, points[run], examples), member.algorithm, model, seen[run])
+        for run, member in enumerate(cohort.members)
+    ]
+
+
+def taylor_curves(
+    subject: Subject,
+    order: int = 2,
+    structure: Structure = "diagonal",
+    matrix: Matrix | None = None,
+    rank: int = 20,
+    moments: Sequence[Moment] | None = None,
+) -> Curves:
+    """ξ_o of the expansion of every finished task, at the moments of a trajectory or, if not said, at θ_0, θ_1, …"""
+    if moments is None:
+        moments = [Moment(t, -1, point) for t, point in enumerate(subject.solutions)]
+    needed = max((m.finished for m in moments), default=0)
+    expansions = [taylor(subject, task, order, structure, matrix, rank) for task in range(needed)]
+    return _curves(subject, moments, lambda m, o: (subject.value(o, m.point), expansions[o](m.point.params)))
+
+
+def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:
+    r"""ξ_o of the algorithm's own \hat L_o, with its memory at each moment; `levelled`, counted from θ_o."""
+    algorithm, model, subject = trajectory.algorithm, trajectory.model, trajectory.subject
+
+    def both(moment: Moment, task: int) -> tuple[Tensor, Tensor]:
+        true = own_loss(algorithm, model, moment, subject.tasks[task], task)
+        return true, own_approximation(algorithm, model, moment, task)
+
+    def counted(moment: Moment, task: int) -> tuple[Tensor, Tensor]:
+        true, approximate = both(moment, task)
+        then_true, then_approximate = both(moment._replace(point=subject.solutions[task + 1]), task)
+        return true, approximate - then_approximate + then_true
+
+    return _curves(subject, trajectory.moments, counted if levelled else both)
+
+
+def own_loss(algorithm: Algorithm, model: Model, moment: Moment, data: Data, task: int) -> Tensor:
+    """L_o(θ) as the run itself computes it: of the network's outputs, and where parameters are split among the tasks, of
+    its outputs for task o. iCaRL's nearest mean is how it answers, and not what its network is trained by."""
+    bound, params = model.bind(moment.point.buffers, training=False), moment.point.params
+
+    def outputs(x: Tensor) -> Tensor:
+        if isinstance(algorithm, Partition):
+            return algorithm.predict(bound, params, moment.memory, x, task)
+        return bound.outputs(params, x)
+
+    parts = zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True)
+    return torch.stack([model.criterion.per_sample(outputs(x), y).sum() for x, y in parts]).sum() / len(data.y)
+
+
+def own_approximation(algorithm: Algorithm, model: Model, moment: Moment, task: int) -> Tensor:
+    r"""\hat L_o(θ) by the algorithm's memory at the moment."""
+    bound = model.bind(moment.point.buffers, training=False)
+    return algorithm.approximation(bound, moment.memory, task)(moment.point.params)
+
+
+@torch.no_grad()
+def _curves(
+    subject: Subject, moments: Sequence[Moment], both: Callable[[Moment, int], tuple[Tensor, Tensor]]
+) -> Curves:
+    require(bool(moments), "no moment was given; allowed: one and more.")
+    found = len(subject.solutions) - 1
+    latest = max(m.finished for m in moments)
+    require(latest <= found, f"a moment with {latest} finished tasks was given; the subject has solutions of {found}.")
+    true, approximate, distance = torch.full((3, len(moments), len(subject.tasks)), torch.nan, dtype=torch.float64)
+    for i, moment in enumerate(moments):
+        for o in range(moment.finished):
+            true[i, o], approximate[i, o] = both(moment, o)
+            distance[i, o] = apart(moment.point, subject.solutions[o + 1])
+    finished, step = (torch.tensor([getattr(m, name) for m in moments]) for name in ("finished", "step"))
+    return Curves(finished, step, true, approximate, distance)
+
+
+def apart(a: Point, b: Point) -> Tensor:
+    """‖θ − θ'‖₂ in float64."""
+    return tree.total((a.params[k] - p).double().square() for k, p in b.params.items()).sqrt()
+
+
+@torch.no_grad()
+def on_rays(
+    subject: Subject, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""L_o and \hat L_o at θ_o + r u for unit vectors u, (k, P), and radii r, (k, m) or (m,): (k, m) each, in float64.
+
+    Many small networks are evaluated side by side; large ones, and those that cannot be mapped, one after the other.
+    """
+    point = solution(subject, task)
+    origin = flatten(point.params)
+    units = directions.to(origin)
+    radii = radii.to(origin).expand(len(units), -1)
+
+    def one(unit: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        params = unflatten(origin + radius * unit, point.params)
+        return subject.value(task, Point(params, point.buffers)), approximation(params)
+
+    rows = torch.arange(len(units), device=origin.device).repeat_interleave(radii.shape[1])
+    together = min(32, max(1, AT_ONCE // (origin.element_size() * origin.numel())))
+    found: list[tuple[Tensor, Tensor]] = []
+    for some, r in zip(rows.split(together), radii.reshape(-1).split(together), strict=True):
+        if together > 1:
+            try:
+                found.append(vmap(one)(units[some], r))
+                continue
+            except RuntimeError:
+                together = 1  # a network or an approximation that cannot be mapped
+        each = [one(units[i], radius) for i, radius in zip(some.tolist(), r, strict=True)]
+        found.append((torch.stack([a for a, _ in each]), torch.stack([b for _, b in each])))
+    true, approximate = (torch.cat(parts).double().view(radii.shape).cpu() for parts in zip(*found, strict=True))
+    return true, approximate
+
+
+@dataclass(frozen=True)
+class Order:
+    """ξ ≈ C rᵖ along a ray: p with its standard error, fitted to log ξ against log r where `used`. NaN: not known."""
+
+    exponent: float
+    standard_error: float
+    radii: Tensor
+    errors: Tensor
+    used: Tensor
+
+
+def order(
+    subject: Subject, task: int, approximation: Approximation, direction: Tensor, radii: Sequence[float] = RADII
+) -> Order:
+    """How ξ_o grows with the distance from θ_o, along the ray θ_o + r u, u the direction (P,) scaled to length 1.
+
+    The paper bounds the error of an expansion of order p by O(rᵖ); where the loss is smooth, and r small, the first term
+    that is left out makes it r^{p+1}. Errors that are no more than rounding of the losses are left out of the fit.
+    """
+    length = direction.norm()
+    require(bool(0 < length < torch.inf), f"a ray's direction has a finite length above 0; {float(length)} was given.")
+    at = torch.tensor(radii, dtype=torch.float64)
+    require(len(at) > 0 and bool(((at > 0) & (at < torch.inf)).all()), f"radii are positive; {radii} were given.")
+    true, approximate = (rows[0] for rows in on_rays(subject, task, approximation, (direction / length)[None], at))
+    rounding = torch.finfo(flatten(subject.solutions[task + 1].params).dtype).eps
+    floor = 100 * rounding * torch.maximum(true.abs(), approximate.abs())
+    return fit(at, difference(approximate, true), floor)
+
+
+def fit(radii: Tensor, errors: Tensor, floor: Tensor | float = 0.0) -> Order:
+    """Least squares of log ξ = log C + p log r over finite errors above the floor. Two of them give p, three its error."""
+    used = (errors > floor) & (errors > 0) & errors.isfinite()
+    x, y = radii[used].double().log(), errors[used].double().log()
+    spread = float((x - x.mean()).square().sum()) if len(x) else 0.0
+    if spread == 0:
+        return Order(math.nan, math.nan, radii, errors, used)
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    left = float((y - y.mean() - slope * (x - x.mean())).square().sum())
+    deviation = math.sqrt(left / (len(x) - 2) / spread) if len(x) > 2 else math.nan
+    return Order(slope, deviation, radii, errors, used)

@@ -1,0 +1,103 @@
+r"""The Taylor expansion of a task's loss at its solution, Eq. taylor-p (§4), of order 0, 1 or 2:
+
+    \hat L_o(θ) = L_o(θ_o) + (θ − θ_o)ᵀ ∇L_o(θ_o) + ½ (θ − θ_o)ᵀ H_o (θ − θ_o).
+
+H_o has the forms that the algorithms keep it in (`algorithms.hessians`): full, the top eigenpairs by Lanczos's method,
+Kronecker factors, a diagonal. The first two are of the Hessian or of its outer-product part, the ggn; the others are of
+the ggn, and so is a full one on request.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from glocal.algorithms.algorithm import Batch
+from glocal.algorithms.hessians import Form, Matrix, Structure, form, task_gradient
+from glocal.challenges.challenge import Data
+from glocal.errors import require
+from glocal.lens.subject import Point, Subject
+from glocal.networks.model import Model
+from glocal.tree import Params, Tree, inner
+
+ORDERS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Taylor:
+    """θ ↦ \\hat L_o(θ). `parts` is a tree of tensors, so that expansions of many runs or tasks can be stacked:
+
+    level, L_o(θ_o); centre, θ_o; from the first order on slope, ∇L_o(θ_o); in the second hessian, H_o in its form.
+    """
+
+    parts: Tree
+    form: Form | None
+
+    def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
+        return value(self.parts, self.form, params)
+
+
+def taylor(
+    subject: Subject,
+    task: int,
+    order: int = 2,
+    structure: Structure = "full",
+    matrix: Matrix | None = None,
+    rank: int = 20,
+) -> Taylor:
+    """The expansion of L_o at θ_o on the subject's data. `matrix` is the hessian for full and low-rank structures and
+    the ggn for the others, if not said; `rank` is the number of eigenpairs of a low-rank one."""
+    kept = chosen(order, structure, matrix, rank)
+    point, data = solution(subject, task), subject.tasks[task]
+    # A model sets its network to training mode: it is given one of its own.
+    model = Model(copy.deepcopy(subject.module), subject.loss).bind(point.buffers, training=False)
+    return expand(model, point.params, data, order, kept)
+
+
+def solution(subject: Subject, task: int) -> Point:
+    """θ_o, or an error where the subject has none."""
+    finished = len(subject.solutions) - 1
+    known = 0 <= task < finished
+    require(known, f"the subject has solutions of {finished} tasks, counted from 0; task {task} was asked for.")
+    return subject.solutions[task + 1]
+
+
+def chosen(order: int, structure: Structure, matrix: Matrix | None = None, rank: int = 20) -> Form | None:
+    """The form of H_o, where the order asks for one."""
+    require(order in ORDERS, f"a Taylor expansion of order {order!r} was asked for; allowed: 0, 1, 2.")
+    require(rank >= 1, f"a low-rank Hessian has a rank of at least 1; {rank} was given.")
+    matrix = matrix or ("hessian" if structure in ("full", "low-rank") else "ggn")
+    found = form("a Taylor expansion", structure, matrix, rank)
+    return found if order == 2 else None
+
+
+def expand(model: Model, params: Params, data: Data, order: int, kept: Form | None) -> Taylor:
+    """The same of one run's network, `model`, at θ_o = `params`."""
+    evaluated = model.evaluating()
+    batch = Batch(data.x, data.y, data.y.new_zeros(len(data.y), dtype=torch.float32), data.y.new_zeros(()))
+    with torch.no_grad():
+        parts: Tree = {
+            "level": evaluated.mean_loss(params, data.x, data.y),
+            "centre": {k: p.detach().clone() for k, p in params.items()},
+        }
+        if order >= 1:
+            parts["slope"] = task_gradient(model, params, batch)
+        if kept is not None:
+            kept.check(params)
+            parts["hessian"] = kept.at(model, params, batch)
+    return Taylor(parts, kept)
+
+
+def value(parts: Tree, kept: Form | None, params: Mapping[str, Tensor]) -> Tensor:
+    """Eq. taylor-p from its parts, as far as they go."""
+    moved = {k: params[k] - centre for k, centre in parts["centre"].items()}
+    total: Tensor = parts["level"]
+    if "slope" in parts:
+        total = total + inner(moved, parts["slope"])
+    if kept is not None:
+        total = total + inner(moved, kept.product(parts["hessian"], moved)) / 2
+    return total.clone()

@@ -1,0 +1,233 @@
+"""The perturbation score where it is known in closed form, where losses pass the largest number, and in any network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from glocal import losses
+from glocal.challenges.challenge import Data
+from glocal.errors import GlocalError
+from glocal.lens import perturbation as module
+from glocal.lens.perturbation import RADII, eigenpairs, perturbation, unit_directions
+from glocal.lens.subject import Subject, of_module
+
+FEATURES, EXAMPLES = 6, 40
+
+
+def regression(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> Subject:
+    """One task of linear regression without a bias, L(θ) = mean ½ (xᵀθ − y)², and its 'solution', any θ."""
+    network = nn.Linear(x.shape[1], 1, bias=False).double()
+    data = Data(torch.from_numpy(x), torch.from_numpy(y)[:, None])
+    state = {"weight": torch.from_numpy(at)[None]}
+    return of_module(network, "squared-error", [data], [state, state])
+
+
+def correlated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs of very different scales, noisy targets, and the least-squares solution."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(EXAMPLES, FEATURES)) * 2.0 ** np.arange(FEATURES)
+    y = x @ random.normal(size=FEATURES) + random.normal(size=EXAMPLES)
+    return x, y, np.linalg.lstsq(x, y, rcond=None)[0]
+
+
+@pytest.mark.parametrize("off", [0.0, 0.5], ids=["at the minimum", "on a slope"])
+def test_a_quadratic_by_its_closed_form(off: float) -> None:
+    x, y, best = correlated()
+    theta = best + off * np.random.default_rng(1).normal(size=FEATURES)
+    subject = regression(theta, x, y)
+    found = perturbation(subject, 0, eigenvectors=FEATURES, directions=7, chunk=11)
+
+    hessian, slope = x.T @ x / EXAMPLES, x.T @ (x @ theta - y) / EXAMPLES
+    values, vectors = np.linalg.eigh(hessian)
+    np.testing.assert_allclose(found.eigenvalues, values[::-1], rtol=1e-9)
+    assert found.base["train"] == pytest.approx(((x @ theta - y) ** 2).mean() / 2, rel=1e-12)
+
+    r = np.array(RADII)
+    eigen = vectors.T[::-1]
+    eigen = eigen * np.sign(eigen[np.arange(FEATURES), np.abs(eigen).argmax(1)])[:, None]
+    random = unit_directions(subject, 0, 7, seed=0).numpy()
+    np.testing.assert_allclose((random**2).sum(1), 1, rtol=1e-12)
+
+    def change(v: np.ndarray) -> np.ndarray:
+        return (v @ slope)[:, None] * r + 0.5 * ((v @ hessian) * v).sum(1)[:, None] * r**2
+
+    # What is left of ½ r² λ after it was added to L(θ) and taken away again.
+    lost = 1e-13 * found.base["train"]
+    for kind, directions in (("eigen", eigen), ("random", random)):
+        measured = found.losses["train"][kind].numpy() - found.base["train"]  # type: ignore[index]
+        np.testing.assert_allclose(measured, change(directions), rtol=1e-7, atol=lost)
+    ratios = np.abs(change(eigen)[:, None] / change(random)[None])
+    np.testing.assert_allclose(found.score(), ratios.mean(1), rtol=1e-4)
+    others = [np.abs(change(random)[[i]] / np.delete(change(random), i, 0)).mean(0) for i in range(7)]
+    np.testing.assert_allclose(found.score(kind="random"), others, rtol=1e-4)
+    assert (found.known() == 7).all() and (found.known(kind="random") == 6).all()
+    if not off:  # at a minimum of a quadratic the radius cancels
+        stiffness = ((random @ hessian) * random).sum(1)
+        np.testing.assert_allclose(found.score()[:, -1], values[::-1] * (1 / stiffness).mean(), rtol=1e-9)
+
+
+def test_where_all_directions_are_alike_every_score_is_one() -> None:
+    x = 3 * np.eye(FEATURES)
+    found = perturbation(regression(np.zeros(FEATURES), x, np.zeros(FEATURES)), 0, eigenvectors=3)
+    one = torch.ones(3, len(RADII), dtype=torch.float64)
+    torch.testing.assert_close(found.score(), one, rtol=1e-9, atol=0)
+    torch.testing.assert_close(found.score(kind="random"), one[:1].expand(10, -1), rtol=1e-9, atol=0)
+
+
+def test_beyond_the_largest_number() -> None:
+    x, y, best = correlated()
+    found = perturbation(regression(best, x, y), 0, eigenvectors=2, radii=[1.0, 1e200])
+    assert found.losses["train"]["eigen"][:, 1].tolist() == [torch.inf] * 2
+    assert found.known()[:, 1].tolist() == [0, 0] and found.score()[:, 1].isnan().all()
+    assert found.score()[:, 0].isfinite().all()
+
+    # Along the eigenvector the square of 1.5e154 is beyond; along a random direction a part of it is not.
+    steep = np.zeros((1, FEATURES))
+    steep[0, 2] = 1.0
+    edge = perturbation(regression(np.zeros(FEATURES), steep, np.zeros(1)), 0, eigenvectors=1, radii=[1.5e154])
+    assert edge.losses["train"]["eigen"].item() == torch.inf
+    assert edge.losses["train"]["random"].isfinite().all()
+    assert edge.score().item() == torch.inf and edge.known().item() == 10
+
+
+def test_no_change_beside_no_change_is_no_ratio() -> None:
+    found = perturbation(regression(np.zeros(2), np.zeros((3, 2)), np.ones(3)), 0, eigenvectors=1, radii=[1.0])
+    assert found.losses["train"]["eigen"].item() == found.base["train"]
+    assert found.known().item() == 0 and found.score().isnan().all()
+
+
+def classifier(double: bool = False) -> tuple[nn.Module, Subject]:
+    """A network with batch statistics, and some classes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+        )
+        x, y = torch.randn(60, 5), torch.randint(3, (60,))
+        for _ in range(5):
+            network(torch.randn(20, 5) + 1)
+    if double:
+        network, x = network.double(), x.double()
+    state = {k: v.clone() for k, v in network.state_dict().items()}
+    return network, of_module(network, "cross-entropy", [Data(x, y)], [state, state])
+
+
+def by_hand(network: nn.Module, subject: Subject, direction: Tensor, r: float) -> float:
+    """L(θ + r v) with the whole network in float64, one state dict."""
+    moved, begin = {k: v.double() for k, v in network.state_dict().items()}, 0
+    for name, p in network.named_parameters():
+        moved[name] = p.detach().double() + r * direction[begin : begin + p.numel()].double().view_as(p)
+        begin += p.numel()
+    outputs = torch.func.functional_call(network.eval(), moved, (subject.tasks[0].x.double(),))
+    return functional.cross_entropy(outputs, subject.tasks[0].y).item()
+
+
+def test_losses_of_a_network_in_float32_are_taken_in_float64() -> None:
+    network, subject = classifier()
+    found = perturbation(subject, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3], chunk=7)
+    ways = {"eigen": eigenpairs(subject, 0, 2, 2_000, 7, 0).vectors, "random": unit_directions(subject, 0, 3, 0)}
+    for kind, vectors in ways.items():
+        expected = [[by_hand(network, subject, v, r) for r in found.radii] for v in vectors]
+        np.testing.assert_allclose(found.losses["train"][kind].numpy(), np.array(expected), rtol=1e-12)  # type: ignore[index]
+
+
+def test_outputs_beyond_numbers_have_an_infinite_loss() -> None:
+    _, subject = classifier()
+    values = perturbation(subject, 0, eigenvectors=2, radii=[1.0, 1e306]).losses["train"]["random"]
+    assert values[:, 0].isfinite().all() and not values.isnan().any()
+    assert (values[:, 1] == torch.inf).any()
+
+
+def test_eigenvectors_are_those_of_the_dense_hessian() -> None:
+    network, subject = classifier(double=True)
+    found = eigenpairs(subject, 0, 4, 2_000, 13, 0)
+    theta = torch.cat([p.detach().flatten() for p in network.parameters()])
+
+    def loss(theta: Tensor) -> Tensor:
+        parts = theta.split([p.numel() for p in network.parameters()])
+        params = {k: part.view_as(p) for (k, p), part in zip(network.named_parameters(), parts, strict=True)}
+        outputs = torch.func.functional_call(network.eval(), params, (subject.tasks[0].x,))
+        return functional.cross_entropy(outputs, subject.tasks[0].y)
+
+    values, vectors = np.linalg.eigh(torch.autograd.functional.hessian(loss, theta).numpy())
+    order = np.abs(values).argsort()[::-1][:4]
+    np.testing.assert_allclose(found.values, values[order], rtol=1e-6)
+    np.testing.assert_allclose(np.abs((found.vectors.numpy() * vectors.T[order]).sum(1)), 1, rtol=1e-5)
+
+
+def test_test_losses_are_means_over_the_test_data() -> None:
+    _, subject = classifier(double=True)
+    x, y = subject.tasks[0]
+    found = perturbation(subject, 0, Data(torch.cat([x, x, x]), torch.cat([y, y, y])), eigenvectors=2, directions=2)
+    assert found.base["test"] == pytest.approx(found.base["train"], rel=1e-12)
+    for kind in ("eigen", "random"):
+        torch.testing.assert_close(found.losses["test"][kind], found.losses["train"][kind])
+    torch.testing.assert_close(found.score("test"), found.score("train"), rtol=1e-5, atol=0)
+
+
+def test_the_hessian_is_of_random_examples_and_not_of_the_first() -> None:
+    """Only the second half of the data has any curvature."""
+    x = np.zeros((40, 2))
+    x[20:, 0] = 1.0
+    subject = regression(np.zeros(2), x, np.zeros(40))
+    seen = [float(perturbation(subject, 0, eigenvectors=1, samples=20, seed=s).eigenvalues) for s in range(5)]
+    assert all(0 < value < 1 for value in seen) and len(set(seen)) > 1
+    assert float(perturbation(subject, 0, eigenvectors=1, samples=40).eigenvalues) == pytest.approx(0.5)
+
+
+class Stubborn(nn.Linear):
+    """A network that looks at its own values: nothing maps over it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.weight.sum().item() < torch.inf else x
+
+
+def test_neither_chunks_nor_neighbours_change_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, subject = classifier()
+    together = perturbation(subject, 0, eigenvectors=2, chunk=60).losses["train"]["random"]
+    monkeypatch.setattr(module, "AT_ONCE", 0)
+    torch.testing.assert_close(perturbation(subject, 0, eigenvectors=2, chunk=9).losses["train"]["random"], together)
+
+
+def test_a_network_that_cannot_be_mapped() -> None:
+    x, y, best = correlated()
+    plain = regression(best, x, y)
+    stubborn = Stubborn(FEATURES, 1, bias=False).double()
+    subject = Subject(stubborn, losses.get("squared-error"), plain.tasks, plain.solutions)
+    found, expected = (perturbation(s, 0, eigenvectors=2, radii=[1.0, 10.0]) for s in (subject, plain))
+    torch.testing.assert_close(found.losses["train"]["random"], expected.losses["train"]["random"])
+    torch.testing.assert_close(found.score(), expected.score(), rtol=1e-6, atol=0)
+
+
+def test_what_cannot_be_measured_is_told() -> None:
+    x, y, best = correlated()
+    subject = regression(best, x, y)
+    for wrong, told in (
+        ({"task": 1}, "solutions of 1 tasks"),
+        ({"task": 0, "eigenvectors": 7}, "1 to 6 eigenvectors"),
+        ({"task": 0, "eigenvectors": 1, "directions": 1}, "at least 2 random directions"),
+        ({"task": 0, "eigenvectors": 1, "radii": []}, "radii are positive"),
+        ({"task": 0, "eigenvectors": 1, "radii": [-1.0]}, "radii are positive"),
+        ({"task": 0, "eigenvectors": 1, "samples": 0}, "at least 1"),
+    ):
+        with pytest.raises(GlocalError, match=told):
+            perturbation(subject, **wrong)
+    with pytest.raises(GlocalError, match="diverged"):
+        perturbation(regression(best * np.nan, x, y), 0, eigenvectors=1)
+    with pytest.raises(GlocalError, match="unknown split 'test'"):
+        perturbation(subject, 0, eigenvectors=1).score("test")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    _, subject = classifier(double=True)
+    here = perturbation(subject, 0, subject.tasks[0], eigenvectors=3)
+    there = perturbation(subject.on("cuda"), 0, subject.on("cuda").tasks[0], eigenvectors=3)
+    torch.testing.assert_close(there.eigenvalues, here.eigenvalues, rtol=1e-6, atol=0)
+    for split in here.losses:
+        torch.testing.assert_close(there.losses[split]["random"], here.losses[split]["random"])
+        torch.testing.assert_close(there.losses[split]["eigen"], here.losses[split]["eigen"], rtol=1e-4, atol=0)
