@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.curvature.diagonal import diagonal
+from glocal.curvature.diagonal import diagonal, samples_at_once
 from glocal.errors import require, unknown
 from glocal.losses import Loss
 from glocal.networks.model import Model
@@ -55,8 +55,10 @@ FISHERS = {"exact": _exact, "sampled": _sampled, "empirical": _empirical, "publi
 
 def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: int | None = None) -> Params:
     """F at θ over a task's data, a bounded number of examples at a time: few on a CPU, whose cache is small."""
-    chunk = chunk or (500 if data.y.device.type == "cpu" else 5000)
     evaluated = model.evaluating()
+    if chunk is None:
+        like, most = next(iter(params.values())), 500 if data.y.device.type == "cpu" else 5000
+        chunk = samples_at_once(evaluated.module, data.x.shape[1:], like, most)
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(data.x.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
         directions = partial(_directions, variant, model.criterion, y, random)

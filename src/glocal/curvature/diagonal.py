@@ -6,7 +6,8 @@ for given vectors u_{ic} in output space. With Σ_c u_c u_cᵀ = ∇²_f ℓ it 
 with one u = ∇_f ℓ at the data's label it is the empirical one.
 
 For a linear layer z = W a + b the gradient of one sample is the outer product δ aᵀ, so its squares need no per-sample
-gradients: F_W = (1/n) Σ_i (Σ_c δ_{ic}²) (a_i²)ᵀ and F_b = (1/n) Σ_i Σ_c δ_{ic}².
+gradients: F_W = (1/n) Σ_i (Σ_c δ_{ic}²) (a_i²)ᵀ and F_b = (1/n) Σ_i Σ_c δ_{ic}². For a convolution it is the product of
+two matrices, Σ_p δ_p a_pᵀ over positions p, a_p the patch that p sees.
 """
 
 from __future__ import annotations
@@ -35,19 +36,25 @@ def diagonal(
     """
     wanted = params if wanted is None else wanted
     plain = plain_layers(module, x.shape[1:], next(iter(params.values())))
-    linear = {
+    known = {
         name: p
         for name, p in plain.items()
-        if isinstance(p.layer, nn.Linear) and {f"{name}.weight", f"{name}.bias"} & set(wanted)
+        if (isinstance(p.layer, nn.Linear) or _by_patches(p.layer)) and {f"{name}.weight", f"{name}.bias"} & set(wanted)
     }
-    covered = {f"{name}.{kind}" for name in linear for kind in ("weight", "bias")}
+    covered = {f"{name}.{kind}" for name in known for kind in ("weight", "bias")}
     rest = {k: p for k, p in wanted.items() if k not in covered}
-    result = _linear(module, params, buffers, x, directions, linear) if linear else {}
+    result = _by_layers(module, params, buffers, x, directions, known) if known else {}
     result |= _per_sample(module, params, buffers, x, directions, rest) if rest else {}
     return {k: result[k] for k in wanted}
 
 
-def _linear(
+def samples_at_once(module: nn.Module, shape: torch.Size, like: Tensor, most: int, bytes_kept: int = 1 << 30) -> int:
+    """How many samples of this shape make layers' inputs and slopes of so many bytes, at most `most` of them."""
+    each = sum(p.input_shape.numel() + p.output_shape.numel() for p in plain_layers(module, shape, like).values())
+    return max(1, min(most, bytes_kept // max(1, each * like.element_size())))
+
+
+def _by_layers(
     module: nn.Module,
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
@@ -56,14 +63,43 @@ def _linear(
     plain: Mapping[str, Plain],
 ) -> Params:
     done = run(module, params, buffers, x, plain)
-    deltas = done.pull_each(directions(done.outputs))  # each (n, C, out)
+    deltas = done.pull_each(directions(done.outputs))  # each (n, C, ...)
     n = x.shape[0]
     result: Params = {}
-    for name in plain:
-        squares = deltas[name].square().sum(1)
-        result[f"{name}.weight"] = squares.mT @ done.inputs[name].square() / n
-        result[f"{name}.bias"] = squares.sum(0) / n
+    for name, p in plain.items():
+        a, delta = done.inputs[name], deltas[name]
+        if isinstance(p.layer, nn.Linear):
+            squares = delta.square().sum(1)
+            weight, bias = squares.mT @ a.square(), squares.sum(0)
+        else:
+            assert isinstance(p.layer, nn.Conv2d)
+            weight, bias = _convolution(p.layer, a, delta)
+        result |= {f"{name}.weight": weight / n, f"{name}.bias": bias / n}
     return result
+
+
+def _by_patches(layer: nn.Module) -> bool:
+    """Whether a convolution sees the patches that `unfold` makes."""
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def _convolution(layer: nn.Conv2d, a: Tensor, delta: Tensor, chunk_bytes: int = 1 << 28) -> tuple[Tensor, Tensor]:
+    """Σ_i Σ_c (Σ_p δ_{icp} a_{ip}ᵀ)² for inputs a (n, ...) and δ (n, C, width, ...), and the same for the bias."""
+    delta = delta.flatten(3)
+    how = layer.kernel_size, layer.dilation, layer.padding, layer.stride
+    bytes_a_sample = delta.shape[1] * layer.weight.numel() * a.element_size()
+    chunk = max(1, chunk_bytes // max(1, bytes_a_sample))
+    weight: Tensor | float = 0.0
+    for some, slopes in zip(a.split(chunk), delta.split(chunk), strict=True):
+        patches = nn.functional.unfold(some, *how).unsqueeze(1)  # type: ignore[arg-type]
+        weight = weight + (slopes @ patches.mT).square().sum(1).sum(0)
+    assert isinstance(weight, Tensor)
+    return weight.view(layer.weight.shape), delta.sum(-1).square().sum(1).sum(0)
 
 
 def _per_sample(

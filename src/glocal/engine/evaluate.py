@@ -17,6 +17,8 @@ from glocal.engine.state import State
 
 CHUNK = {"cpu": 500, "cuda": 5000}
 """Examples that go through the network at once: constants, so that sums do not depend on the cohort."""
+LARGE = 1024
+"""Numbers of an example beyond which a fifth of them do: convolutions keep many numbers of each."""
 
 
 class Evaluator:
@@ -60,7 +62,7 @@ class Evaluator:
         self, executor: Executor, state: State, runs: slice, data: Data, mask: Tensor | None, task: int
     ) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
-        chunk = CHUNK[self.cohort.device.type]
+        chunk = CHUNK[self.cohort.device.type] // (5 if data.x[0].numel() > LARGE else 1)
         for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
             outputs = executor.predict(state, runs, x, task)
             scopes = {"class": outputs}

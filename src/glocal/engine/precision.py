@@ -1,7 +1,8 @@
 """How exactly a GPU multiplies: fp32 as it stands, tf32 with factors of 11 significant bits, bf16 with numbers of 8.
 
 `bf16` concerns the network's own products alone (`networks.model`); parameters, gradients, updates, the algorithm's
-memory and BatchNorm's statistics stay fp32. On a CPU tf32 is fp32.
+memory and BatchNorm's statistics stay fp32, and what else is multiplied beside the network is tf32. On a CPU tf32 is
+fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def multiplying(precision: Precision) -> Iterator[None]:
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
     try:
-        products.allow_tf32 = convolutions.allow_tf32 = precision == "tf32"
+        products.allow_tf32 = convolutions.allow_tf32 = precision != "fp32"
         convolutions.benchmark = True
         yield
     finally:

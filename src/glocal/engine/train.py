@@ -28,7 +28,7 @@ from glocal.engine.state import State
 from glocal.tree import Params
 
 Execution = Literal["auto", "vectorised", "run-by-run"]
-Watch = Callable[[int, int, State], None]  # the task, its epoch that has just ended, the live state with M_t
+Watch = Callable[[int, int, State, Feed], None]  # the task, its epoch that has ended, and all as it is before M_{t+1}
 
 
 class Progress(Protocol):
@@ -66,7 +66,7 @@ def train(
     """Train a cohort, from its initialisation or from a snapshot, and yield a snapshot at every task boundary.
 
     The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
-    until the generator goes on. Who watches is called after every epoch; it must leave the state as it is.
+    until the generator goes on. Who watches is called after every epoch; it must leave all as it is.
     """
     with multiplying(cohort.precision):
         yield from _train(cohort, begin, execution, progress or Silent(), watch)
@@ -104,7 +104,7 @@ def _train(
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
             if watch is not None:
-                watch(task, epoch, state)
+                watch(task, epoch, state, feed)
         with torch.no_grad():
             executor.consolidate(state, feed)
             arrange(state, cohort.device)

@@ -1,7 +1,8 @@
 """BatchNorm with its surroundings as kernels over a matrix x of rows (image, position) and columns (run, channel).
 
 Sums over rows are made in parts, one a program, and the parts are put together in a fixed order: no result depends on
-which program was first. Variances are put together from centred sums (Chan et al. 1979), so that nothing cancels.
+which program was first. Variances are made of differences to a row nearby and put together from centred sums (Chan et
+al. 1979), so that little cancels.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 64, 64
-PROGRAMS = 4096
-"""About so many programs keep a GPU busy: each waits for what it reads."""
-MOST = 512
-"""Parts that are put together at once."""
+PROGRAMS, MOST = 2048, 128
+"""About so many programs keep a GPU busy; and the most parts that the rows of a column are divided into."""
+FEWER = 16
+"""Columns of which one program puts the parts together."""
 
 NO_MASK, MASK_FROM_X, MASK_FROM_Y = 0, 1, 2
 
@@ -34,7 +35,8 @@ def normalise(
     blocks = triton.cdiv(k, COLUMNS)
     _moments[(blocks, parts)](rows, means, squares, m, k, each, ROWS, COLUMNS)
     old = running_mean, running_variance, momentum
-    _together[(blocks,)](means, squares, *old, *vectors, m, k, each, parts, triton.next_power_of_2(parts), COLUMNS)
+    few = (triton.cdiv(k, FEWER),)
+    _together[few](means, squares, *old, *vectors, m, k, each, parts, triton.next_power_of_2(parts), FEWER)
     y = torch.empty_like(rows)
     added = rows if beside is None else _matrix(beside)
     grid = triton.cdiv(m, ROWS), blocks
@@ -58,7 +60,8 @@ def slopes(
     read = rows, above, after, mean, variance, weight, bias
     _slope_sums[(blocks, parts)](*read, sums[0], sums[1], m, k, each, eps, mask, ROWS, COLUMNS)
     dbias, dweight = rows.new_empty(2, k, dtype=torch.float32)
-    _add_up[(blocks,)](sums[0], sums[1], dbias, dweight, k, parts, triton.next_power_of_2(parts), COLUMNS)
+    few = (triton.cdiv(k, FEWER),)
+    _add_up[few](sums[0], sums[1], dbias, dweight, k, parts, triton.next_power_of_2(parts), FEWER)
     dx = torch.empty_like(rows)
     through = torch.empty_like(rows) if beside else dx
     grid = triton.cdiv(m, ROWS), blocks
@@ -85,27 +88,25 @@ def _parts(m: int, k: int) -> tuple[int, int]:
 
 @triton.jit
 def _moments(x, means, squares, m, k, each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The mean and the centred sum of squares of a part of the rows."""
+    """The mean and the centred sum of squares of a part of the rows, from differences to the part's first row."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(1)
     start = part * each
     end = tl.minimum(start + each, m)
-    mean = tl.zeros([COLUMNS], dtype=tl.float32)
-    square = tl.zeros([COLUMNS], dtype=tl.float32)
-    count = 0.0
+    pivot = tl.load(x + start.to(tl.int64) * k + c, mask=c < k, other=0.0).to(tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    squared = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for first in range(start, end, ROWS):
         r = first + tl.arange(0, ROWS)
         inside = (r < end)[:, None] & (c < k)[None, :]
         tile = tl.load(x + r.to(tl.int64)[:, None] * k + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        n = tl.minimum(end - first, ROWS).to(tl.float32)
-        tile_mean = tl.sum(tile, 0) / n
-        centred = tl.where(inside, tile - tile_mean[None, :], 0.0)
-        shift = tile_mean - mean
-        square += tl.sum(centred * centred, 0) + shift * shift * (count * n / (count + n))
-        mean += shift * (n / (count + n))
-        count += n
-    tl.store(means + part * k + c, mean, mask=c < k)
-    tl.store(squares + part * k + c, square, mask=c < k)
+        apart = tl.where(inside, tile - pivot[None, :], 0.0)
+        sums += apart
+        squared += apart * apart
+    n = (end - start).to(tl.float32)
+    shift = tl.sum(sums, 0) / n
+    tl.store(means + part * k + c, pivot + shift, mask=c < k)
+    tl.store(squares + part * k + c, tl.maximum(tl.sum(squared, 0) - n * shift * shift, 0.0), mask=c < k)
 
 
 @triton.jit
@@ -180,17 +181,17 @@ def _slope_sums(
     rstd = tl.rsqrt(tl.load(variance + c, mask=c < k, other=1.0) + eps)
     scale = tl.load(weight + c, mask=c < k)
     shift = tl.load(bias + c, mask=c < k)
-    total = tl.zeros([COLUMNS], dtype=tl.float32)
-    product = tl.zeros([COLUMNS], dtype=tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for first in range(start, end, ROWS):
         r = first + tl.arange(0, ROWS)
         inside = (r < end)[:, None] & (c < k)[None, :]
         where = r.to(tl.int64)[:, None] * k + c[None, :]
         g, normal = _slope_tile(x, dy, y, centre, rstd, scale, shift, where, inside, MASK)
-        total += tl.sum(g, 0)
-        product += tl.sum(tl.where(inside, g * normal, 0.0), 0)
-    tl.store(sums + part * k + c, total, mask=c < k)
-    tl.store(products + part * k + c, product, mask=c < k)
+        total += g
+        product += tl.where(inside, g * normal, 0.0)
+    tl.store(sums + part * k + c, tl.sum(total, 0), mask=c < k)
+    tl.store(products + part * k + c, tl.sum(product, 0), mask=c < k)
 
 
 @triton.jit

@@ -1,4 +1,7 @@
-"""`patches` as two kernels: a program moves some positions, each with all its channels, which lie side by side."""
+"""`patches` as two kernels: a program moves some positions of one image and group, each with all its channels.
+
+An image's measures are constants to the compiler: a position is found by many divisions.
+"""
 
 from __future__ import annotations
 
@@ -8,80 +11,90 @@ from torch import Tensor
 
 from glocal.kernels.patches import Patches
 
-POSITIONS = 32
+NUMBERS = 4096
+"""That one program moves, about."""
 
 
 def gather(pixels: Tensor, of: Patches) -> Tensor:
     h, w = of.size
     rows = pixels.new_empty(of.groups, of.images * h * w, of.k * of.k * of.channels)
-    return _launched(_gather, pixels, rows, of)
+    _launch(_gather, h * w * of.k * of.k, pixels, rows, of)
+    return rows
 
 
 def scatter(rows: Tensor, of: Patches) -> Tensor:
     pixels = rows.new_empty(of.images, of.height, of.width, of.groups * of.channels)
-    return _launched(_scatter, rows, pixels, of)
+    _launch(_scatter, of.height * of.width, rows, pixels, of)
+    return pixels
 
 
-def _launched(kernel, read: Tensor, written: Tensor, of: Patches) -> Tensor:
-    positions = written.numel() // of.channels
+def _launch(kernel, positions: int, read: Tensor, written: Tensor, of: Patches) -> None:
     wide = triton.next_power_of_2(of.channels)
-    kernel[(triton.cdiv(positions, POSITIONS),)](read, written, positions, *of, *of.size, POSITIONS, wide)
-    return written
+    some = max(1, min(NUMBERS // wide, triton.next_power_of_2(positions)))
+    measures = of.channels, of.height, of.width, *of.size, of.k, of.stride, of.padding
+    grid = triton.cdiv(positions, some), of.images, of.groups
+    kernel[grid](read, written, of.images, of.groups, positions, *measures, some, wide)
 
 
 @triton.jit
 def _gather(
-    x, rows, positions, images, groups, C: tl.constexpr, h, w, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
-    oh, ow, POSITIONS: tl.constexpr, WIDE: tl.constexpr,
+    x, rows, images, groups, positions: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    OH: tl.constexpr, OW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
+    SOME: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Positions (group, image, i, j, a, b) of the rows."""
-    at = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+    """Positions (i, j, a, b) of the rows."""
+    at = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    image = tl.program_id(1)
+    group = tl.program_id(2)
     c = tl.arange(0, WIDE)
     b = at % K
     a = at // K % K
-    j = at // (K * K) % ow
-    i = at // (K * K * ow) % oh
-    image = at // (K * K * ow * oh) % images
-    group = at // (K * K * ow * oh * images)
+    j = at // (K * K) % OW
+    i = at // (K * K * OW)
     row = i * S + a - P
     column = j * S + b - P
-    inside = (at < positions) & (row >= 0) & (row < h) & (column >= 0) & (column < w)
-    source = ((image * h + row) * w + column).to(tl.int64) * groups + group
+    there = at < positions
+    inside = there & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    source = x + (image.to(tl.int64) * (H * W) * groups + group) * C + (row * W + column) * groups * C
+    target = rows + (group.to(tl.int64) * images + image) * (positions * C) + at * C
     read = inside[:, None]
-    written = (at < positions)[:, None]
-    if C != WIDE:  # where all channels are there, a mask that does not speak of them lets them be moved many at once
+    written = there[:, None]
+    if C != WIDE:
         read = read & (c < C)[None, :]
         written = written & (c < C)[None, :]
-    values = tl.load(x + source[:, None] * C + c[None, :], mask=read, other=0.0)
-    tl.store(rows + at.to(tl.int64)[:, None] * C + c[None, :], values, mask=written)
+    values = tl.load(source[:, None] + c[None, :], mask=read, other=0.0)
+    tl.store(target[:, None] + c[None, :], values, mask=written)
 
 
 @triton.jit
 def _scatter(
-    rows, x, positions, images, groups, C: tl.constexpr, h, w, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
-    oh, ow, POSITIONS: tl.constexpr, WIDE: tl.constexpr,
+    rows, x, images, groups, positions: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    OH: tl.constexpr, OW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr,
+    SOME: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Positions (image, row, column, group) of the images; each is the sum of its places in the rows."""
-    at = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+    """Positions (row, column) of the images; each is the sum of its places in the rows."""
+    at = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    image = tl.program_id(1)
+    group = tl.program_id(2)
     c = tl.arange(0, WIDE)
-    group = at % groups
-    column = at // groups % w
-    row = at // (groups * w) % h
-    image = at // (groups * w * h)
-    total = tl.zeros([POSITIONS, WIDE], dtype=tl.float32)
+    column = at % W
+    row = at // W
+    there = at < positions
+    begin = rows + (group.to(tl.int64) * images + image) * (OH * OW * K * K * C)
+    total = tl.zeros([SOME, WIDE], dtype=tl.float32)
     for tap in tl.static_range(K * K):
         up = row + P - tap // K
         left = column + P - tap % K
         i = up // S
         j = left // S
-        taken = (at < positions) & (up >= 0) & (left >= 0) & (i < oh) & (j < ow) & (up % S == 0) & (left % S == 0)
-        source = (((group * images + image) * oh + i) * ow + j).to(tl.int64) * (K * K) + tap
+        taken = there & (up >= 0) & (left >= 0) & (i < OH) & (j < OW) & (up % S == 0) & (left % S == 0)
+        source = begin + ((i * OW + j) * (K * K) + tap) * C
         read = taken[:, None]
         if C != WIDE:
             read = read & (c < C)[None, :]
-        total += tl.load(rows + source[:, None] * C + c[None, :], mask=read, other=0.0).to(tl.float32)
-    written = (at < positions)[:, None]
+        total += tl.load(source[:, None] + c[None, :], mask=read, other=0.0).to(tl.float32)
+    target = x + (image.to(tl.int64) * (H * W) * groups + group) * C + at * groups * C
+    written = there[:, None]
     if C != WIDE:
         written = written & (c < C)[None, :]
-    target = x + at.to(tl.int64)[:, None] * C + c[None, :]
-    tl.store(target, total.to(x.dtype.element_ty), mask=written)
+    tl.store(target[:, None] + c[None, :], total.to(x.dtype.element_ty), mask=written)

@@ -1,4 +1,4 @@
-r"""The approximation error ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| of finished tasks o, along training and along rays (§3.2, §4).
+r"""The approximation error ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| of finished tasks, along training and along rays (§3.2, §4).
 
 It is measured for Taylor expansions at θ_o (`taylor_curves`), and for the \hat L_o that an algorithm states
 (`own_curves`), with its memory M as it was at each moment. Not all of them mean a loss of task o alone:
@@ -37,6 +37,7 @@ from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort
+from glocal.engine.feed import Feed
 from glocal.engine.state import State
 from glocal.engine.train import Execution, Progress, train
 from glocal.errors import require
@@ -126,7 +127,7 @@ def record(
             own = tree.map_tree(torch.clone, state.select(run).as_tree())
             moments.append(Moment(finished, state.clock, Point(own["params"], own["buffers"]), own["memory"]))
 
-    def watch(task: int, epoch: int, state: State) -> None:
+    def watch(task: int, epoch: int, state: State, _: Feed) -> None:
         if every and ((epoch + 1) % every == 0 or epoch + 1 == cohort.epochs):
             keep(task, state)
 
@@ -174,8 +175,8 @@ def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:
 
 
 def own_loss(algorithm: Algorithm, model: Model, moment: Moment, data: Data, task: int) -> Tensor:
-    """L_o(θ) as the run itself computes it: of the network's outputs, and where parameters are split among the tasks, of
-    its outputs for task o. iCaRL's nearest mean is how it answers, and not what its network is trained by."""
+    """L_o(θ) as the run itself computes it: of the network's outputs, and where parameters are split among the tasks,
+    of its outputs for task o. iCaRL's nearest mean is how it answers, and not what its network is trained by."""
     bound, params = model.bind(moment.point.buffers, training=False), moment.point.params
 
     def outputs(x: Tensor) -> Tensor:
@@ -264,8 +265,8 @@ def order(
 ) -> Order:
     """How ξ_o grows with the distance from θ_o, along the ray θ_o + r u, u the direction (P,) scaled to length 1.
 
-    The paper bounds the error of an expansion of order p by O(rᵖ); where the loss is smooth, and r small, the first term
-    that is left out makes it r^{p+1}. Errors that are no more than rounding of the losses are left out of the fit.
+    The paper bounds the error of an expansion of order p by O(rᵖ); where the loss is smooth, and r small, the first
+    term that is left out makes it r^{p+1}. Errors that are no more than rounding of the losses are left out of the fit.
     """
     length = direction.norm()
     require(bool(0 < length < torch.inf), f"a ray's direction has a finite length above 0; {float(length)} was given.")
@@ -278,7 +279,7 @@ def order(
 
 
 def fit(radii: Tensor, errors: Tensor, floor: Tensor | float = 0.0) -> Order:
-    """Least squares of log ξ = log C + p log r over finite errors above the floor. Two of them give p, three its error."""
+    """Least squares of log ξ = log C + p log r over finite errors above the floor: two give p, three its error."""
     used = (errors > floor) & (errors > 0) & errors.isfinite()
     x, y = radii[used].double().log(), errors[used].double().log()
     spread = float((x - x.mean()).square().sum()) if len(x) else 0.0

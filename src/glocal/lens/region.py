@@ -129,7 +129,9 @@ class Break(NamedTuple):
     def __str__(self) -> str:
         tasks = f"task{'s' if len(self.broken) > 1 else ''} {', '.join(map(str, self.broken))}"
         when = f"step {self.step}" if self.step >= 0 else f"moment {self.moment}"
-        return f"locality broke at {when}, with {self.task} tasks finished: the error on {tasks} reached {self.error:.3g}"
+        return (
+            f"locality broke at {when}, with {self.task} tasks finished: the error on {tasks} reached {self.error:.3g}"
+        )
 
 
 @dataclass(frozen=True)

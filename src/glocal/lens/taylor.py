@@ -94,10 +94,15 @@ def expand(model: Model, params: Params, data: Data, order: int, kept: Form | No
 
 def value(parts: Tree, kept: Form | None, params: Mapping[str, Tensor]) -> Tensor:
     """Eq. taylor-p from its parts, as far as they go."""
-    moved = {k: params[k] - centre for k, centre in parts["centre"].items()}
-    total: Tensor = parts["level"]
-    if "slope" in parts:
-        total = total + inner(moved, parts["slope"])
-    if kept is not None:
-        total = total + inner(moved, kept.product(parts["hessian"], moved)) / 2
-    return total.clone()
+    return after(parts, kept, {k: params[k] - centre for k, centre in parts["centre"].items()})
+
+
+def after(parts: Tree, kept: Form | None, moved: Params) -> Tensor:
+    """The same at θ = θ_o + `moved`."""
+    level: Tensor = parts["level"]
+    if "slope" not in parts:
+        return level.clone()
+    if kept is None:
+        return level + inner(moved, parts["slope"])
+    bent = kept.product(parts["hessian"], moved)
+    return level + inner(moved, {k: slope + bent[k] / 2 for k, slope in parts["slope"].items()})
