@@ -30,7 +30,7 @@ def test_outputs_statistics_and_slopes(shape: tuple[int, ...], beside: bool, rec
     added = torch.randn_like(x).requires_grad_() if beside else None
     leaves = [t for t in (x, weight, bias, added) if t is not None]
     expected = plain(x, weight, bias, added, rectify)
-    slope = torch.randn_like(expected)
+    slope = torch.randn(shape[1], shape[0], *shape[2:], device="cuda", dtype=torch.float64).transpose(0, 1)
     wanted = torch.autograd.grad(expected, leaves, slope)
     single = [t.detach().float().requires_grad_() for t in leaves]
     running = torch.zeros(shape[1], device="cuda"), torch.ones(shape[1], device="cuda")

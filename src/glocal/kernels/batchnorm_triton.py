@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS = 64, 64
+ROWS, COLUMNS, WARPS = 64, 64, 4
 PROGRAMS, MOST = 2048, 128
 """About so many programs keep a GPU busy; and the most parts that the rows of a column are divided into."""
 FEWER = 16
@@ -33,16 +33,15 @@ def normalise(
     vectors = rows.new_empty(4, k, dtype=torch.float32).unbind()
     mean, variance = vectors[2:]
     blocks = triton.cdiv(k, COLUMNS)
-    _moments[(blocks, parts)](rows, means, squares, m, k, each, ROWS, COLUMNS)
+    _moments[(blocks, parts)](rows, means, squares, m, k, each, ROWS, COLUMNS, num_warps=WARPS)
     old = running_mean, running_variance, momentum
     few = (triton.cdiv(k, FEWER),)
     _together[few](means, squares, *old, *vectors, m, k, each, parts, triton.next_power_of_2(parts), FEWER)
     y = torch.empty_like(rows)
     added = rows if beside is None else _matrix(beside)
     grid = triton.cdiv(m, ROWS), blocks
-    _apply[grid](
-        rows, added, y, mean, variance, weight, bias, m, k, eps, beside is not None, rectify, ROWS, COLUMNS
-    )  # fmt: skip
+    read = rows, added, y, mean, variance, weight, bias
+    _apply[grid](*read, m, k, eps, beside is not None, rectify, ROWS, COLUMNS, num_warps=WARPS)
     return _images(y, x), *vectors
 
 
@@ -58,20 +57,21 @@ def slopes(
     blocks = triton.cdiv(k, COLUMNS)
     mask = NO_MASK if not rectify else MASK_FROM_Y if beside else MASK_FROM_X
     read = rows, above, after, mean, variance, weight, bias
-    _slope_sums[(blocks, parts)](*read, sums[0], sums[1], m, k, each, eps, mask, ROWS, COLUMNS)
+    _slope_sums[(blocks, parts)](*read, sums[0], sums[1], m, k, each, eps, mask, ROWS, COLUMNS, num_warps=WARPS)
     dbias, dweight = rows.new_empty(2, k, dtype=torch.float32)
     few = (triton.cdiv(k, FEWER),)
     _add_up[few](sums[0], sums[1], dbias, dweight, k, parts, triton.next_power_of_2(parts), FEWER)
     dx = torch.empty_like(rows)
     through = torch.empty_like(rows) if beside else dx
     grid = triton.cdiv(m, ROWS), blocks
-    _slope_apply[grid](*read, dbias, dweight, dx, through, m, k, eps, mask, beside, ROWS, COLUMNS)
+    _slope_apply[grid](*read, dbias, dweight, dx, through, m, k, eps, mask, beside, ROWS, COLUMNS, num_warps=WARPS)
     dbeside = _images(through, x) if beside else x.new_empty(x.shape[0], x.shape[1], 0, 0)
     return _images(dx, x), dweight, dbias, dbeside
 
 
 def _matrix(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    """Row by row in memory, for that is how the kernels walk; a reshape alone may be a view in another order."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).contiguous()
 
 
 def _images(rows: Tensor, like: Tensor) -> Tensor:

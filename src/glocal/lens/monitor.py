@@ -123,7 +123,9 @@ class Monitor:
         parts = []
         for group, runs in enumerate(self.cohort.groups):
             x, y = evenly_spaced(feed.whole(group)[0], self.examples)
-            data = Data(self.cohort.door.ready(x), y)
+            data = Data(
+                self.cohort.door.ready(x).clone(), y.clone()
+            )  # the feed writes the next task where this one was
             self._data[group].append(data)
             for run in range(runs.start, runs.stop):
                 params = {k: p[run] for k, p in state.params.items()}

@@ -8,6 +8,7 @@ how far from θ_o the error stays below ε, along rays and along the way that tr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from glocal.lens.subject import CHUNK, Subject
 
 GRID = tuple(10.0 ** (exponent / 4) for exponent in range(-16, 17))
 """Radii that are looked at first: 10⁻⁴ to 10⁴, four a decade."""
+NEAR, FINER = 0.1, 8
+"""Between two radii, one of which has an error of NEAR · ε or more, the border is looked for at FINER more."""
 SMALLEST = 1e-30
 """Below it a radius is as good as 0."""
 
@@ -48,8 +51,9 @@ def radii(
 ) -> Radii:
     """The radius of Ω^ε_o along every direction, which is scaled to length 1.
 
-    The first radius of the grid with an error of ε or more is found, and between it and the one before the crossing, by
-    bisection, to within `tolerance` of itself. A region left and entered again between two radii of the grid is missed.
+    The first radius of a grid with an error of ε or more is found, and between it and the one before the crossing, by
+    bisection, to within `tolerance` of itself. The grid is made finer where errors are near ε; a region that is left
+    and entered again between two radii of the finer one is still missed.
     """
     positive(epsilon)
     require(0 < tolerance < 1, f"a tolerance is between 0 and 1; {tolerance} was given.")
@@ -60,23 +64,30 @@ def radii(
     require(allowed, "directions are rows of P numbers, of finite lengths above 0; others were given.")
     units = directions / lengths
 
-    def inside(which: Tensor, radius: Tensor) -> Tensor:
-        true, approximate = on_rays(subject, task, approximation, units[which.to(units.device)], radius.unsqueeze(-1))
-        return difference(approximate, true)[:, 0] < epsilon
+    def errors(which: Tensor, at: Tensor) -> Tensor:
+        """Along some of the directions, at radii (directions, m)."""
+        true, approximate = on_rays(subject, task, approximation, units[which.to(units.device)], at)
+        return difference(approximate, true)
 
+    everywhere = torch.arange(len(units))
+    before = errors(everywhere, torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
     last = torch.zeros(len(units), dtype=torch.float64)
-    first = torch.full_like(last, torch.inf)
-    walking = torch.arange(len(units))
-    for radius in (0.0, *grid):
-        here = torch.full((len(walking),), radius, dtype=torch.float64)
-        holds = inside(walking, here)
-        last[walking[holds]], first[walking[~holds]] = radius, radius
-        walking = walking[holds]
+    first = torch.where(before < epsilon, torch.inf, last)
+    for low, high in pairwise((0.0, *grid)):
+        walking = first.isinf().nonzero().flatten()
         if not len(walking):
             break
+        here = errors(walking, torch.full((len(walking), 1), high, dtype=torch.float64))[:, 0]
+        near = walking[~(torch.maximum(before[walking], here) < NEAR * epsilon)]
+        before[walking], last[walking] = here, high
+        if len(near):
+            finer = torch.linspace(low, high, FINER + 2, dtype=torch.float64)
+            out = ~(errors(near, finer[1:].expand(len(near), -1)) < epsilon)
+            crossed, at = near[out.any(1)], out.long().argmax(1)[out.any(1)]
+            last[crossed], first[crossed] = finer[at], finer[at + 1]
     while len(wide := (first.isfinite() & (first - last > tolerance * first.clamp(min=SMALLEST))).nonzero().flatten()):
         middle = (last[wide] + first[wide]) / 2
-        holds = inside(wide, middle)
+        holds = errors(wide, middle.unsqueeze(-1))[:, 0] < epsilon
         last[wide] = torch.where(holds, middle, last[wide])
         first[wide] = torch.where(holds, first[wide], middle)
     return Radii(epsilon, units, torch.where(first.isfinite(), last, torch.inf), grid[-1])
@@ -128,10 +139,9 @@ class Break(NamedTuple):
 
     def __str__(self) -> str:
         tasks = f"task{'s' if len(self.broken) > 1 else ''} {', '.join(map(str, self.broken))}"
+        done = f"{self.task} task{'s' if self.task > 1 else ''} finished"
         when = f"step {self.step}" if self.step >= 0 else f"moment {self.moment}"
-        return (
-            f"locality broke at {when}, with {self.task} tasks finished: the error on {tasks} reached {self.error:.3g}"
-        )
+        return f"locality broke at {when}, with {done}: the error on {tasks} reached {self.error:.3g}"
 
 
 @dataclass(frozen=True)

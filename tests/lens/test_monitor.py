@@ -1,0 +1,148 @@
+"""The monitor sees live what a recording shows afterwards, tells of a break once, and leaves training as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recordings import Branching, blobs, cohort, hidden
+
+from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
+from glocal.engine.cohort import Cohort
+from glocal.engine.train import Snapshot, train
+from glocal.errors import GlocalError
+from glocal.lens.approximation import record, taylor_curves
+from glocal.lens.monitor import Monitor
+
+RUNS = [(0, 0.3), (0, 0.05), (1, 0.1)]
+
+
+def watched(monitor: Monitor) -> Snapshot:
+    *_, last = train(monitor.cohort, watch=monitor)
+    return last
+
+
+def afterwards(trained: Cohort, structure: str, examples: int) -> list:
+    """The same expansions from a recording, at the ends of epochs in which something is finished."""
+    found = []
+    for seen in record(trained, examples=examples):
+        in_tasks = [m for a, m in zip(seen.moments, seen.moments[1:], strict=False) if m.finished == a.finished]
+        in_tasks = [m for m in in_tasks if m.finished]
+        found.append(taylor_curves(seen.subject, 2, structure, moments=in_tasks))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
+@pytest.mark.parametrize("make", [hidden, Branching], ids=["mapped", "one by one"])
+def test_it_sees_what_a_recording_shows(structure: str, make: object) -> None:
+    trained = cohort(blobs(), SGD(), make, RUNS)
+    monitor = Monitor(trained, 0.1, structure, every=1, examples=15)  # type: ignore[arg-type]
+    watched(monitor)
+    for run, expected in enumerate(afterwards(trained, structure, 15)):
+        found = monitor.curves(run)
+        assert found.finished.tolist() == [1, 1, 2, 2] and found.step.tolist() == [15, 20, 25, 30]
+        for name in ("true", "approximate", "distance"):
+            a, b = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_a_break_is_told_once_when_it_comes() -> None:
+    trained = cohort(blobs(), SGD(), runs=RUNS)
+    reference = afterwards(trained, "diagonal", 100)
+    largest = [c.error.nan_to_num(0).amax(1) for c in reference]
+    epsilon = float(largest[0][1] + largest[0][2]) / 2  # the first run breaks between its second and third look
+    assert largest[0][0] < epsilon and largest[0][1] < epsilon < largest[0][2]
+    told: list[str] = []
+    monitor = Monitor(trained, epsilon, every=1, tell=told.append)
+    watched(monitor)
+    for run, errors in enumerate(largest):
+        outside = (errors >= epsilon).nonzero().flatten().tolist()
+        found = monitor.breaks[run]
+        assert (found is None) == (not outside)
+        if found is not None:
+            assert found.moment == outside[0] and found == monitor.assumption(run).first_break
+    first = monitor.breaks[0]
+    assert first is not None and (first.task, first.step) == (2, 25)
+    assert len(told) == sum(b is not None for b in monitor.breaks)
+    (said,) = [sentence for sentence in told if sentence.startswith("sgd, lr 0.3, seed 0: ")]
+    assert "locality broke at step 25, with 2 tasks finished" in said
+
+
+@pytest.mark.parametrize(("epochs", "every", "steps"), [(5, 3, [40, 50]), (1, 3, [10]), (4, 2, [30, 40])])
+def test_it_looks_every_few_epochs_and_at_the_last(epochs: int, every: int, steps: list[int]) -> None:
+    monitor = Monitor(cohort(blobs(2), SGD(), epochs=epochs), 1e9, every=every)
+    watched(monitor)
+    assert monitor.curves().step.tolist() == steps
+    assert monitor.assumption().first_break is None
+
+
+@pytest.mark.parametrize("algorithm", [SGD(), ER(slots=20), EWC()], ids=lambda a: a.name)
+@pytest.mark.parametrize("approximation", ["diagonal", "own"])
+def test_training_is_the_same_bit_for_bit(algorithm: Algorithm, approximation: str) -> None:
+    trained = cohort(blobs(), algorithm, runs=RUNS)
+    *_, plain = train(trained)
+    seen = watched(Monitor(trained, 0.1, approximation, every=1))  # type: ignore[arg-type]
+    assert all(torch.equal(p, seen.state.params[k]) for k, p in plain.state.params.items())
+    assert torch.equal(plain.record.epoch_loss, seen.record.epoch_loss)
+
+
+def test_replay_of_everything_is_seen_to_have_no_error() -> None:
+    monitor = Monitor(cohort(blobs(), ER(slots=240), runs=RUNS), 1e-5, "own", every=1)
+    watched(monitor)
+    for run in range(3):
+        found = monitor.curves(run)
+        assert found.known.sum() == 6 and found.error[found.known].max() < 1e-6
+        assert found.distance[found.known].min() > 0
+    assert monitor.breaks == [None] * 3
+
+
+def test_columns_of_finished_tasks_are_seen_not_to_change() -> None:
+    monitor = Monitor(cohort(blobs(), PNN()), 1e-4, "own")
+    watched(monitor)
+    assert monitor.breaks == [None] and monitor.curves().known.any()
+
+
+def test_a_run_that_diverges_breaks_and_the_others_go_on() -> None:
+    trained = cohort(blobs(), SGD(), runs=[(0, 1e20), (1, 1e-4)])
+    monitor = Monitor(trained, 1.0)
+    watched(monitor)
+    lost, small = monitor.breaks
+    assert lost is not None and lost.task == 1 and lost.error == float("inf")
+    assert small is None and monitor.curves(1).error[monitor.curves(1).known].max() < 0.1
+
+
+def test_before_anything_is_finished_nothing_is_seen() -> None:
+    monitor = Monitor(cohort(blobs(1), SGD()), 1.0)
+    watched(monitor)
+    assert monitor.curves().true.shape == (0, 1)
+
+
+def test_it_watches_one_training_from_its_beginning() -> None:
+    trained = cohort(blobs(), SGD())
+    monitor = Monitor(trained, 1.0)
+    watched(monitor)
+    with pytest.raises(GlocalError, match="task 0 is in training, and this monitor has seen 2 tasks end"):
+        watched(monitor)
+    training = train(trained)
+    next(training)
+    begin = next(training)
+    with pytest.raises(GlocalError, match="task 1 is in training, and this monitor has seen 0 tasks end"):
+        list(train(trained, begin, watch=Monitor(trained, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epsilon": -1.0}, "finite ε above 0; -1"),
+        ({"approximation": "diagnoal"}, "Did you mean 'diagonal'"),
+        ({"every": 0}, "every=0"),
+        ({"examples": 0}, "1 example of a task or more; 0"),
+    ],
+)
+def test_bad_input_is_said(given: dict, message: str) -> None:
+    with pytest.raises(GlocalError, match=message):
+        Monitor(cohort(blobs(), SGD()), **{"epsilon": 1.0, **given})
+
+
+def test_networks_with_outputs_for_every_task_are_not_expanded() -> None:
+    with pytest.raises(GlocalError, match="pnn has outputs of their own for every task"):
+        Monitor(cohort(blobs(), PNN()), 1.0)
