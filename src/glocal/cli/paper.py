@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 import tyro
 
 from glocal.cli.common import Count, Flag, Integers, Names, Numbers, PathName
 from glocal.errors import GlocalError
+from glocal.paper.studies import TITLES
 
 if TYPE_CHECKING:
     from glocal.cli.table1 import Job
@@ -27,12 +28,16 @@ class PaperList:
         from rich.table import Table
 
         from glocal.paper.experiments import EXPERIMENTS
+        from glocal.paper.studies import get
 
         table = Table(title="Experiments", title_justify="left")
         for column in ("command", "what it shows", "runs and steps (the last is --demo)"):
             table.add_column(column)
         for experiment in EXPERIMENTS.values():
             table.add_row(experiment.command, experiment.description, "\n".join(experiment.costs()))
+            table.add_section()
+        for name, (_, title) in TITLES.items():
+            table.add_row(f"glocal paper {name}", title, "\n".join(get(name).cost(demo) for demo in (False, True)))
             table.add_section()
         Console().print(table)
 
@@ -179,12 +184,60 @@ class IcarlBuffer:
         print(f"Wrote {draw(titled(runs), 'forgetting', path, scope=self.scope)}")
 
 
-Experiment = (
-    Annotated[PaperList, tyro.conf.subcommand("list", prefix_name=False)]
-    | Annotated[Table1, tyro.conf.subcommand("table1", prefix_name=False)]
-    | Annotated[Distance, tyro.conf.subcommand("distance", prefix_name=False)]
-    | Annotated[IcarlBuffer, tyro.conf.subcommand("icarl-buffer", prefix_name=False)]
-)
+@dataclass(frozen=True)
+class Conducted:
+    """What all studies take."""
+
+    study: ClassVar[str]
+
+    demo: Flag = False
+    """A small one on the embedded digits, in less than a minute."""
+    store: Path = Path("runs-paper")
+    """Where finished pieces are kept: run it again to go on where it stopped."""
+    data: PathName = None
+    """A folder with data sets, looked at first."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    results: Paths = ()
+    """Tables to read instead of measuring."""
+    out: Path = Path(".")
+    """A folder for the table (Parquet) and the figure (PNG and PDF)."""
+
+    def __call__(self) -> None:
+        from glocal.laboratory import choose_device
+        from glocal.paper.studies import get
+        from glocal.paper.study import Place, conduct, progress, publish, read_table
+
+        study = get(self.study)
+        if self.results:
+            rows = [row for path in self.results for row in read_table(path)]
+        else:
+            place = Place(choose_device(self.device), self.data, self.store)
+            with progress(study.name) as tell:
+                rows = conduct(study, place, self.demo, tell)
+        print("\n".join(study.conclude(rows)))
+        print(f"Wrote {', '.join(map(str, publish(study, rows, self.out)))}")
+
+
+def _command(name: str, title: str) -> Any:
+    """A subcommand for a study."""
+    about = f"{title}\n\nFor example: glocal paper {name} --demo --out {name}"
+    made = type(name.title().replace("-", ""), (Conducted,), {"study": name, "__doc__": about})
+    return Annotated[dataclass(frozen=True)(made), tyro.conf.subcommand(name, prefix_name=False)]
+
+
+if TYPE_CHECKING:
+    Experiment = Any
+else:
+    Experiment = Union[
+        (
+            Annotated[PaperList, tyro.conf.subcommand("list", prefix_name=False)],
+            Annotated[Table1, tyro.conf.subcommand("table1", prefix_name=False)],
+            Annotated[Distance, tyro.conf.subcommand("distance", prefix_name=False)],
+            Annotated[IcarlBuffer, tyro.conf.subcommand("icarl-buffer", prefix_name=False)],
+            *(_command(name, title) for name, (_, title) in TITLES.items()),
+        )
+    ]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS, WARPS = 64, 64, 4
-PROGRAMS, MOST = 2048, 128
+ROWS, COLUMNS, WARPS = 32, 64, 2
+PROGRAMS, MOST = 4096, 256
 """About so many programs keep a GPU busy; and the most parts that the rows of a column are divided into."""
 FEWER = 16
 """Columns of which one program puts the parts together."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from glocal.kernels.patches import Patches, gather, scatter
 
-NARROWEST, WIDEST = 8, 256
+NARROWEST, FEW, WIDEST = 8, 64, 256
 """Channels of a group from which and up to which a 3 × 3 convolution of stride one is left to the library. Fewer than
 the least are filled up with zeros: products want numbers by eights."""
 
@@ -35,7 +35,8 @@ def input(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tu
     channels = w.shape[1]
     if by_library(y, channels, w.shape[0] // groups, w.shape[-1], stride, groups):
         y = last(y, groups)
-        if y.is_cuda and groups > 1:  # some of the library's kernels for slopes take the groups one by one
+        if y.is_cuda and groups > 1 and stride == 1 and channels <= FEW:
+            # Of few channels and few groups the library takes the slopes group by group, but not the outputs.
             return torch.conv2d(y, mirrored(w, groups), None, 1, w.shape[-1] - 1 - padding, 1, groups)
         x = unwritten((y.shape[0], groups * channels, *size), y)
         return _backward(y, x, w, stride, padding, groups, 0)

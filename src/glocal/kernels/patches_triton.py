@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal.kernels.patches import Patches
 
-NUMBERS = 4096
+NUMBERS = 2048
 """That one program moves, about."""
 
 
