@@ -71,9 +71,11 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 
 def total(tensors: Iterable[Tensor]) -> Tensor:
     """The sum of all entries of all tensors: rows first, then their sums. In this order it is the same number alone and
-    in a cohort; `sum()` over everything is split among threads by size."""
-    rows = [
-        t.contiguous().flatten(end_dim=-2).sum(-1) if t.dim() > 1 else t.reshape(-1).sum(-1, keepdim=True)
-        for t in tensors
-    ]
-    return torch.cat(rows).sum(-1)
+    in a cohort; on a CPU `sum()` over everything is split among threads by size."""
+    return torch.cat([_row_sums(t) for t in tensors]).sum(-1)
+
+
+def _row_sums(t: Tensor) -> Tensor:
+    if t.is_cuda:  # in whatever order the numbers lie there
+        return t.sum().unsqueeze(0)
+    return t.contiguous().flatten(end_dim=-2).sum(-1) if t.dim() > 1 else t.reshape(-1).sum(-1, keepdim=True)

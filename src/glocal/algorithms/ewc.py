@@ -116,7 +116,7 @@ class EWC(Algorithm):
         return memory
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        return model.loss(params, batch.x, batch.y) + self._quadratic(memory, params)
+        return model.loss(params, batch.x, batch.y) + self._quadratic(memory, params, to_step=True)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         new = task_fisher(model, params, data, self.fisher)
@@ -146,11 +146,22 @@ class EWC(Algorithm):
         fisher, anchor = ({k: v[task] for k, v in memory[name].items()} for name in ("each_fisher", "each_anchor"))
         return lambda params: reached[task] + self.penalty / 2 * weighted_square(fisher, params, anchor)
 
-    def _quadratic(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:
-        value = weighted_square(memory["fisher"], params, memory["anchor"])
+    def _quadratic(self, memory: Memory, params: Mapping[str, Tensor], to_step: bool = False) -> Tensor:
+        square = weighted_square_to_step if to_step else weighted_square
+        value = square(memory["fisher"], params, memory["anchor"])
         return self.penalty / 2 * (value + memory["spread"] if self.anchors == "each" else value)
 
 
 def weighted_square(weight: Mapping[str, Tensor], params: Mapping[str, Tensor], centre: Mapping[str, Tensor]) -> Tensor:
     """Σ_i w_i (θ_i − c_i)²."""
     return total(weight[k] * (params[k] - centre[k]).square() for k in weight)
+
+
+def weighted_square_to_step(
+    weight: Mapping[str, Tensor], params: Mapping[str, Tensor], centre: Mapping[str, Tensor]
+) -> Tensor:
+    """The same value and the same gradient, 2 w (θ − c), in half of the passes over the numbers; its second derivative
+    is not that of the square."""
+    apart = {k: params[k] - centre[k] for k in weight}
+    half = total((weight[k] * apart[k]).detach() * apart[k] for k in weight)
+    return 2 * half - half.detach()

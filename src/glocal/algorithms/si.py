@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
-from glocal.algorithms.ewc import weighted_square
+from glocal.algorithms.ewc import weighted_square, weighted_square_to_step
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -61,7 +61,8 @@ class SI(Algorithm):
         }
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        return model.loss(params, batch.x, batch.y) + self._quadratic(memory, params)
+        quadratic = weighted_square_to_step(memory["importance"], params, memory["anchor"])
+        return model.loss(params, batch.x, batch.y) + self.penalty * quadratic
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         return {k: g.clamp(-1, 1) for k, g in grads.items()} if self.importance == "published" else grads
