@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import glocal
 from glocal.algorithms import EWC
@@ -87,6 +90,34 @@ def test_parameters_are_kept_when_asked_for_even_later(tmp_path: Path) -> None:
             squares = [((theta[t][k] - origin[k]).double() ** 2).sum() for k in origin]
             distance = torch.stack(squares).sum().sqrt().item()
             assert kept[0].arrays[name][t - 1] == pytest.approx(distance, rel=1e-6)
+
+
+def with_statistics(shape: Sequence[int], outputs: int) -> nn.Module:
+    width = math.prod(shape)
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def test_a_kept_state_is_the_whole_network(tmp_path: Path) -> None:
+    """With the statistics of its BatchNorm, it gives the accuracies that training measured."""
+    common: dict[str, Any] = {**QUICK, "network": with_statistics, "store": tmp_path / "s", "keep_parameters": True}
+    run, other = glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.3], [1], **common)
+    challenge = glocal.challenges.make("rotated-digits", tasks=2)
+    network = with_statistics(challenge.input_shape, challenge.outputs).eval()
+    for t in (0, 1, 2):
+        network.load_state_dict(run.state(t))
+        for o in (0, 1):
+            x, y = challenge.task(o, seed=1).test
+            with torch.no_grad():
+                right = (network(x.float() / 255).argmax(1) == y).double().mean().item()
+            assert run.arrays["test_class_accuracy"][t, o] == pytest.approx(right)
+    assert run.state(2)["2.num_batches_tracked"] == run.info["steps"] == 16
+    assert not torch.equal(run.state(1)["2.running_mean"], run.state(2)["2.running_mean"])
+    assert not torch.equal(other.state(2)["2.running_mean"], run.state(2)["2.running_mean"])
+    with pytest.raises(glocal.GlocalError, match="states 0 to 2; 3 was asked for"):
+        run.state(3)
+    forgetful = glocal.sweep("rotated-digits", ["sgd"], [0.2], [1], **(common | {"keep_parameters": False}))
+    with pytest.raises(glocal.GlocalError, match="has not kept its parameters"):
+        forgetful[0].state(1)
 
 
 def test_an_interrupted_cohort_goes_on_from_its_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

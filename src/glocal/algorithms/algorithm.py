@@ -107,6 +107,10 @@ class Algorithm:
         """After the task, at its solution θ_t, with all its training data: M_{t+1}."""
         return memory
 
+    def buffers_after(self, model: Model, params: Params, data: Batch) -> Params:
+        """After consolidation, what becomes of the network's buffers (BatchNorm's statistics): as a rule, nothing."""
+        return model.buffers
+
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
         """Logits for inputs of a task; only task-incremental algorithms may use its number."""
         return model.outputs(params, x)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.single_images import LAST, Statistics, disturbed
 from glocal.curvature.diagonal import diagonal, samples_at_once
 from glocal.errors import require, unknown
 from glocal.losses import Loss
@@ -97,6 +98,9 @@ class EWC(Algorithm):
     anchors: Literal["last", "each"] = "last"
     """Where the quadratics are centred: all at the last solution, or each at its own."""
 
+    statistics: Statistics = "kept"
+    """BatchNorm's after a task: kept, or overwritten by single images, as the published numbers have them."""
+
     def __post_init__(self) -> None:
         if self.fisher not in FISHERS:
             raise unknown("fisher variant", self.fisher, FISHERS)
@@ -124,6 +128,11 @@ class EWC(Algorithm):
         reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
         together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "reached": reached}
         return together | self._add_anchor(memory, kept, params, new) if self.anchors == "each" else together
+
+    def buffers_after(self, model: Model, params: Params, data: Batch) -> Params:
+        if self.statistics == "kept":
+            return model.buffers
+        return disturbed(model, params, data.x[data.random.topk(min(LAST, len(data.y))).indices])
 
     def _add_anchor(self, memory: Memory, kept: Params, params: Params, new: Params) -> Memory:
         """One more quadratic. Their sum is one again, F = Σ_o F_o around the mean of the θ_o weighted by F_o, and the

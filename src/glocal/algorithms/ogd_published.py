@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.func import grad
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.single_images import Statistics, disturbed
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -35,7 +36,7 @@ class OGDPublished(Algorithm):
         \hat L_o(θ) = L_o(θ_o) + ½ p_y (1 − p_y) (v_o·(θ − θ_o))²,   p_y the true class's probability at θ_o,
 
     taken at θ_o: local. It is evaluated from v_o·θ_o, without θ_o. Gradients are taken in evaluation mode; the
-    published code takes them in training mode, which disturbs BatchNorm's running statistics besides.
+    published code takes them in training mode (`single_images`).
     """
 
     name: ClassVar[str] = "ogd-published"
@@ -46,6 +47,8 @@ class OGDPublished(Algorithm):
 
     slots: int = 500
     """Samples drawn for all tasks together; of a task's share the last one is what remains."""
+    statistics: Statistics = "kept"
+    """BatchNorm's after a task: kept, or overwritten by these samples one by one, as in the published numbers."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
@@ -58,7 +61,8 @@ class OGDPublished(Algorithm):
         none = next(iter(params.values())).new_zeros(0)
         return {
             "gradients": {k: p.new_zeros(0, *p.shape) for k, p in params.items()},
-            "start": none,  # v_o·θ_o
+            "squares": none,  # ‖v_o‖²
+            "start": none.clone(),  # v_o·θ_o
             "curvature": none.clone(),  # p_y (1 − p_y)
             "reached": none.clone(),  # L_o(θ_o)
         }
@@ -67,13 +71,12 @@ class OGDPublished(Algorithm):
         stored = memory["gradients"]
         if memory["start"].shape[0] == 0:
             return grads
-        squares = overlaps(stored, stored).sum()
+        squares = memory["squares"].sum()
         share = overlaps(stored, grads) / torch.where(squares > 0, squares, 1)
         return {k: g - (stored[k] * share.view(-1, *[1] * g.dim())).sum(0) for k, g in grads.items()}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        share = min(self.slots // model.tasks, data.y.shape[0])
-        drawn = data.random.topk(share).indices
+        drawn = self._drawn(model, data)
         x, y = data.x[drawn], data.y[drawn]
         evaluated = model.evaluating()
 
@@ -86,12 +89,22 @@ class OGDPublished(Algorithm):
         stored = {k: v.unsqueeze(0) for k, v in gradient.items()}
         likelihood = model.criterion.likelihood(outputs, y[-1:])
         new = {
+            "squares": overlaps(stored, stored),
             "start": overlaps(stored, params),
             "curvature": likelihood * (1 - likelihood),
             "reached": evaluated.mean_loss(params, data.x, data.y)[None],
         }
         gradients = {k: torch.cat([memory["gradients"][k], v]) for k, v in stored.items()}
         return {"gradients": gradients, **{k: torch.cat([memory[k], part]) for k, part in new.items()}}
+
+    def buffers_after(self, model: Model, params: Params, data: Batch) -> Params:
+        if self.statistics == "kept":
+            return model.buffers
+        return disturbed(model, params, data.x[self._drawn(model, data)])
+
+    def _drawn(self, model: Model, data: Batch) -> Tensor:
+        """Which of the task's samples are looked at, in this order."""
+        return data.random.topk(min(self.slots // model.tasks, data.y.shape[0])).indices
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         one = {k: v[task : task + 1] for k, v in memory["gradients"].items()}
@@ -103,5 +116,10 @@ def overlaps(stored: Mapping[str, Tensor], vector: Mapping[str, Tensor]) -> Tens
     """The inner product of every stored gradient with a vector, or with itself, (T,). In this order of sums, as in
     `tree.total`, it is the same alone and in a cohort."""
     products = [v * vector[k] for k, v in stored.items()]
-    parts = [p.reshape(p.shape[0], -1, p.shape[-1] if p.dim() > 1 else 1).sum(-1) for p in products]
+    parts = [
+        p.sum(tuple(range(1, p.dim()))).unsqueeze(1)
+        if p.is_cuda
+        else p.reshape(p.shape[0], -1, p.shape[-1] if p.dim() > 1 else 1).sum(-1)
+        for p in products
+    ]
     return torch.cat(parts, 1).sum(-1)

@@ -101,14 +101,17 @@ class Vectorised:
     def consolidate(self, state: State, feed: Feed) -> None:
         if not self.program.consolidates:
             return
-        parts = []
+        memories, buffers = [], []
         for group, runs in enumerate(self.cohort.groups):
             data, random = feed.whole(group)
             mapped = vmap(self.program.consolidate, in_dims=(0, 0, 0, 0, DATA_DIMS))
             of = partial(tree.select, index=runs)
             batch = Batch(data.x, data.y, random, feed.task, feed.end, feed.keys_at(feed.steps)[runs])
-            parts.append(mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), batch))
-        state.memory = detached(tree.concatenate(parts))
+            made = mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), batch)
+            memories.append(made[0])
+            buffers.append(made[1])
+        state.memory = detached(tree.concatenate(memories))
+        put_back(tree.concatenate(buffers), state.buffers)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
         of = partial(tree.select, index=runs)
@@ -186,7 +189,7 @@ class RunByRun:
     def consolidate(self, state: State, feed: Feed) -> None:
         if not self.program.consolidates:
             return
-        memories = []
+        memories, buffers = [], []
         for group, runs in enumerate(self.cohort.groups):
             data, random = feed.whole(group)
             for run in range(runs.start, runs.stop):
@@ -196,8 +199,11 @@ class RunByRun:
                     data.x, data.y, random[run - runs.start], feed.task, feed.end, feed.keys_at(feed.steps)[run]
                 )
                 with self._network_randomness(run, feed, self.cohort.epochs):
-                    memories.append(self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch))
+                    made = self.program.consolidate(own.params, own.buffers, own.memory, hyper, batch)
+                memories.append(made[0])
+                buffers.append(made[1])
         state.memory = detached(tree.stack(memories))
+        put_back(tree.stack(buffers), state.buffers)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
         outputs = []

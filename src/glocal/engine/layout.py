@@ -17,7 +17,7 @@ def arrange(state: State, device: torch.device) -> None:
 
 
 def channels_last(leaf: Tensor) -> Tensor:
-    """Stacked weights (runs, width, channels, k, k) with the channels side by side in memory."""
-    if leaf.dim() != 5 or not leaf.is_floating_point():
+    """Stacked weights (runs, width, channels, k, k), or several a run, with the channels side by side in memory."""
+    if leaf.dim() not in (5, 6) or not leaf.is_floating_point():
         return leaf
-    return leaf.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    return leaf.movedim(-3, -1).contiguous().movedim(-1, -3)

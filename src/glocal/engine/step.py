@@ -42,6 +42,10 @@ class Program:
     def consolidates(self) -> bool:
         return type(self.algorithm).consolidate is not Algorithm.consolidate
 
+    @property
+    def disturbs(self) -> bool:
+        return type(self.algorithm).buffers_after is not Algorithm.buffers_after
+
     def gradients(self, params: Params, found: Sequence[Tensor | None]) -> Params:
         """Gradients by name. Parameters outside the objective have none: only those who look at gradients see zeros."""
         named = zip(params.items(), found, strict=True)
@@ -74,8 +78,14 @@ class Program:
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Memory:
         return self._with(hyper).observe(memory, step)
 
-    def consolidate(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, data: Batch) -> Memory:
-        return self._with(hyper).consolidate(self.model.bind(buffers, key=data.key), params, memory, data)
+    def consolidate(
+        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, data: Batch
+    ) -> tuple[Memory, Params]:
+        algorithm, model = self._with(hyper), self.model.bind(buffers, key=data.key)
+        memory = algorithm.consolidate(model, params, memory, data)
+        if not buffers or not self.disturbs:
+            return memory, buffers
+        return memory, algorithm.buffers_after(self.model.bind(buffers, key=data.key, first=DIRECTION), params, data)
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         return self._with(hyper).predict(self.model.bind(buffers, training=False), params, memory, x, task)

@@ -154,8 +154,12 @@ def taylor_curves(
     if moments is None:
         moments = [Moment(t, -1, point) for t, point in enumerate(subject.solutions)]
     needed = max((m.finished for m in moments), default=0)
-    expansions = [taylor(subject, task, order, structure, matrix, rank) for task in range(needed)]
-    return _curves(subject, moments, lambda m, o: (subject.value(o, m.point), expansions[o](m.point.params)))
+    return curves(subject, moments, [taylor(subject, task, order, structure, matrix, rank) for task in range(needed)])
+
+
+def curves(subject: Subject, moments: Sequence[Moment], approximations: Sequence[Approximation]) -> Curves:
+    r"""ξ_o of any \hat L_o, one for every task that is finished at the last of the moments."""
+    return _curves(subject, moments, lambda m, o: (subject.value(o, m.point), approximations[o](m.point.params)))
 
 
 def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:

@@ -38,10 +38,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         save_file(own, part, metadata={**(metadata or {}), "order": json.dumps(list(own))})
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors, or those whose names begin so."""
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
-        return {k: file.get_tensor(k) for k in json.loads(metadata["order"])}, metadata
+        return {k: file.get_tensor(k) for k in json.loads(metadata["order"]) if k.startswith(prefix)}, metadata
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)

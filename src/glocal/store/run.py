@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from glocal.errors import GlocalError, require
+from glocal.store.files import DAMAGE, read_tensors
+from glocal.tree import Params
+
 
 @dataclass(frozen=True)
 class Run:
@@ -57,3 +61,16 @@ class Run:
     @property
     def diverged(self) -> int | None:
         return self.info["diverged"]
+
+    def state(self, task: int) -> Params:
+        """θ_t after `task` tasks and the network's other tensors, by name; 0 is the initialisation. Who wants it asks
+        for the run with `keep_parameters`."""
+        path = None if self.path is None else self.path / "parameters.safetensors"
+        if path is None or not path.exists():
+            raise GlocalError("this run has not kept its parameters: ask for it again with keep_parameters.")
+        require(0 <= task <= self.tasks, f"a run has states 0 to {self.tasks}; {task} was asked for.")
+        try:
+            kept, _ = read_tensors(path, f"{task}/")
+        except DAMAGE as error:
+            raise GlocalError(f"'{path}' is damaged. Delete the run's folder and run its command again.") from error
+        return {name.partition("/")[2]: tensor for name, tensor in kept.items()}

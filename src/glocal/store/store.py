@@ -206,7 +206,8 @@ class Claim:
         with telling("write the checkpoint to", self.path):
             if self.parameters:
                 name = f"theta-{snapshot.finished:04}.safetensors"
-                write_tensors(self.path / name, tree.flatten({"params": snapshot.state.params}))
+                state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
+                write_tensors(self.path / name, tree.flatten(state))
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays()})
             record = snapshot.record
             about = {
@@ -237,14 +238,14 @@ class Claim:
         return Snapshot(about["finished"], state, record)
 
     def kept_parameters(self, run: int) -> Params | None:
-        """θ_0 … θ_T of one member, as 't/name'."""
+        """θ_0 … θ_T of one member, as 't/name', with the network's other tensors: what `Run.state` reads."""
         if not self.parameters:
             return None
         kept: Params = {}
         for path in sorted(self.path.glob("theta-*.safetensors")):
             tensors, _ = read_tensors(path)
             task = int(path.stem.removeprefix("theta-"))
-            kept |= {f"{task}/{k.removeprefix('params/')}": t[run].clone() for k, t in tensors.items()}
+            kept |= {f"{task}/{k.partition('/')[2]}": t[run].clone() for k, t in tensors.items()}
         return kept
 
 

@@ -1,0 +1,27 @@
+"""What the published code does to BatchNorm, beside what it means to do: a side effect that published numbers have.
+
+It takes the gradients of single images with the network in training mode. Every such pass moves the running statistics
+a tenth of the way to those of one image, just before the task is evaluated, and a few dozen passes leave nothing of
+the statistics of batches. Training goes by the batch's own statistics, so that only what is measured changes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from glocal.networks.model import Model
+from glocal.tree import Params
+
+Statistics: TypeAlias = Literal["kept", "published"]
+LAST = 200
+"""Passes that count: of what was there before them 0.9²⁰⁰ is left, less than a number in fp32 can show."""
+
+
+def disturbed(model: Model, params: Params, x: Tensor) -> Params:
+    """The network's buffers after a pass in training mode over every image by itself, augmented as in training."""
+    if model.has_batch_statistics:
+        for image in x[-LAST:]:
+            model.outputs(params, image.unsqueeze(0))
+    return model.buffers

@@ -1,0 +1,349 @@
+r"""How well the losses of finished tasks are approximated while later ones are learnt, at a low and at a high learning
+rate: ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| (§3.2) of the algorithms' own \hat L_o, and of Taylor expansions (Eq. taylor-p)
+along plain SGD's run.
+
+Some algorithms remember the sum of all old losses and no one of them. What every one approximates is their mean; its
+error after task t is
+
+    | (1/(t−1)) Σ_{o<t} ( \hat L_o(θ_t) − L_o(θ_t) ) |   with the memory M_t that task t was learnt with.
+
+Rows of it name no task; those that do are of ξ_o. SI states its \hat L_o up to a constant: it is counted from θ_o.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glocal.lens import flat
+from glocal.lens.approximation import (
+    Approximation,
+    Curves,
+    Moment,
+    Trajectory,
+    curves,
+    fit,
+    order,
+    own_approximation,
+    own_curves,
+    record,
+)
+from glocal.lens.subject import Point, Subject
+from glocal.lens.taylor import taylor
+from glocal.lens.whole import whole, within
+from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
+from glocal.paper.studies.rows import against, column, distinct, median, told, where
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from glocal.paper.study import Piece, Place, Row
+    from glocal.report.style import Pen
+
+OWN: dict[str, dict[str, Any]] = {
+    "ewc": {"penalty": 1.0, "anchors": "each"},
+    "laplace": {"penalty": 1.0},
+    "ogd-gtl": {"slots": 500},
+    "optimal-soft": {"penalty": 1.0},
+    "agem": {"slots": 500},
+    "er": {"slots": 500},
+    "si": {"penalty": 1.0},
+}
+"""Quadratics are weighed by 1: one that is weighed otherwise is meant to be another function than the loss."""
+LEVELLED = ("si",)
+STRUCTURES = ("diagonal", "kronecker", "low-rank")
+FIRST = 3
+"""Tasks whose own ξ_o have rows."""
+RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 7))
+NEAR = 1.0
+"""Up to this distance from θ_1 the order of an error is fitted."""
+
+
+class Series(NamedTuple):
+    """A line of the figure: whose run it is about, and which approximation."""
+
+    algorithm: str
+    approximation: str
+    locality: str
+
+    @property
+    def own(self) -> bool:
+        return self.approximation == "own"
+
+    @property
+    def label(self) -> str:
+        if self.own:
+            return self.algorithm
+        return self.approximation if self.approximation.startswith("order") else f"order 2, {self.approximation}"
+
+    def rows(self, rows: Sequence[Row], **values: Any) -> list[Row]:
+        return where(rows, algorithm=self.algorithm, approximation=self.approximation, **values)
+
+    def errors(self, rows: Sequence[Row], lr: float) -> tuple[np.ndarray, np.ndarray]:
+        """After how many tasks, and the error of the mean old loss: the median over seeds."""
+        return against(self.rows(rows, lr=lr, ray=False, task=None), "learnt", "error")
+
+    def average(self, rows: Sequence[Row], lr: float) -> float:
+        """The same over all tasks but the first."""
+        _, found = self.errors(rows, lr)
+        return float(found.mean()) if len(found) else np.nan
+
+    def exponent(self, rows: Sequence[Row]) -> float:
+        """p of an error that grows as rᵖ: the median over the runs where it is known."""
+        found = column(self.rows(rows, ray=True), "exponent")
+        return median(found[np.isfinite(found)])
+
+
+class ApproximationError:
+    name = "approximation-error"
+
+    def pieces(self, demo: bool) -> list[Piece]:
+        base = (
+            DEMO | {"lrs": [0.01, 0.2], "seeds": [0, 1]} if demo else FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
+        )
+        expansions = {"algorithm": "sgd", "options": {}, "examples": 200 if demo else 2_000, "rank": 5 if demo else 20}
+        # What an algorithm keeps is made with all examples of a task: it is held against all of them.
+        own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OWN.items()]
+        return [piece | base for piece in (expansions, *own)]
+
+    def cost(self, demo: bool) -> str:
+        pieces = self.pieces(demo)
+        expansions = (pieces[0]["tasks"] - 1) * len(pieces[0]["lrs"]) * len(pieces[0]["seeds"])
+        return f"{cost_of(pieces[0], len(pieces))}; {60 * expansions:,} Hessian products"
+
+    def measure(self, piece: Piece, place: Place) -> list[Row]:
+        cohort = cohort_of(piece, place, challenge_of(piece, place))
+        rows: list[Row] = []
+        for member, seen in zip(cohort.members, record(cohort, piece["epochs"], piece["examples"]), strict=True):
+            # The ends of all tasks but the first, each with the memory that the task was learnt with.
+            ends = [m for m, after in pairwise(seen.moments) if 0 < m.finished < after.finished]
+            found = _expansions(seen.subject, ends, piece["rank"]) if "rank" in piece else _own(seen, ends)
+            for name, along, approximation in found:
+                run: Row = {"algorithm": piece["algorithm"], "approximation": name}
+                run |= {"locality": member.algorithm.locality if name == "own" else "local"}
+                run |= {"lr": member.lr, "seed": member.seed}
+                rows += [run | row for row in (*_training(along), *_ray(seen.subject, approximation))]
+        return rows
+
+    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+        """Errors while tasks are learnt, at the lowest and the highest learning rate, and against the distance from
+        θ_1; above of the algorithms' own approximations, below of expansions."""
+        figure.set_size_inches(10.4, 6.4)
+        titles = (
+            r"The algorithms' own approximations $\hat L_o$",
+            "Taylor expansions of the losses along plain SGD's run",
+        )
+        pens, (lowest, highest) = _pens(rows), _rates(rows)
+        for section, title, own in zip(figure.subfigures(2, 1), titles, (True, False), strict=True):
+            lines = {s: pen for s, pen in pens.items() if s.own == own}
+            section.suptitle(title, x=0.012, ha="left", fontweight="bold")
+            low, high, far = section.subplots(1, 3)
+            low.sharey(high)
+            for axes, lr, word in ((low, lowest, "low"), (high, highest, "high")):
+                _over_time(axes, rows, lines, lr)
+                axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
+            low.set_ylabel("error of the mean old loss")
+            _over_distance(far, rows, lines, highest)
+            handles, labels = far.get_legend_handles_labels()
+            note = "the error's growth\nup to $r = 1$\n"
+            section.legend(handles, labels, loc="outside right center", handlelength=3, title=note, alignment="left")
+
+    def conclude(self, rows: Sequence[Row]) -> list[str]:
+        low, high = _rates(rows)
+        errors = {s: (s.average(rows, low), s.average(rows, high)) for s in _series(rows)}
+        said = [_thesis(errors, low, high), _ranking(errors, high), _curvature(errors, low, high), _orders(rows)]
+        return [sentence for sentence in said if sentence]
+
+
+STUDIES = (ApproximationError(),)
+
+
+def _own(seen: Trajectory, ends: Sequence[Moment]) -> Iterator[tuple[str, Curves, Approximation]]:
+    r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 by its memory after the first."""
+    levelled = seen.algorithm.name in LEVELLED
+    first = next(m for m in seen.moments if m.finished == 1)
+    with torch.no_grad():
+        missing = seen.subject.value(0, first.point) if levelled else 0.0
+
+    def approximation(params: Mapping[str, Tensor]) -> Tensor:
+        there = first._replace(point=Point(dict(params), first.point.buffers))
+        return own_approximation(seen.algorithm, seen.model, there, 0) + missing
+
+    yield "own", own_curves(replace(seen, moments=ends), levelled), approximation
+
+
+def _expansions(subject: Subject, ends: Sequence[Moment], rank: int) -> Iterator[tuple[str, Curves, Approximation]]:
+    """Of order 0 and 1, and of order 2 by what is kept of the Hessian; and each of the first task's."""
+    tasks = range(len(ends))
+    for p in (0, 1):
+        short = [taylor(subject, o, p) for o in tasks]
+        yield f"order {p}", curves(subject, ends, short), short[0]
+    for structure in STRUCTURES:
+        kept = [taylor(subject, o, 2, structure, rank=rank) for o in tasks]  # type: ignore[arg-type]
+        yield structure, curves(subject, ends, kept), kept[0]
+    # On a ray one product tells all that matters of the Hessian.
+    direction = _direction(subject)
+    ray = whole(subject, 0) if direction is None else within(subject, 0, direction[None])
+    yield "whole", curves(subject, ends, [whole(subject, o) for o in tasks]), ray
+
+
+def _training(along: Curves) -> Iterator[Row]:
+    """The mean over all old tasks, and the first tasks one by one, after every task."""
+    for i, finished in enumerate(along.finished.tolist()):
+        known = [part[i, :finished] for part in (along.true, along.approximate, along.distance)]
+        yield _row(finished + 1, None, *(float(part.mean()) for part in known), float(along.past[i]))
+        for o in range(min(finished, FIRST)):
+            yield _row(finished + 1, o, *(float(part[o]) for part in known), float(along.error[i, o]))
+
+
+def _ray(subject: Subject, approximation: Approximation) -> Iterator[Row]:
+    """ξ_1 on the ray from θ_1 through θ_2, and the power of the distance that it grows with at first."""
+    direction = _direction(subject)
+    errors, exponent = [np.nan] * len(RADII), np.nan
+    if direction is not None:
+        found = order(subject, 0, approximation, direction, RADII)
+        near = found.used & (found.radii <= NEAR * (1 + 1e-9))
+        errors, exponent = found.errors.tolist(), fit(found.radii[near], found.errors[near]).exponent
+    for r, error in zip(RADII, errors, strict=True):
+        yield _row(1, 0, np.nan, np.nan, r, error) | {"ray": True, "exponent": exponent}
+
+
+def _direction(subject: Subject) -> Tensor | None:
+    """θ_2 − θ_1, unless the run diverged."""
+    update = flat.update(subject, 1)
+    return update if 0 < float(update.norm()) < np.inf else None
+
+
+def _row(learnt: int, task: int | None, true: float, approximate: float, distance: float, error: float) -> Row:
+    """After so many tasks; the distance is that from θ_o, or their mean. Of rays no losses are kept."""
+    row: Row = {"learnt": learnt, "task": task, "true": true, "approximate": approximate, "distance": distance}
+    return row | {"error": error, "ray": False, "exponent": np.nan}
+
+
+def _series(rows: Sequence[Row]) -> list[Series]:
+    """All lines: expansions, and the algorithms by their names."""
+    found = dict.fromkeys(Series(str(r["algorithm"]), str(r["approximation"]), str(r["locality"])) for r in rows)
+    return sorted(found, key=lambda s: (s.own, s.locality * s.own, s.algorithm * s.own))
+
+
+def _rates(rows: Sequence[Row]) -> tuple[float, float]:
+    lrs = distinct(rows, "lr")
+    return lrs[0], lrs[-1]
+
+
+def _pens(rows: Sequence[Row]) -> dict[Series, Pen]:
+    """Cool and solid if global, warm and dashed if local."""
+    from glocal.report.style import COOL, DASHES, MARKERS, WARM, Pen
+
+    pens: dict[Series, Pen] = {}
+    for series in _series(rows):
+        before = sum((s.own, s.locality) == (series.own, series.locality) for s in pens)
+        hues = COOL if series.locality == "global" else WARM
+        marker = MARKERS[series.locality][before % len(hues)]
+        pens[series] = Pen(hues[before % len(hues)], DASHES[series.locality], marker)
+    return pens
+
+
+def _over_time(axes: Axes, rows: Sequence[Row], lines: Mapping[Series, Pen], lr: float) -> None:
+    """Against the tasks learnt. Where half of the runs have diverged a line ends, and a sign at the top says so."""
+    from matplotlib.ticker import MaxNLocator
+
+    lost = False
+    for series, pen in lines.items():
+        learnt, errors = series.errors(rows, lr)
+        finite = np.isfinite(errors)
+        axes.plot(learnt[finite], errors[finite], **pen.line(), **pen.point())
+        if not finite.all():
+            lost = True
+            axes.plot(learnt[~finite][0], 0.97, transform=axes.get_xaxis_transform(), color=pen.colour, **pen.point())
+    if lost:
+        axes.text(1, 1.01, "at the top: diverged", transform=axes.transAxes, fontsize=7, ha="right", va="bottom")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("tasks learnt")
+
+
+def _over_distance(axes: Axes, rows: Sequence[Row], lines: Mapping[Series, Pen], lr: float) -> None:
+    """ξ_1 against the distance from θ_1, and how far away θ_2 is."""
+    from glocal.report.style import FAINT
+
+    for series, pen in lines.items():
+        radii, errors = against(series.rows(rows, lr=lr, ray=True), "distance", "error")
+        shown = np.isfinite(errors) & (errors > 0)
+        p = series.exponent(rows)
+        label = f"{series.label}   $r^{{{p:.1f}}}$" if np.isfinite(p) else series.label
+        axes.plot(radii[shown], errors[shown], **pen.line(), **pen.point(), markersize=3.5, label=label)
+    after = [row for series in lines for row in series.rows(rows, lr=lr, ray=False, task=0, learnt=2)]
+    if np.isfinite(there := median(column(after, "distance"))):
+        axes.axvline(there, color=FAINT, linewidth=0.9, linestyle=":")
+        axes.text(there, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", loc="left")
+    axes.set_xlabel(r"distance  $r = \Vert\theta - \theta_1\Vert_2$")
+    axes.set_ylabel(r"$\xi_1(\theta)$")
+
+
+def _thesis(errors: Mapping[Series, tuple[float, float]], low: float, high: float) -> str:
+    """Local against global ones, each side by its median algorithm."""
+    sides = {name: [s for s in errors if s.own and s.locality == name] for name in ("local", "global")}
+    if not all(sides.values()):
+        return ""
+    found, growth = {}, {}
+    for name, members in sides.items():
+        a, b = (median([errors[s][i] for s in members]) for i in (0, 1))
+        growth[name] = b / a if np.isfinite(a) and a > 0 else np.nan
+        named = ", ".join(s.label for s in members)
+        found[name] = f"{told(a)} to {told(b)} of {name} ones ({named}), {told(growth[name])} times as much"
+    verdict = "the rows agree" if growth["local"] > growth["global"] else "the rows do not agree"
+    return (
+        f"The paper says that local approximations are good near the old solutions alone, and so at low learning rates: "
+        f"{verdict}. From learning rate {low:g} to {high:g} the error of the mean old loss, averaged over tasks, goes "
+        f"from {found['local']}, and from {found['global']} (each the median algorithm)."
+    )
+
+
+def _ranking(errors: Mapping[Series, tuple[float, float]], high: float) -> str:
+    ranked = sorted((e[1], s) for s, e in errors.items() if s.own and not np.isnan(e[1]))
+    listed = ", ".join(f"{s.label} ({s.locality}) {told(error)}" for error, s in ranked)
+    return f"At {high:g}, from the smallest error on: {listed}." if ranked else ""
+
+
+def _curvature(errors: Mapping[Series, tuple[float, float]], low: float, high: float) -> str:
+    """What the second order is worth."""
+    by_name = {s.approximation: e for s, e in errors.items() if not s.own}
+    if not {"order 0", "whole"} <= by_name.keys():
+        return ""
+    constant, second = by_name["order 0"], by_name["whole"]
+    worth = [c / s if s > 0 else np.inf for c, s in zip(constant, second, strict=True)]
+    verdict = "more than" if worth[0] > worth[1] else "no more than"
+    return (
+        f"Along plain SGD's run the expansion of order 2 with the whole Hessian errs by {told(second[0])} at {low:g} and "
+        f"by {told(second[1])} at {high:g}, where a constant errs by {told(constant[0])} and {told(constant[1])}: gradient "
+        f"and curvature divide the error by {told(worth[0])} at the low rate, {verdict} the {told(worth[1])} at the high."
+    )
+
+
+def _orders(rows: Sequence[Row]) -> str:
+    """The paper's O(rᵖ) against the fitted powers."""
+    expected = {"order 0": 0, "order 1": 1, "whole": 2}
+    found = {
+        s.label: (expected[s.approximation], s.exponent(rows)) for s in _series(rows) if s.approximation in expected
+    }
+    found = {name: pair for name, pair in found.items() if np.isfinite(pair[1])}
+    if not found:
+        return ""
+    listed = ", ".join(f"{name}: r^{p:.2f}" for name, (_, p) in found.items())
+    holds = all(p >= bound for bound, p in found.values())
+    others = ", ".join(f"{s.label} r^{s.exponent(rows):.2f}" for s in _series(rows) if s.locality == "global")
+    return (
+        f"Near θ_1 the errors of expansions grow as {listed}; the paper bounds them by r to the power of the order, which "
+        f"{'holds' if holds else 'does not hold'} up to r = {NEAR:g}." + (f" Global ones: {others}." if others else "")
+    )

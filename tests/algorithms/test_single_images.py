@@ -1,0 +1,70 @@
+"""The published side effect on BatchNorm: what single images in training mode leave of its statistics."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from glocal import losses
+from glocal.algorithms import EWC, OGDPublished
+from glocal.algorithms.algorithm import Algorithm
+from glocal.algorithms.single_images import disturbed
+from glocal.challenges import from_tasks
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.train import Execution, Snapshot, train
+from glocal.networks.model import Model
+from glocal.networks.resnet import resnet18
+
+NARROW = partial(resnet18, width=2)
+
+
+def test_it_is_a_loop_over_images_through_torchs_own_network() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 9, 2)
+    ).double()
+    params = {k: p.detach() for k, p in network.named_parameters()}
+    buffers = {k: b.clone() for k, b in network.named_buffers()}
+    x = torch.randn(7, 1, 5, 5, dtype=torch.float64)
+    model = Model(copy.deepcopy(network), losses.get("cross-entropy")).bind(buffers)
+    found = disturbed(model, params, x)
+    network.train()
+    for image in x:
+        network(image[None])
+    for key, value in network.named_buffers():
+        torch.testing.assert_close(found[key], value)
+    assert torch.equal(buffers["1.running_mean"], torch.zeros(3, dtype=torch.float64)), "what was given stays"
+
+
+def cohort(algorithm: Algorithm) -> Cohort:
+    draw = torch.Generator().manual_seed(0)
+    part = lambda n: (torch.randn(n, 3, 16, 16, generator=draw), torch.arange(n) % 2)  # noqa: E731
+    made = from_tasks("noise", [(part(24), part(8)) for _ in range(2)], setting="domain")
+    return Cohort(made, NARROW, (Member(0, 0.01, algorithm), Member(1, 0.05, algorithm)), 1, 8)
+
+
+def last(algorithm: Algorithm, execution: Execution = "vectorised") -> Snapshot:
+    *_, snapshot = train(cohort(algorithm), execution=execution)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(EWC, penalty=0.0, fisher="published"), partial(OGDPublished, slots=12)],
+    ids=["ewc", "ogd-published"],
+)
+def test_training_stays_the_same_and_what_is_measured_does_not(make: partial) -> None:
+    kept, published = (last(make(statistics=name)) for name in ("kept", "published"))
+    for key, value in kept.state.params.items():
+        torch.testing.assert_close(published.state.params[key], value, rtol=1e-5, atol=1e-6)
+    mean = next(k for k in kept.state.buffers if k.endswith("running_var"))
+    assert not torch.allclose(kept.state.buffers[mean], published.state.buffers[mean], rtol=0.01)
+    losses_of = [s.record.matrices["test_class_loss"][:, 1:] for s in (kept, published)]
+    assert (losses_of[0] - losses_of[1]).abs().mean() > 1e-3
+    alone = last(make(statistics="published"), "run-by-run")
+    for key, value in published.state.buffers.items():
+        torch.testing.assert_close(alone.state.buffers[key], value, rtol=1e-3, atol=1e-4)
