@@ -1,4 +1,4 @@
-r"""The second-order expansion of a task's loss at its solution, Eq. taylor-p, with its whole Hessian H_o: of a network of
+r"""The second-order expansion of a task's loss at its solution, Eq. taylor-p, with its whole Hessian H_o: of networks of
 any size, because H_o is known by its products alone.
 """
 

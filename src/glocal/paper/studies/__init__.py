@@ -10,7 +10,11 @@ from glocal.errors import unknown
 if TYPE_CHECKING:
     from glocal.paper.study import Study
 
-TITLES: dict[str, tuple[str, str]] = {}
+TITLES: dict[str, tuple[str, str]] = {
+    "approximation-error": ("approximation_error", "how well old losses are approximated as later tasks are learnt"),
+    "epsilon-region": ("epsilon_region", "how far from a solution its expansion holds, and when learning leaves there"),
+    "recursion": ("recursion", "forgetting as the quadratic approximation predicts it, and as it is measured"),
+}
 """name -> (file, what the figure shows)"""
 
 

@@ -304,7 +304,7 @@ def _thesis(errors: Mapping[Series, tuple[float, float]], low: float, high: floa
         found[name] = f"{told(a)} to {told(b)} of {name} ones ({named}), {told(growth[name])} times as much"
     verdict = "the rows agree" if growth["local"] > growth["global"] else "the rows do not agree"
     return (
-        f"The paper says that local approximations are good near the old solutions alone, and so at low learning rates: "
+        "The paper says that local approximations are good near the old solutions alone, and so at low learning rates: "
         f"{verdict}. From learning rate {low:g} to {high:g} the error of the mean old loss, averaged over tasks, goes "
         f"from {found['local']}, and from {found['global']} (each the median algorithm)."
     )
@@ -325,9 +325,10 @@ def _curvature(errors: Mapping[Series, tuple[float, float]], low: float, high: f
     worth = [c / s if s > 0 else np.inf for c, s in zip(constant, second, strict=True)]
     verdict = "more than" if worth[0] > worth[1] else "no more than"
     return (
-        f"Along plain SGD's run the expansion of order 2 with the whole Hessian errs by {told(second[0])} at {low:g} and "
-        f"by {told(second[1])} at {high:g}, where a constant errs by {told(constant[0])} and {told(constant[1])}: gradient "
-        f"and curvature divide the error by {told(worth[0])} at the low rate, {verdict} the {told(worth[1])} at the high."
+        "Along plain SGD's run the expansion of order 2 with the whole Hessian errs by "
+        f"{told(second[0])} at {low:g} and by {told(second[1])} at {high:g}, where a constant errs by "
+        f"{told(constant[0])} and {told(constant[1])}: gradient and curvature divide the error by {told(worth[0])} at the "
+        f"low rate, {verdict} the {told(worth[1])} at the high one."
     )
 
 
@@ -344,6 +345,7 @@ def _orders(rows: Sequence[Row]) -> str:
     holds = all(p >= bound for bound, p in found.values())
     others = ", ".join(f"{s.label} r^{s.exponent(rows):.2f}" for s in _series(rows) if s.locality == "global")
     return (
-        f"Near θ_1 the errors of expansions grow as {listed}; the paper bounds them by r to the power of the order, which "
-        f"{'holds' if holds else 'does not hold'} up to r = {NEAR:g}." + (f" Global ones: {others}." if others else "")
+        f"Near θ_1 the errors of expansions grow as {listed}; the paper bounds them by r to the power of the order, "
+        f"which {'holds' if holds else 'does not hold'} up to r = {NEAR:g}."
+        + (f" Global ones: {others}." if others else "")
     )

@@ -1,0 +1,261 @@
+r"""Who is local and who is global, by experiment (Definition 1 and §5): every algorithm is tested for whether its \hat L_o
+depends on the solution θ_o, and what is found is set beside the class that it declares, which is the paper's wherever
+the paper names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from glocal import resolve
+from glocal.algorithms import ALGORITHMS
+from glocal.lens.locality import Verdict, locality
+from glocal.paper.study import Piece, Place, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FULL: dict[str, Any] = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
+DEMO: dict[str, Any] = {"solutions": 12, "draws": 3, "probes": 4, "examples": 160, "epochs": 1, "lr": 0.1, "seed": 0}
+SETTINGS = {"rotated": "domain", "split": "task"}
+# §5.1: why the paper calls them global, and what their \hat L_o is seen from Definition 1.
+CALLED_GLOBAL = {
+    "quadratic": "the paper calls it global because the centre θ_{t−1} moves on with every task, but after one task that "
+    "centre is θ_o itself",
+    "partition": "the paper calls it global because its derivative is taken at the current θ, but what it keeps of a "
+    "finished task is as it was at θ_o",
+}
+
+
+class Locality:
+    """Each algorithm's verdict, a row for each θ that its \\hat L_o was looked at from."""
+
+    name = "locality"
+
+    def pieces(self, demo: bool) -> list[Piece]:
+        """A demo has each algorithm once: on turned digits, or on split ones where it needs new classes."""
+        if demo:
+            return [
+                {"challenge": "rotated-digits" if "domain" in a.settings else "split-digits", "algorithm": name, **DEMO}
+                for name, a in ALGORITHMS.items()
+            ]
+        return [
+            {"challenge": f"{kind}-mnist", "algorithm": name, **FULL}
+            for kind, setting in SETTINGS.items()
+            for name, a in ALGORITHMS.items()
+            if setting in a.settings
+        ]
+
+    def cost(self, demo: bool) -> str:
+        pieces, size = self.pieces(demo), DEMO if demo else FULL
+        return f"{len(pieces)} tests of {size['solutions']} solutions, {size['draws']} memories each"
+
+    def measure(self, piece: Piece, place: Place) -> list[Row]:
+        size = dict(piece)
+        name = size.pop("challenge")
+        challenge = resolve.challenge(name, data=place.data, setting=SETTINGS[name.partition("-")[0]]).thing
+        found = locality(size.pop("algorithm"), challenge, **size, device=place.device)
+        return rows_of(found, name, ALGORITHMS[piece["algorithm"]].family)
+
+    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+        """The share of \\hat L_o's variance that θ_o explains: small points at each θ, large ones in the mean."""
+        by_challenge = [[v for v in tested(rows) if v.challenge == name] for name in _names(rows, "challenge")]
+        longest = max(len(verdicts) for verdicts in by_challenge)
+        figure.set_size_inches(4.9 * len(by_challenge) + 0.4, 0.21 * longest + 1.5)
+        for axes, verdicts in zip(figure.subplots(1, len(by_challenge), squeeze=False)[0], by_challenge, strict=True):
+            _panel(axes, sorted(verdicts, key=_order))
+        handles = _legend()
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handletextpad=0.4)
+
+    def conclude(self, rows: Sequence[Row]) -> list[str]:
+        verdicts = tested(rows)
+        names, disagree = _names(rows, "algorithm"), [v for v in verdicts if v.declared != v.found]
+        apart = _distinct(v.algorithm for v in disagree)
+        said = [
+            f"Definition 1 calls an approximation local if it depends on the solution θ_o. Of {len(names)} algorithms on "
+            f"{' and '.join(_names(rows, 'challenge'))}, {len(names) - len(apart)} are found as they are declared, which "
+            "is the paper's class for those that it names."
+        ]
+        said += [_shares(kind, [v for v in verdicts if v.found == kind]) for kind in ("global", "local")]
+        said += [_disagreement([v for v in disagree if v.algorithm == name]) for name in apart]
+        return [sentence for sentence in said if sentence] + ([] if disagree else ["No algorithm disagrees."])
+
+
+class Tested(NamedTuple):
+    """One algorithm on one challenge, gathered from its rows."""
+
+    challenge: str
+    algorithm: str
+    family: str
+    declared: str
+    found: str
+    explained: float
+    information: float
+    p_value: float
+    over_theta: float
+    each: list[float]  # explained, at every probe
+
+
+def rows_of(found: Verdict, challenge: str, family: str) -> list[Row]:
+    """A verdict as rows of the table."""
+    common: Row = {
+        "challenge": challenge,
+        "algorithm": found.algorithm,
+        "family": family,
+        "declared": found.declared,
+        "found": found.found,
+        "p_value": found.p_value,
+        "explained": found.variance_explained,
+        "involved": found.variance_involved,
+        "information": found.information,
+        "over_theta": over_theta(found.values),
+        "solutions": len(found.values),
+        "draws": found.values.shape[1],
+        "lost": found.lost,
+        "distance": found.distance,
+    }
+    each = zip(found.places, *(part.tolist() for part in found.by_probe[:4]), strict=True)
+    return [
+        {
+            **common,
+            "probe": probe,
+            "place": place,
+            "probe_explained": explained,
+            "probe_involved": involved,
+            "probe_information": information,
+            "probe_p_value": p_value,
+        }
+        for probe, (place, explained, involved, information, p_value) in enumerate(each)
+    ]
+
+
+def over_theta(values: Tensor) -> float:
+    """The share of all variance of \\hat L_o(θ), (solutions, draws, repetitions, probes), that goes over θ at a solution
+    and a draw. 0: it is a constant."""
+    values = values.double()
+    whole = values.var(correction=0)
+    return float(values.var(-1, correction=0).mean() / whole) if whole > 0 else 0.0
+
+
+def tested(rows: Sequence[Row]) -> list[Tested]:
+    """The algorithms of a table, in its order."""
+    gathered: dict[tuple[Any, Any], list[Row]] = {}
+    for row in rows:
+        gathered.setdefault((row["challenge"], row["algorithm"]), []).append(row)
+    shared = [name for name in Tested._fields if name != "each"]
+    return [
+        Tested(*(own[0][name] for name in shared), each=[_number(row["probe_explained"]) for row in own])  # type: ignore[misc,arg-type]
+        for own in gathered.values()
+    ]
+
+
+def _shares(kind: str, verdicts: Sequence[Tested]) -> str:
+    """Whom the test found so, and by how much."""
+    if not verdicts:
+        return f"None is found {kind}."
+    known = [v for v in verdicts if math.isfinite(v.explained)]
+    names = ", ".join(_distinct(v.algorithm for v in verdicts))
+    if not known:
+        return f"Found {kind}: {names}; how much θ_o explains is not known."
+    low, high = min(known, key=lambda v: v.explained), max(known, key=lambda v: v.explained)
+    share = _percent(high.explained)
+    if _percent(low.explained) != share:
+        share = f"from {_percent(low.explained)} ({low.algorithm}) to {share}"
+    p_values = [v.p_value for v in verdicts if math.isfinite(v.p_value)]
+    bound = "unknown" if not p_values else f"≥ {min(p_values):.3g}" if kind == "global" else f"≤ {max(p_values):.3g}"
+    return f"Found {kind}: {names}. θ_o explains {share} of the variance of their \\hat L_o, p {bound}."
+
+
+def _disagreement(verdicts: Sequence[Tested]) -> str:
+    """Why an algorithm is found otherwise than it is declared."""
+    first = verdicts[0]
+    lowest = min((e for v in verdicts for e in v.each if math.isfinite(e)), default=math.nan)
+    highest = max((e for v in verdicts for e in v.each if math.isfinite(e)), default=math.nan)
+    where = " and ".join(v.challenge for v in verdicts)
+    begin = f"{first.algorithm} is called {first.declared} and found {first.found} on {where}: "
+    if first.found == "global":
+        return begin + f"θ_o explains at most {_percent(highest)} of \\hat L_o at any θ, as chance would."
+    if all(v.over_theta < 1e-9 for v in verdicts):
+        what = "its \\hat L_o is one number for all θ, and another number for every solution, as is L_o(θ_o), the "
+        what += "paper's own example of a local approximation"
+    else:
+        what = f"θ_o explains at least {_percent(lowest)} of \\hat L_o at every θ that was tried"
+    why = CALLED_GLOBAL.get(first.family)
+    return begin + what + (f"; {why}." if why else ".")
+
+
+def _panel(axes: Axes, verdicts: Sequence[Tested]) -> None:
+    from glocal.report.style import FAINT, INK, TITLE_COLOURS
+
+    heights = list(range(len(verdicts)))[::-1]
+    for y, verdict in zip(heights, verdicts, strict=True):
+        colour, disagrees = TITLE_COLOURS[verdict.declared], verdict.declared != verdict.found
+        axes.plot([0, 100 * verdict.explained], [y, y], color=colour, linewidth=1.2, alpha=0.5)
+        axes.plot([100 * e for e in verdict.each], [y] * len(verdict.each), "|", color=colour, markersize=7, alpha=0.6)
+        face = "white" if disagrees else colour
+        axes.plot(100 * verdict.explained, y, "o", color=colour, markerfacecolor=face, markeredgewidth=1.4, zorder=3)
+        for x, text in ((1.05, _nats(verdict.information)), (1.24, _p(verdict.p_value))):
+            axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=INK)
+    for x, text in ((1.05, "nats"), (1.24, "p")):
+        top = (len(verdicts) - 0.1) if verdicts else 0
+        axes.text(x, top, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=FAINT)
+    axes.set_yticks(heights, [v.algorithm for v in verdicts])
+    for label, verdict in zip(axes.get_yticklabels(), verdicts, strict=True):
+        label.set_color(TITLE_COLOURS[verdict.declared])
+    axes.set_xlim(-4, 104)
+    axes.set_ylim(-0.7, len(verdicts) - 0.3)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(r"share of $\hat L_o$'s variance that $\theta_o$ explains (%)")
+    if verdicts:
+        axes.set_title(verdicts[0].challenge, loc="left", fontweight="bold", pad=10)
+
+
+def _legend() -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    from glocal.report.style import FAINT, TITLE_COLOURS
+
+    def mark(label: str, colour: str, **more: Any) -> Line2D:
+        return Line2D([], [], color=colour, linestyle="none", label=label, **{"marker": "o", **more})
+
+    return [
+        *(mark(f"declared {kind}", colour) for kind, colour in TITLE_COLOURS.items()),
+        mark("found to be the other", FAINT, markerfacecolor="white", markeredgewidth=1.4),
+        mark("at a single θ", FAINT, marker="|", markersize=7),
+    ]
+
+
+def _order(verdict: Tested) -> tuple[bool, float, str]:
+    known = verdict.explained if math.isfinite(verdict.explained) else -1.0
+    return verdict.declared == "local", known, verdict.algorithm
+
+
+def _names(rows: Sequence[Row], column: str) -> list[str]:
+    return _distinct(str(row[column]) for row in rows)
+
+
+def _distinct(names: Any) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if not share or share >= 0.0995 or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def _nats(information: float) -> str:
+    return f"{information:.2f}"
+
+
+def _p(p_value: float) -> str:
+    return f"{p_value:.3f}" if p_value < 0.0995 else f"{p_value:.2g}"
+
+
+STUDIES = (Locality(),)
