@@ -24,10 +24,9 @@ DEMO: dict[str, Any] = {"solutions": 12, "draws": 3, "probes": 4, "examples": 16
 SETTINGS = {"rotated": "domain", "split": "task"}
 # §5.1: why the paper calls them global, and what their \hat L_o is seen from Definition 1.
 CALLED_GLOBAL = {
-    "quadratic": "the paper calls it global because the centre θ_{t−1} moves on with every task, but after one task that "
-    "centre is θ_o itself",
-    "partition": "the paper calls it global because its derivative is taken at the current θ, but what it keeps of a "
-    "finished task is as it was at θ_o",
+    "quadratic": "the paper argues that its centre θ_{t−1} moves on with every task, but after one task that is θ_o",
+    "partition": "the paper argues that the derivative is taken at the current θ, but what is kept of a finished task "
+    "is as it was at θ_o",
 }
 
 
@@ -64,9 +63,13 @@ class Locality:
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
         """The share of \\hat L_o's variance that θ_o explains: small points at each θ, large ones in the mean."""
         by_challenge = [[v for v in tested(rows) if v.challenge == name] for name in _names(rows, "challenge")]
-        longest = max(len(verdicts) for verdicts in by_challenge)
-        figure.set_size_inches(4.9 * len(by_challenge) + 0.4, 0.21 * longest + 1.5)
-        for axes, verdicts in zip(figure.subplots(1, len(by_challenge), squeeze=False)[0], by_challenge, strict=True):
+        sizes = [len(verdicts) for verdicts in by_challenge]
+        beside = 2 * min(sizes) > max(sizes)  # a panel of few rows goes below the others, not into a column as high
+        columns = len(sizes) if beside else 1
+        heights = [0.21 * max(sizes) + 0.9] if beside else [0.21 * size + 0.9 for size in sizes]
+        figure.set_size_inches(4.9 * columns + 0.4, sum(heights) + 0.4)
+        panels = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flat
+        for axes, verdicts in zip(panels, by_challenge, strict=True):
             _panel(axes, sorted(verdicts, key=_order))
         handles = _legend()
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handletextpad=0.4)
@@ -77,11 +80,11 @@ class Locality:
         apart = _distinct(v.algorithm for v in disagree)
         said = [
             f"Definition 1 calls an approximation local if it depends on the solution θ_o. Of {len(names)} algorithms on "
-            f"{' and '.join(_names(rows, 'challenge'))}, {len(names) - len(apart)} are found as they are declared, which "
+            f"{_and(_names(rows, 'challenge'))}, {len(names) - len(apart)} are found as they are declared, which "
             "is the paper's class for those that it names."
         ]
         said += [_shares(kind, [v for v in verdicts if v.found == kind]) for kind in ("global", "local")]
-        said += [_disagreement([v for v in disagree if v.algorithm == name]) for name in apart]
+        said += [_disagreement(alike) for alike in _alike(disagree)]
         return [sentence for sentence in said if sentence] + ([] if disagree else ["No algorithm disagrees."])
 
 
@@ -98,6 +101,11 @@ class Tested(NamedTuple):
     p_value: float
     over_theta: float
     each: list[float]  # explained, at every probe
+
+    @property
+    def constant(self) -> bool:
+        """Whether \\hat L_o is one number for all θ."""
+        return self.over_theta < 1e-9
 
 
 def rows_of(found: Verdict, challenge: str, family: str) -> list[Row]:
@@ -170,20 +178,28 @@ def _shares(kind: str, verdicts: Sequence[Tested]) -> str:
     return f"Found {kind}: {names}. θ_o explains {share} of the variance of their \\hat L_o, p {bound}."
 
 
+def _alike(verdicts: Sequence[Tested]) -> list[list[Tested]]:
+    """Those of whom the same is to be said."""
+    groups: dict[tuple[str, str, bool], list[Tested]] = {}
+    for v in verdicts:
+        groups.setdefault((v.family, v.found, v.constant), []).append(v)
+    return list(groups.values())
+
+
 def _disagreement(verdicts: Sequence[Tested]) -> str:
-    """Why an algorithm is found otherwise than it is declared."""
-    first = verdicts[0]
-    lowest = min((e for v in verdicts for e in v.each if math.isfinite(e)), default=math.nan)
-    highest = max((e for v in verdicts for e in v.each if math.isfinite(e)), default=math.nan)
-    where = " and ".join(v.challenge for v in verdicts)
-    begin = f"{first.algorithm} is called {first.declared} and found {first.found} on {where}: "
+    """Why algorithms are found otherwise than they are declared."""
+    first, each = verdicts[0], [e for v in verdicts for e in v.each if math.isfinite(e)]
+    names, where = (_and(_distinct(getattr(v, part) for v in verdicts)) for part in ("algorithm", "challenge"))
+    be, its = ("are", "their") if len(_distinct(v.algorithm for v in verdicts)) > 1 else ("is", "its")
+    begin = f"{names} {be} called {first.declared} and found {first.found} on {where}: "
     if first.found == "global":
-        return begin + f"θ_o explains at most {_percent(highest)} of \\hat L_o at any θ, as chance would."
-    if all(v.over_theta < 1e-9 for v in verdicts):
-        what = "its \\hat L_o is one number for all θ, and another number for every solution, as is L_o(θ_o), the "
-        what += "paper's own example of a local approximation"
-    else:
-        what = f"θ_o explains at least {_percent(lowest)} of \\hat L_o at every θ that was tried"
+        most = _percent(max(each, default=math.nan))
+        return f"{begin}of {its} \\hat L_o, θ_o explains no more than {most} at any θ that was tried, as chance would."
+    least = min(each, default=math.nan)
+    share = "all" if least > 0.9995 else f"{_percent(least)} or more"
+    what = f"θ_o explains {share} of {its} \\hat L_o at every θ that was tried"
+    if first.constant:
+        what += ", where it is one number for all θ, as is L_o(θ_o), the paper's own example of a local approximation"
     why = CALLED_GLOBAL.get(first.family)
     return begin + what + (f"; {why}." if why else ".")
 
@@ -199,10 +215,9 @@ def _panel(axes: Axes, verdicts: Sequence[Tested]) -> None:
         face = "white" if disagrees else colour
         axes.plot(100 * verdict.explained, y, "o", color=colour, markerfacecolor=face, markeredgewidth=1.4, zorder=3)
         for x, text in ((1.05, _nats(verdict.information)), (1.24, _p(verdict.p_value))):
-            axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=INK)
+            axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=8, color=INK)
     for x, text in ((1.05, "nats"), (1.24, "p")):
-        top = (len(verdicts) - 0.1) if verdicts else 0
-        axes.text(x, top, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=FAINT)
+        axes.text(x, 1, text, transform=axes.transAxes, va="bottom", fontsize=8, color=FAINT)
     axes.set_yticks(heights, [v.algorithm for v in verdicts])
     for label, verdict in zip(axes.get_yticklabels(), verdicts, strict=True):
         label.set_color(TITLE_COLOURS[verdict.declared])
@@ -234,6 +249,10 @@ def _order(verdict: Tested) -> tuple[bool, float, str]:
     return verdict.declared == "local", known, verdict.algorithm
 
 
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _names(rows: Sequence[Row], column: str) -> list[str]:
     return _distinct(str(row[column]) for row in rows)
 
@@ -247,7 +266,9 @@ def _number(value: Any) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if not share or share >= 0.0995 or not math.isfinite(share) else f"{100 * share:.1f} %"
+    return (
+        f"{100 * share:.0f} %" if not share or share >= 0.0995 or not math.isfinite(share) else f"{100 * share:.1f} %"
+    )
 
 
 def _nats(information: float) -> str:
