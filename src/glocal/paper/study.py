@@ -25,6 +25,7 @@ import torch
 from glocal.errors import GlocalError
 from glocal.laboratory import choose_device
 from glocal.paper.studies import get
+from glocal.store.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +80,7 @@ def conduct(
     `tell` hears how many pieces are done, of how many, and which one comes next.
     """
     pieces = study.pieces(demo)
-    folder = place.store / "studies" / study.name
+    folder = Store.create(place.store).path / "studies" / study.name
     rows: list[Row] = []
     for number, piece in enumerate(pieces):
         if tell is not None:

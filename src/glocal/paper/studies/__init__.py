@@ -14,6 +14,7 @@ TITLES: dict[str, tuple[str, str]] = {
     "approximation-error": ("approximation_error", "how well old losses are approximated as later tasks are learnt"),
     "epsilon-region": ("epsilon_region", "how far from a solution its expansion holds, and when learning leaves there"),
     "recursion": ("recursion", "forgetting as the quadratic approximation predicts it, and as it is measured"),
+    "locality": ("locality", "which algorithms are local and which global, found by Definition 1 and as declared"),
 }
 """name -> (file, what the figure shows)"""
 

@@ -1,6 +1,5 @@
-r"""Who is local and who is global, by experiment (Definition 1 and §5): every algorithm is tested for whether its \hat L_o
-depends on the solution θ_o, and what is found is set beside the class that it declares, which is the paper's wherever
-the paper names it."""
+r"""Who is local and who is global, by experiment (Definition 1 and §5): whether an algorithm's \hat L_o depends on the
+solution θ_o is tested, and what is found set beside the class that it declares: the paper's, where it names it."""
 
 from __future__ import annotations
 
@@ -72,16 +71,18 @@ class Locality:
         for axes, verdicts in zip(panels, by_challenge, strict=True):
             _panel(axes, sorted(verdicts, key=_order))
         handles = _legend()
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handletextpad=0.4)
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=min(len(handles), 2 * columns), handletextpad=0.4
+        )
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
         verdicts = tested(rows)
         names, disagree = _names(rows, "algorithm"), [v for v in verdicts if v.declared != v.found]
         apart = _distinct(v.algorithm for v in disagree)
         said = [
-            f"Definition 1 calls an approximation local if it depends on the solution θ_o. Of {len(names)} algorithms on "
-            f"{_and(_names(rows, 'challenge'))}, {len(names) - len(apart)} are found as they are declared, which "
-            "is the paper's class for those that it names."
+            "Definition 1 calls an approximation local if it depends on the solution θ_o. "
+            f"Of {len(names)} algorithms on {_and(_names(rows, 'challenge'))}, {len(names) - len(apart)} are found as "
+            "they are declared, which is the paper's class for those that it names."
         ]
         said += [_shares(kind, [v for v in verdicts if v.found == kind]) for kind in ("global", "local")]
         said += [_disagreement(alike) for alike in _alike(disagree)]
@@ -142,8 +143,8 @@ def rows_of(found: Verdict, challenge: str, family: str) -> list[Row]:
 
 
 def over_theta(values: Tensor) -> float:
-    """The share of all variance of \\hat L_o(θ), (solutions, draws, repetitions, probes), that goes over θ at a solution
-    and a draw. 0: it is a constant."""
+    """Of all variance of \\hat L_o(θ), (solutions, draws, repetitions, probes), the share over θ at one solution and
+    draw. 0: it is a constant."""
     values = values.double()
     whole = values.var(correction=0)
     return float(values.var(-1, correction=0).mean() / whole) if whole > 0 else 0.0

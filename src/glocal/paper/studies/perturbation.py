@@ -1,0 +1,309 @@
+r"""The perturbation score around every task's solution (Eq. score-ptb; §6.3, fig. perturbation, and the appendix, fig.
+perturbationRM): how far from a solution the Hessian's eigenvectors are steeper than random directions.
+
+Plain SGD learns the tasks one after the other, at the learning rate whose task losses are lowest at the solutions. It
+is trained once, whichever piece is measured first: the store keeps the network's states, and every task is a piece.
+
+A score is a mean of ratios, and a random direction along which the loss hardly changes makes it very large. Figures and
+sentences take medians of scores, over tasks and directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from torch import nn
+from torch.nn.functional import avg_pool2d
+
+from glocal import challenges
+from glocal.challenges.challenge import Data
+from glocal.engine.cohort import seeded_network
+from glocal.engine.feed import evenly_spaced
+from glocal.errors import require
+from glocal.laboratory import Unwatched, sweep
+from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation
+from glocal.lens.subject import Subject, of_module
+from glocal.networks import NETWORKS, ResNet18
+from glocal.networks.door import Door
+from glocal.networks.model import MakeNetwork
+from glocal.paper import table1
+from glocal.paper.studies.rows import column, distinct, told, where
+from glocal.store.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from glocal.paper.study import Piece, Place, Row
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+KINDS: tuple[Kind, ...] = ("eigen", "random")
+ALIKE = 2.0
+"""A score between 1/2 and 2 is about 1."""
+
+
+class SmallResNet18(nn.Module):
+    """ResNet-18 with 4 channels in place of 64, on images of half the size: for a demonstration on any machine."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.network = ResNet18(shape[0], outputs, width=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(avg_pool2d(x, 2))
+
+
+SIZES: dict[str, MakeNetwork] = {"small-resnet18": SmallResNet18}
+
+
+class Line(NamedTuple):
+    """Medians over tasks and directions for every radius, and what four fifths of them lie between."""
+
+    radii: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class PerturbationScore:
+    name: str
+    full: Piece
+    small: Piece
+    returns: bool
+    """Whether the paper finds that far from the solution the score falls to 1."""
+    claim: str
+
+    def pieces(self, demo: bool) -> list[Piece]:
+        base = self.small if demo else self.full
+        return [base | {"task": task} for task in range(base["tasks"])]
+
+    def cost(self, demo: bool) -> str:
+        piece = self.small if demo else self.full
+        losses = 2 * len(RADII) * (piece["eigenvectors"] + piece["directions"])
+        return (
+            f"{len(piece['lrs'])} runs of {piece['tasks']} tasks of {piece['challenge']}, {piece['epochs']} epochs each; "
+            f"then for every task 60 Hessian products on {piece['samples']:,} examples, and {losses} losses on at most "
+            f"{piece['examples']:,} each in double precision"
+        )
+
+    def measure(self, piece: Piece, place: Place) -> list[Row]:
+        run = _trained(piece, place)
+        subject, test = _around(run, piece, place)
+        numbers = {k: piece[k] for k in ("eigenvectors", "directions", "samples")}
+        found = perturbation(subject, 0, test, **numbers, seed=piece["seed"] + piece["task"])
+        about: Row = {k: piece[k] for k in ("challenge", "network", "seed", "task")}
+        size = sum(p.numel() for p in subject.solutions[0].params.values())
+        return [about | {"parameters": size, "lr": run.lr} | row for row in _rows(found)]
+
+    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+        """Above scores, below the losses they are made of, on training and on test data."""
+        from glocal.report.style import FAINT
+
+        figure.set_size_inches(8.6, 6.2)
+        first, tasks = rows[0], len(distinct(rows, "task"))
+        network = f"{first['network']}, {first['parameters']:,} parameters"
+        figure.suptitle(
+            f"{first['challenge']} · {tasks} tasks · {network} · plain SGD, learning rate {first['lr']:g}",
+            x=0.012,
+            ha="left",
+            fontweight="bold",
+        )
+        panels = figure.subplots(2, 2, sharex=True, sharey="row")
+        for split, (above, below) in zip(SPLITS, panels.T, strict=True):
+            above.axhline(1, color=FAINT, linewidth=0.9)
+            for axes, name in ((above, "score"), (below, "loss")):
+                _curves(axes, where(rows, split=split), name)
+            base = float(np.median(column(where(rows, split=split), "base")))
+            below.axhline(base, color=FAINT, linewidth=0.9, linestyle=":", label=r"$L_t(\theta_t)$, median")
+            above.set_title("training data" if split == "train" else "test data", loc="left")
+            below.set_xlabel("radius  $r$")
+        panels[0, 0].set_ylabel(r"perturbation score  $\mathfrak{s}(r)$")
+        panels[1, 0].set_ylabel(r"loss  $L_t(\theta_t + r\,v)$")
+        handles, labels = panels[1, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+    def conclude(self, rows: Sequence[Row]) -> list[str]:
+        eigen = {split: line(where(rows, split=split, kind="eigen"), "score") for split in SPLITS}
+        said = [f"The paper: {self.claim}."]
+        said += [_course(split, eigen[split], where(rows, split=split, kind="random")) for split in SPLITS]
+        said += [_verdict(eigen["train"], self.returns), _likeness(where(rows, split="train", kind="eigen"))]
+        return [sentence for sentence in said if sentence]
+
+
+def line(rows: Sequence[Row], name: str) -> Line:
+    radii = distinct(rows, "radius")
+    found = [quantiles(column(where(rows, radius=r), name)) for r in radii]
+    low, middle, high = np.array(found, dtype=float).reshape(-1, 3).T
+    return Line(np.array(radii), middle, low, high)
+
+
+def quantiles(values: np.ndarray) -> list[float]:
+    """A tenth, half and nine tenths of what is known lie below these, which are among it: between a number and one
+    beyond all numbers there is no middle."""
+    known = values[~np.isnan(values)]
+    return np.quantile(known, [0.1, 0.5, 0.9], method="nearest").tolist() if known.size else [np.nan] * 3
+
+
+def _trained(piece: Piece, place: Place) -> Run:
+    """The run with the lowest mean loss on the tasks' training data, each at its own solution."""
+    runs = sweep(
+        piece["challenge"],
+        ["sgd"],
+        piece["lrs"],
+        [piece["seed"]],
+        network=SIZES.get(piece["network"], piece["network"]),
+        tasks=piece["tasks"],
+        epochs=piece["epochs"],
+        batch_size=piece["batch_size"],
+        precision=piece["precision"],
+        store=place.store,
+        data=place.data,
+        device=str(place.device),
+        keep_parameters=True,
+        watcher=Unwatched(),
+    )
+    finished = [run for run in runs if run.diverged is None]
+    require(bool(finished), f"plain SGD diverged on {piece['challenge']} at every learning rate of {piece['lrs']}.")
+    return min(finished, key=lambda run: run.arrays["train_class_loss"].diagonal(-1).mean())
+
+
+def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
+    """The piece's task at its solution, and its test data."""
+    challenge = challenges.make(piece["challenge"], piece["tasks"], place.data)
+    task, door = challenge.task(piece["task"], piece["seed"]), Door(challenge.normalise, device=place.device)
+
+    def ready(data: Data) -> Data:
+        some = evenly_spaced(data, piece["examples"])
+        return Data(door.ready(some.x.to(place.device)), some.y.to(place.device))
+
+    make = SIZES.get(piece["network"]) or NETWORKS[piece["network"]][0]
+    module = seeded_network(make, challenge, piece["seed"]).to(place.device)
+    states = [run.state(piece["task"]), run.state(piece["task"] + 1)]
+    return of_module(module, challenge.loss, [ready(task.train)], states), ready(task.test)
+
+
+def _rows(found: Perturbation) -> list[Row]:
+    rows: list[Row] = []
+    for split in SPLITS:
+        for kind in KINDS:
+            losses, scores, known = found.losses[split][kind], found.score(split, kind), found.known(split, kind)
+            for i in range(len(losses)):
+                eigen = kind == "eigen"
+                direction: Row = {"split": split, "kind": kind, "direction": i, "base": found.base[split]}
+                direction |= {"eigenvalue": float(found.eigenvalues[i]) if eigen else None}
+                direction |= {"residual": float(found.residuals[i]) if eigen else None}
+                for j, r in enumerate(found.radii):
+                    numbers: Row = {"loss": float(losses[i, j]), "score": float(scores[i, j]), "known": int(known[i, j])}
+                    rows.append(direction | {"radius": r} | numbers)
+    return rows
+
+
+def _curves(axes: Axes, rows: Sequence[Row], name: str) -> None:
+    """The median and its band for either kind of direction; a thin line for each eigenvector, over tasks."""
+    from glocal.report.style import COOL, WARM
+
+    looks = {"eigen": (WARM[1], "-", "eigenvectors"), "random": (COOL[0], "--", "random directions")}
+    for kind in KINDS:
+        own, (colour, dashes, label) = where(rows, kind=kind), looks[kind]
+        found = line(own, name)
+        shown = np.isfinite(found.middle)
+        high = np.where(np.isfinite(found.high), found.high, found.middle)
+        axes.fill_between(found.radii[shown], found.low[shown], high[shown], color=colour, alpha=0.16, linewidth=0)
+        for direction in distinct(own, "direction") if kind == "eigen" else ():
+            one = line(where(own, direction=direction), name)
+            axes.plot(*_finite(one.radii, one.middle), color=colour, linewidth=0.6, alpha=0.6)
+        points = {"marker": "o" if kind == "eigen" else "s", "markersize": 4}
+        points |= {"markeredgecolor": "white", "markeredgewidth": 0.6}
+        axes.plot(*_finite(found.radii, found.middle), dashes, color=colour, label=label, **points)
+    axes.set_xscale("log")
+    axes.set_yscale("log", nonpositive="mask")
+
+
+def _finite(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x[np.isfinite(y)], y[np.isfinite(y)]
+
+
+def _course(split: Split, eigen: Line, others: Sequence[Row]) -> str:
+    """Where the score begins, where it is highest, where it ends."""
+    if np.isnan(eigen.middle).all():
+        return f"On {split} data no score is known."
+    top = int(np.nanargmax(eigen.middle))
+    random = line(others, "score").middle
+    return (
+        f"On {split} data the eigenvectors' median score is {told(eigen.middle[0])} at r = {eigen.radii[0]:g}, highest at "
+        f"r = {eigen.radii[top]:g} with {told(eigen.middle[top])}, and {told(eigen.middle[-1])} at r = "
+        f"{eigen.radii[-1]:g}; that of random directions among themselves lies between {told(np.nanmin(random))} and "
+        f"{told(np.nanmax(random))}."
+    )
+
+
+def _verdict(eigen: Line, expected: bool) -> str:
+    """Whether the score comes down to 1, and from which radius on."""
+    known = ~np.isnan(eigen.middle)
+    if not known.any():
+        return ""
+    radii, middle = eigen.radii[known], eigen.middle[known]
+    about = (middle >= 1 / ALIKE) & (middle <= ALIKE)
+    rises = bool(np.nanargmax(middle) > 0 and middle.max() > ALIKE * middle[0])
+    growth = "It rises with small r, as there" if rises else "It does not rise with small r, as it does there"
+    if about[-1]:
+        since = radii[len(about) - int(about[::-1].cumprod().sum())]
+        end = f"from r = {since:g} on it is about 1 (within a factor of {ALIKE:g})"
+    else:
+        end = f"at r = {radii[-1]:g} it is not about 1"
+    agrees = "agrees" if bool(about[-1]) == expected else "does not agree"
+    return f"{growth}; {end}, which {agrees} with the paper."
+
+
+def _likeness(rows: Sequence[Row]) -> str:
+    """How much tasks differ: the ratio of the highest to the lowest of their median scores, at the worst radius."""
+    tasks = distinct(rows, "task")
+    curves = np.array([line(where(rows, task=task), "score").middle for task in tasks])
+    usable = np.isfinite(curves).all(0) & (curves > 0).all(0)
+    if len(tasks) < 2 or not usable.any():
+        return ""
+    ratios = curves[:, usable].max(0) / curves[:, usable].min(0)
+    logs = np.log(curves[:, usable])
+    alike = [np.corrcoef(a, b)[0, 1] for i, a in enumerate(logs) for b in logs[:i] if a.std() > 0 and b.std() > 0]
+    shapes = f"; the correlation of two tasks' curves (of logarithms) is {np.median(alike):.2f}" if alike else ""
+    return (
+        f"Between its {len(tasks)} tasks the median score differs by a factor of {told(float(np.median(ratios)))} at the "
+        f"median radius, of {told(float(ratios.max()))} at most{shapes}."
+    )
+
+
+def _piece(column: table1.Column, examples: int, samples: int = 2_000, directions: int = 10) -> Piece:
+    names = ("challenge", "network", "tasks", "epochs", "batch_size", "precision")
+    piece: Piece = {name: getattr(column, name) for name in names}
+    numbers = {"eigenvectors": directions, "directions": directions, "samples": samples, "examples": examples}
+    return piece | {"lrs": list(column.lrs), "seed": column.seeds[0]} | numbers
+
+
+_MNIST, _CIFAR10 = table1.column("rotated-mnist"), table1.column("split-cifar10")
+_DIGITS = replace(table1.DEMO, lrs=(0.1, 0.5))
+_IMAGES = replace(_DIGITS, challenge="split-digits", network="small-resnet18", tasks=3, lrs=(0.05,), batch_size=32)
+
+STUDIES = (
+    PerturbationScore(
+        "perturbation-cifar10",
+        _piece(replace(_CIFAR10, lrs=(0.01, 0.1)), examples=2_000),
+        _piece(replace(_IMAGES, epochs=2), examples=100, samples=100, directions=5),
+        returns=True,
+        claim="on Split CIFAR-10 the score increases with the radius as long as that is small and drops to 1 after about "
+        "10³; the curve's shape is much the same for all tasks",
+    ),
+    PerturbationScore(
+        "perturbation-mnist",
+        _piece(_MNIST, examples=10_000),
+        _piece(_DIGITS, examples=500, samples=500),
+        returns=False,
+        claim="on Rotated-MNIST the score does not converge to 1 as the radius grows, and is much lower than on Split "
+        "CIFAR-10; the curve's shape is much the same for all tasks",
+    ),
+)
