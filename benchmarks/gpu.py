@@ -108,9 +108,9 @@ def prepared(case: Case, device: torch.device, examples: int) -> Ready:
     )
     feed = Feed(cohort)
     feed.load_task(0)
-    executor, note = choose(cohort, feed, "vectorised" if device.type == "cpu" else "auto")
-    if note:
-        raise RuntimeError(note)
+    executor = choose(cohort, feed, "vectorised" if device.type == "cpu" else "auto")
+    if executor.note:
+        raise RuntimeError(executor.note)
     state = initial_state(cohort, feed)
     arrange(state, device)
     ready = Ready(executor, feed, state)

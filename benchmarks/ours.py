@@ -67,9 +67,9 @@ def prepare(
     cohort = Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH, device=device)
     feed = Feed(cohort)
     feed.load_task(0)
-    executor, note = choose(cohort, feed, "auto")
-    if note:
-        raise RuntimeError(note)
+    executor = choose(cohort, feed, "auto")
+    if executor.note:
+        raise RuntimeError(executor.note)
     state = initial_state(cohort, feed)
     epoch(executor, state, feed, 0)
     with torch.no_grad():

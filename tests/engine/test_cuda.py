@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
+from torch import Tensor
 
 from glocal.algorithms import ALGORITHMS
+from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.graph import Graphed
 from glocal.engine.train import Snapshot, choose, train
 from glocal.networks import mlp
+from glocal.networks.model import Model
+from glocal.tree import Params
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -54,8 +61,32 @@ def test_it_is_the_graph_that_runs(challenge: Challenge) -> None:
     cohort = Cohort(challenge, mlp, (Member(1, 0.1, ALGORITHMS["er"]()),), 1, 64, device=torch.device("cuda"))
     feed = Feed(cohort)
     feed.load_task(0)
-    executor, note = choose(cohort, feed, "auto")
-    assert isinstance(executor, Graphed) and note == ""
+    executor = choose(cohort, feed, "auto")
+    assert isinstance(executor, Graphed) and executor.note == ""
+    *_, last = train(cohort)
+    assert last.record.notes == []
+
+
+@dataclass(frozen=True)
+class OverTheHost(Algorithm):
+    """Plain SGD by a detour that no captured graph can make."""
+
+    name: ClassVar[str] = "over-the-host"
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        return model.loss(params, batch.x.cpu().to(batch.x.device), batch.y)
+
+
+def test_what_cannot_be_captured_is_trained_step_by_step(challenge: Challenge) -> None:
+    def finished(algorithm: Algorithm) -> Snapshot:
+        runs = tuple(Member(1, lr, algorithm) for lr in (0.02, 0.05))
+        *_, last = train(Cohort(challenge, mlp, runs, epochs=2, batch_size=64, device=torch.device("cuda")))
+        return last
+
+    ours, plain = finished(OverTheHost()), finished(ALGORITHMS["sgd"]())
+    assert len(ours.record.notes) == 1 and "cannot be captured" in ours.record.notes[0]
+    for key, expected in plain.state.params.items():
+        torch.testing.assert_close(ours.state.params[key], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_diverged_run_is_noted_at_the_step_the_cpu_notes(challenge: Challenge) -> None:

@@ -173,8 +173,8 @@ def test_it_can_be_vectorised() -> None:
     of = cohort(ALGORITHMS["sgd"](), narrow)
     feed = Feed(of)
     feed.load_task(0)
-    executor, note = choose(of, feed, "auto")
-    assert isinstance(executor, Vectorised) and note == ""
+    executor = choose(of, feed, "auto")
+    assert isinstance(executor, Vectorised) and executor.note == ""
 
 
 def test_one_command_trains_it(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import tyro
 from glocal.cli.data import Data
 from glocal.cli.demo import Demo
 from glocal.cli.list import List
+from glocal.cli.locality import Locality
 from glocal.cli.paper import Paper
 from glocal.cli.plot import Plot
 from glocal.cli.run import Run
@@ -30,6 +31,7 @@ COMMANDS = {
     "sweep": Sweep,
     "table": Table,
     "plot": Plot,
+    "locality": Locality,
     "paper": Paper,
     "data": Data,
 }

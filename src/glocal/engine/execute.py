@@ -33,6 +33,9 @@ STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0)  # type: ignore[arg-type]
 class Executor(Protocol):
     """A way to execute a cohort. `state` is advanced in place."""
 
+    note: str
+    """What a user should know of how it went, if anything."""
+
     def before_epoch(self, state: State, epoch: int) -> None:
         """The algorithm's work before an epoch."""
         ...
@@ -56,6 +59,9 @@ class Vectorised:
     The runs are independent, so the gradient of the *sum* of their objectives is every run's own gradient, and one
     ordinary backward pass over stacked tensors takes the place of a mapped `grad`.
     """
+
+    note = ""
+    """Why it is executed otherwise than it should be."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
@@ -122,8 +128,9 @@ class Vectorised:
 class RunByRun:
     """One run after the other, for what cannot be vectorised and for a cohort of one: plain calls, plain autograd."""
 
-    def __init__(self, cohort: Cohort) -> None:
+    def __init__(self, cohort: Cohort, note: str = "") -> None:
         self.cohort = cohort
+        self.note = note
         self.program = Program(cohort.algorithm, cohort.model(vectorised=False))
         self.hyper = cohort.hyper()
 

@@ -24,9 +24,16 @@ class Graphed(Vectorised):
         self._losses = torch.zeros(0, len(cohort), device=cohort.device)
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        if self.note:
+            return super().epoch(state, feed, epoch, tick)
         if self._losses.shape[0] != feed.steps:
             self._losses = self._losses.new_zeros(feed.steps, len(self.cohort))
-        graphs = {size: self._graph(state, feed, size) for size in {feed.size(i) for i in range(feed.steps)}}
+        try:
+            graphs = {size: self._graph(state, feed, size) for size in {feed.size(i) for i in range(feed.steps)}}
+        except RuntimeError as error:
+            self.note = f"step by step, because it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}"
+            torch.cuda.synchronize()
+            return super().epoch(state, feed, epoch, tick)
         self._cursor.zero_()
         for i in range(feed.steps):
             graphs[feed.size(i)].replay()
@@ -48,15 +55,18 @@ class Graphed(Vectorised):
         before = tree.map_tree(torch.clone, state.as_tree())
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._cursor.zero_()
-                self._advance(state, feed, size)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._advance(state, feed, size)
-        put_back(before, state.as_tree())
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    self._cursor.zero_()
+                    self._advance(state, feed, size)
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph):
+                self._advance(state, feed, size)
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
+            put_back(before, state.as_tree())
         return graph
 
     def _advance(self, state: State, feed: Feed, size: int) -> None:

@@ -80,17 +80,16 @@ def _train(
     started = time.perf_counter()
     feed, evaluator = Feed(cohort), Evaluator(cohort)
     feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
-    executor, note = choose(cohort, feed, execution)
+    executor = choose(cohort, feed, execution)
     theta_0, _ = cohort.initial()
     if begin is None:
         record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
         begin = Snapshot(0, initial_state(cohort, feed), record)
         evaluator.measure(executor, begin.state, record, row=0)
-        record.notes = [note] if note else []
+        record.notes = noted(executor)
         record.seconds = time.perf_counter() - started
         yield begin
     arrange(begin.state, cohort.device)
-    begin.record.notes = [note] if note else []
     state, record, spent = begin.state, begin.record, begin.record.seconds
     for task in range(begin.finished, cohort.challenge.tasks):
         started = time.perf_counter()
@@ -113,19 +112,24 @@ def _train(
             record.from_start[:, task], record.from_previous[:, task] = distances
             record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
             note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
+        record.notes = noted(executor)
         record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))
         spent += time.perf_counter() - started
         record.seconds = spent
         yield Snapshot(task + 1, state, record)
 
 
-def choose(cohort: Cohort, feed: Feed, execution: Execution) -> tuple[Executor, str]:
-    """The fastest executor that works for this cohort, found by trying, and a note where it is not the first choice."""
+def noted(executor: Executor) -> list[str]:
+    return [executor.note] if executor.note else []
+
+
+def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
+    """The fastest executor that works for this cohort, found by trying, with a note if it is not the first choice."""
     on_gpu = cohort.device.type == "cuda"
     if not on_gpu:
         keep_freed_memory()
     if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
-        return RunByRun(cohort), ""
+        return RunByRun(cohort)
     vectorised = Vectorised(cohort)
     try:
         rehearse(vectorised, cohort, feed)
@@ -133,8 +137,8 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> tuple[Executor, 
         if execution == "vectorised":
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return RunByRun(cohort), f"run by run, because it cannot be vectorised: {reason}"
-    return (Graphed(cohort) if on_gpu else vectorised), ""
+        return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
+    return Graphed(cohort) if on_gpu else vectorised
 
 
 def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:

@@ -1,5 +1,5 @@
-r"""The second-order expansion of a task's loss at its solution, Eq. taylor-p, with its whole Hessian H_o: of networks of
-any size, because H_o is known by its products alone.
+r"""The second-order expansion of a task's loss at its solution, Eq. taylor-p, with its whole Hessian H_o: for networks
+of any size, because H_o is known by its products alone.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Locality:
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
         """The share of \\hat L_o's variance that θ_o explains: small points at each θ, large ones in the mean."""
-        by_challenge = [[v for v in tested(rows) if v.challenge == name] for name in _names(rows, "challenge")]
+        by_challenge = [[v for v in gathered(rows) if v.challenge == name] for name in _names(rows, "challenge")]
         sizes = [len(verdicts) for verdicts in by_challenge]
         beside = 2 * min(sizes) > max(sizes)  # a panel of few rows goes below the others, not into a column as high
         columns = len(sizes) if beside else 1
@@ -76,7 +76,7 @@ class Locality:
         )
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        verdicts = tested(rows)
+        verdicts = gathered(rows)
         names, disagree = _names(rows, "algorithm"), [v for v in verdicts if v.declared != v.found]
         apart = _distinct(v.algorithm for v in disagree)
         said = [
@@ -150,15 +150,15 @@ def over_theta(values: Tensor) -> float:
     return float(values.var(-1, correction=0).mean() / whole) if whole > 0 else 0.0
 
 
-def tested(rows: Sequence[Row]) -> list[Tested]:
+def gathered(rows: Sequence[Row]) -> list[Tested]:
     """The algorithms of a table, in its order."""
-    gathered: dict[tuple[Any, Any], list[Row]] = {}
+    groups: dict[tuple[Any, Any], list[Row]] = {}
     for row in rows:
-        gathered.setdefault((row["challenge"], row["algorithm"]), []).append(row)
+        groups.setdefault((row["challenge"], row["algorithm"]), []).append(row)
     shared = [name for name in Tested._fields if name != "each"]
     return [
         Tested(*(own[0][name] for name in shared), each=[_number(row["probe_explained"]) for row in own])  # type: ignore[misc,arg-type]
-        for own in gathered.values()
+        for own in groups.values()
     ]
 
 

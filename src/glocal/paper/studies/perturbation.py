@@ -4,13 +4,15 @@ perturbationRM): how far from a solution the Hessian's eigenvectors are steeper 
 Plain SGD learns the tasks one after the other, at the learning rate whose task losses are lowest at the solutions. It
 is trained once, whichever piece is measured first: the store keeps the network's states, and every task is a piece.
 
+What a network with BatchNorm does far from its solution depends on whose mean and variance it takes: those that training
+left behind ("running"), as at test time, or those of the examples that pass together ("batch"). Both are measured.
+
 A score is a mean of ratios, and a random direction along which the loss hardly changes makes it very large. Figures and
 sentences take medians of scores, over tasks and directions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +28,7 @@ from glocal.engine.feed import evenly_spaced
 from glocal.errors import require
 from glocal.laboratory import Unwatched, sweep
 from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation
+from glocal.lens.statistics import by_batch
 from glocal.lens.subject import Subject, of_module
 from glocal.networks import NETWORKS, ResNet18
 from glocal.networks.door import Door
@@ -43,6 +46,11 @@ if TYPE_CHECKING:
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 KINDS: tuple[Kind, ...] = ("eigen", "random")
+STATISTICS = {
+    "running": "BatchNorm by running statistics",
+    "batch": "BatchNorm by the batch's statistics",
+    "none": "no BatchNorm",
+}
 ALIKE = 2.0
 """A score between 1/2 and 2 is about 1."""
 
@@ -75,21 +83,22 @@ class PerturbationScore:
     name: str
     full: Piece
     small: Piece
+    statistics: tuple[str, ...]
     returns: bool
     """Whether the paper finds that far from the solution the score falls to 1."""
     claim: str
 
     def pieces(self, demo: bool) -> list[Piece]:
         base = self.small if demo else self.full
-        return [base | {"task": task} for task in range(base["tasks"])]
+        return [base | {"statistics": s, "task": t} for s in self.statistics for t in range(base["tasks"])]
 
     def cost(self, demo: bool) -> str:
         piece = self.small if demo else self.full
         losses = 2 * len(RADII) * (piece["eigenvectors"] + piece["directions"])
         return (
             f"{len(piece['lrs'])} runs of {piece['tasks']} tasks of {piece['challenge']}, {piece['epochs']} epochs each; "
-            f"then for every task 60 Hessian products on {piece['samples']:,} examples, and {losses} losses on at most "
-            f"{piece['examples']:,} each in double precision"
+            f"then {len(self.pieces(demo))} times 60 Hessian products on {piece['samples']:,} examples and {losses} losses "
+            f"on {piece['examples']:,} in double precision"
         )
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
@@ -97,42 +106,36 @@ class PerturbationScore:
         subject, test = _around(run, piece, place)
         numbers = {k: piece[k] for k in ("eigenvectors", "directions", "samples")}
         found = perturbation(subject, 0, test, **numbers, seed=piece["seed"] + piece["task"])
-        about: Row = {k: piece[k] for k in ("challenge", "network", "seed", "task")}
+        about: Row = {k: piece[k] for k in ("challenge", "network", "statistics", "seed", "task")}
         size = sum(p.numel() for p in subject.solutions[0].params.values())
         return [about | {"parameters": size, "lr": run.lr} | row for row in _rows(found)]
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """Above scores, below the losses they are made of, on training and on test data."""
-        from glocal.report.style import FAINT
-
-        figure.set_size_inches(8.6, 6.2)
+        """Above scores, below the losses they are made of, on training and on test data; a section for each kind of
+        statistics."""
         first, tasks = rows[0], len(distinct(rows, "task"))
+        kinds = [s for s in STATISTICS if where(rows, statistics=s)]
+        figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
         network = f"{first['network']}, {first['parameters']:,} parameters"
-        figure.suptitle(
-            f"{first['challenge']} · {tasks} tasks · {network} · plain SGD, learning rate {first['lr']:g}",
-            x=0.012,
-            ha="left",
-            fontweight="bold",
-        )
-        panels = figure.subplots(2, 2, sharex=True, sharey="row")
-        for split, (above, below) in zip(SPLITS, panels.T, strict=True):
-            above.axhline(1, color=FAINT, linewidth=0.9)
-            for axes, name in ((above, "score"), (below, "loss")):
-                _curves(axes, where(rows, split=split), name)
-            base = float(np.median(column(where(rows, split=split), "base")))
-            below.axhline(base, color=FAINT, linewidth=0.9, linestyle=":", label=r"$L_t(\theta_t)$, median")
-            above.set_title("training data" if split == "train" else "test data", loc="left")
-            below.set_xlabel("radius  $r$")
-        panels[0, 0].set_ylabel(r"perturbation score  $\mathfrak{s}(r)$")
-        panels[1, 0].set_ylabel(r"loss  $L_t(\theta_t + r\,v)$")
-        handles, labels = panels[1, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        about = f"{first['challenge']} · {tasks} tasks · {network} · plain SGD, learning rate {first['lr']:g}"
+        figure.suptitle(about, x=0.012, ha="left", fontweight="bold")
+        for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
+            if kind != "none":
+                section.suptitle(STATISTICS[kind])
+            _panels(section.subplots(2, 2, sharex=True, sharey="row"), where(rows, statistics=kind))
+        handles, labels = figure.axes[2].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        eigen = {split: line(where(rows, split=split, kind="eigen"), "score") for split in SPLITS}
         said = [f"The paper: {self.claim}."]
-        said += [_course(split, eigen[split], where(rows, split=split, kind="random")) for split in SPLITS]
-        said += [_verdict(eigen["train"], self.returns), _likeness(where(rows, split="train", kind="eigen"))]
+        for kind in STATISTICS:
+            own = where(rows, statistics=kind)
+            opening = f"{STATISTICS[kind]}: on" if kind != "none" else "On"
+            eigen = {split: line(where(own, split=split, kind="eigen"), "score") for split in SPLITS}
+            for split in SPLITS if own else ():
+                said.append(f"{opening} {_course(split, eigen[split], where(own, split=split, kind='random'))}")
+                opening = "On"
+            said += [_verdict(eigen["train"], self.returns), _likeness(where(own, split="train", kind="eigen"))]
         return [sentence for sentence in said if sentence]
 
 
@@ -185,7 +188,10 @@ def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
     make = SIZES.get(piece["network"]) or NETWORKS[piece["network"]][0]
     module = seeded_network(make, challenge, piece["seed"]).to(place.device)
     states = [run.state(piece["task"]), run.state(piece["task"] + 1)]
-    return of_module(module, challenge.loss, [ready(task.train)], states), ready(task.test)
+    subject = of_module(module, challenge.loss, [ready(task.train)], states)
+    if piece["statistics"] == "batch":
+        subject = replace(subject, module=by_batch(module))
+    return subject, ready(task.test)
 
 
 def _rows(found: Perturbation) -> list[Row]:
@@ -199,9 +205,29 @@ def _rows(found: Perturbation) -> list[Row]:
                 direction |= {"eigenvalue": float(found.eigenvalues[i]) if eigen else None}
                 direction |= {"residual": float(found.residuals[i]) if eigen else None}
                 for j, r in enumerate(found.radii):
-                    numbers: Row = {"loss": float(losses[i, j]), "score": float(scores[i, j]), "known": int(known[i, j])}
+                    numbers: Row = {
+                        "loss": float(losses[i, j]),
+                        "score": float(scores[i, j]),
+                        "known": int(known[i, j]),
+                    }
                     rows.append(direction | {"radius": r} | numbers)
     return rows
+
+
+def _panels(panels: np.ndarray, rows: Sequence[Row]) -> None:
+    from glocal.report.style import FAINT
+
+    for split, (above, below) in zip(SPLITS, panels.T, strict=True):
+        own = where(rows, split=split)
+        _curves(above, own, "score")
+        _curves(below, own, "loss")
+        above.axhline(1, color=FAINT, linewidth=0.9)
+        base = float(np.median(column(own, "base")))
+        below.axhline(base, color=FAINT, linewidth=0.9, linestyle=":", label=r"$L_t(\theta_t)$, median over tasks")
+        above.set_title("training data" if split == "train" else "test data", loc="left")
+        below.set_xlabel("radius  $r$")
+    panels[0, 0].set_ylabel(r"perturbation score  $\mathfrak{s}(r)$")
+    panels[1, 0].set_ylabel(r"loss  $L_t(\theta_t + r\,v)$")
 
 
 def _curves(axes: Axes, rows: Sequence[Row], name: str) -> None:
@@ -232,11 +258,11 @@ def _finite(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _course(split: Split, eigen: Line, others: Sequence[Row]) -> str:
     """Where the score begins, where it is highest, where it ends."""
     if np.isnan(eigen.middle).all():
-        return f"On {split} data no score is known."
+        return f"{split} data no score is known."
     top = int(np.nanargmax(eigen.middle))
     random = line(others, "score").middle
     return (
-        f"On {split} data the eigenvectors' median score is {told(eigen.middle[0])} at r = {eigen.radii[0]:g}, highest at "
+        f"{split} data the eigenvectors' median score is {told(eigen.middle[0])} at r = {eigen.radii[0]:g}, highest at "
         f"r = {eigen.radii[top]:g} with {told(eigen.middle[top])}, and {told(eigen.middle[-1])} at r = "
         f"{eigen.radii[-1]:g}; that of random directions among themselves lies between {told(np.nanmin(random))} and "
         f"{told(np.nanmax(random))}."
@@ -293,7 +319,8 @@ STUDIES = (
     PerturbationScore(
         "perturbation-cifar10",
         _piece(replace(_CIFAR10, lrs=(0.01, 0.1)), examples=2_000),
-        _piece(replace(_IMAGES, epochs=2), examples=100, samples=100, directions=5),
+        _piece(replace(_IMAGES, epochs=2), examples=50, samples=50, directions=4),
+        ("running", "batch"),
         returns=True,
         claim="on Split CIFAR-10 the score increases with the radius as long as that is small and drops to 1 after about "
         "10³; the curve's shape is much the same for all tasks",
@@ -302,6 +329,7 @@ STUDIES = (
         "perturbation-mnist",
         _piece(_MNIST, examples=10_000),
         _piece(_DIGITS, examples=500, samples=500),
+        ("none",),
         returns=False,
         claim="on Rotated-MNIST the score does not converge to 1 as the radius grows, and is much lower than on Split "
         "CIFAR-10; the curve's shape is much the same for all tasks",

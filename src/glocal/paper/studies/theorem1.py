@@ -1,32 +1,30 @@
 r"""Theorem 1 on trained networks: E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, over learning rates (Eq. forgetting-lowerbound).
 
 The theorem equates the two where every θ_o is a minimum, the solutions are near each other, and nothing was forgotten
-before. The last always holds after the second task, t = 2; the others grow worse with the learning rate or, where it is
-so low that no minimum is reached, with its inverse. Beside the theorem's quadratic stands the whole expansion to second
-order (Eq. forgetting-quadratic), which asks of these only that the solutions are near.
+before. The last holds after the second task, t = 2, whatever the algorithm: E(1) = 0. Beside the theorem's quadratic
+stands the whole expansion to second order (Eq. forgetting-quadratic), which asks of these that the solutions are near,
+and no more. Losses are those of training examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.challenges import make
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.theorem1 import theorem1
-from glocal.networks.mlp import mlp
-from glocal.paper import published
-from glocal.paper.lines import distinct, lost, numbers, order, over_lr, pens, rates, title, where
+from glocal.paper.studies.lines import finite, listed, lost, names, order, pens, rate_colours, title
+from glocal.paper.studies.rows import column, distinct, told, where
+from glocal.paper.studies.watched import rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
-from glocal.paper.watched import watched
+from glocal.report.style import FAINT, INK, TITLE_COLOURS, log_lr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 COLUMN = COLUMNS["rotated-mnist"]
@@ -58,93 +56,174 @@ DEMO: Piece = FULL | {
     "examples": 1_000,
     "steps": 10,
 }
-SMALLER = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
-"""Options of the demonstration, where they differ."""
+SMALLER: dict[str, dict[str, Any]] = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
+"""Options of the demo where they are not those of the whole."""
 FACTOR = 2.0
-"""A prediction counts as one if it is off by no more than this factor."""
+"""E(t) counts as foretold by a number that differs from it by no more than this factor."""
 
 
-@dataclass(frozen=True)
 class Prediction:
-    """Both sides of the theorem and its premises after every task from the second on; losses on training examples."""
+    """Both sides of the theorem and its premises after every task from the second on."""
 
-    name: str = "theorem1"
+    name = "theorem1"
 
     def pieces(self, demo: bool) -> list[Piece]:
-        smaller: dict[str, dict[str, Any]] = SMALLER if demo else {}
-        size = DEMO if demo else FULL
+        size, smaller = (DEMO, SMALLER) if demo else (FULL, {})
         return [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
 
     def cost(self, demo: bool) -> str:
         size = DEMO if demo else FULL
-        runs = len(ALGORITHMS) * len(size["lrs"]) * len(size["seeds"])
-        products = size["tasks"] * (size["tasks"] - 1 + size["steps"])
-        return f"{size['challenge']}: {runs} runs of {size['tasks']} tasks, {products} Hessian products for each"
+        runs, tasks = len(ALGORITHMS) * len(size["lrs"]) * len(size["seeds"]), size["tasks"]
+        products = tasks * (tasks - 1 + size["steps"])
+        return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} Hessian products for each"
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
-        challenge = make(piece["challenge"], piece["tasks"], place.data, angles=published.angles("sgd"))
-        runs = watched(
-            challenge,
-            (piece["algorithm"], piece["options"]),
-            piece["lrs"],
-            piece["seeds"],
-            network=partial(mlp, hidden=(piece["hidden"],) * 2),
-            epochs=piece["epochs"],
-            batch_size=piece["batch_size"],
-            examples=piece["examples"],
-            device=place.device,
-        )
         rows: list[Row] = []
-        for member, subject, _ in runs:
-            both = theorem1(subject, steps=piece["steps"])
-            expansion = recursion(forgetting(subject))
-            for t in range(1, piece["tasks"]):
-                rows.append(
-                    {
-                        "algorithm": piece["algorithm"],
-                        "locality": member.algorithm.locality,
-                        "lr": float(member.lr),
-                        "seed": int(member.seed),
-                        "t": t + 1,
-                        "measured": float(both.measured[t]),
-                        "quadratic": float(both.quadratic[t]),
-                        "second_order": float(expansion.predicted[t]),
-                        "condition": float(both.condition[t]),
-                        "relative": float(both.relative[t]),
-                        "forgotten": float(both.premises.forgotten[t]),
-                        "slope": float(both.premises.slope[t]),
-                        "lowest": float(both.premises.lowest[t]),
-                        "reach": float(both.premises.reach[t]),
-                    }
-                )
+        for member, subject, _ in watched(piece, rotations(piece, place), place.device):
+            both, expansion = theorem1(subject, steps=piece["steps"]), recursion(forgetting(subject))
+            columns = {
+                "measured": both.measured,
+                "quadratic": both.quadratic,
+                "second_order": expansion.predicted,
+                "condition": both.condition,
+                "relative": both.relative,
+                "forgotten": both.premises.forgotten,
+                "slope": both.premises.slope,
+                "lowest": both.premises.lowest,
+                "reach": both.premises.reach,
+            }
+            whose: Row = {"algorithm": piece["algorithm"], "locality": member.algorithm.locality}
+            whose |= {"lr": float(member.lr), "seed": int(member.seed)}
+            for t in range(1, len(both.measured)):
+                rows.append(whose | {"t": t + 1} | {name: float(values[t]) for name, values in columns.items()})
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """A panel for each algorithm: E(t) over its quadratic, coloured by learning rate; then how often they agree."""
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import ListedColormap, LogNorm
-
-        import matplotlib
-
-        algorithms = distinct(rows, "algorithm")
-        columns = -(-(len(algorithms) + 1) // 2)
-        figure.set_size_inches(2.55 * columns + 1.2, 5.4)
-        cells = list(figure.subplots(2, columns, squeeze=False).flat)
-        lrs = rates(rows)
-        # The brightest end of the map would vanish on white paper.
-        colours = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.0, 0.9, 256)))
-        scale = ScalarMappable(LogNorm(lrs[0], lrs[-1] if len(lrs) > 1 else 2 * lrs[0]), colours)
-        for axes, algorithm in zip(cells, algorithms, strict=False):
-            _scatter(axes, where(rows, algorithm=algorithm), scale, _limits(rows))
-        agreement, *empty = cells[len(algorithms) :]
-        for axes in empty:
+        """A panel for each algorithm, E(t) over the quadratic, coloured by learning rate; and how often they agree."""
+        algorithms = names(rows)
+        wide = -(-(len(algorithms) + 1) // 2)
+        figure.set_size_inches(2.7 * wide + 1.0, 5.6)
+        cells = list(figure.subplots(2, wide, squeeze=False).flat)
+        for axes in cells[len(algorithms) + 1 :]:
             axes.set_visible(False)
-        _agreement(agreement, rows)
-        bar = figure.colorbar(scale, ax=cells, label="learning rate", aspect=34, pad=0.02)
+        colours, limits = rate_colours(rows), _limits(rows)
+        for axes, algorithm in zip(cells, algorithms, strict=False):
+            _scatter(axes, where(rows, algorithm=algorithm), colours, *limits)
+        cells[0].legend(loc="lower right", handletextpad=0.1, borderpad=0.2)
+        for axes in cells[: len(algorithms) : wide]:
+            axes.set_ylabel(r"forgetting $E(t)$, in loss")
+        _agreement(cells[len(algorithms)], rows)
+        bar = figure.colorbar(colours, ax=cells, label="learning rate", aspect=34, pad=0.02, ticks=distinct(rows, "lr"))
+        bar.ax.set_yticklabels([f"{lr:g}" for lr in distinct(rows, "lr")])
+        bar.ax.minorticks_off()
         bar.outline.set_visible(False)
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        return ["TODO"]
+        known = [row for row in rows if np.isfinite(column([row], "measured"))[0]]
+        if not known:
+            return ["Theorem 1 cannot be looked at: no run has a finite loss."]
+        lrs, second = distinct(known, "lr"), where(known, t=2)
+        shares = {lr: _foretold(where(known, lr=lr), "quadratic") for lr in lrs}
+        best, worst = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
+        negative = 100 * float((column(known, "measured") < 0).mean())
+        together = {a: _spearman(where(known, algorithm=a)) for a in names(known)}
+        said = [
+            "Theorem 1 says E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that lie near each other. Of "
+            f"{len(known)} E(t), {negative:.0f} % are below 0, and the quadratic is within a factor of {FACTOR:g} of "
+            f"{_foretold(known, 'quadratic'):.0f} %: most often at a learning rate of {best:g} ({shares[best]:.0f} %), "
+            f"least at {worst:g} ({shares[worst]:.0f} %).",
+            "After the second task, before which nothing can be forgotten, it is "
+            + listed([_beside(where(second, lr=lr), lr) for lr in dict.fromkeys((lrs[0], lrs[-1]))])
+            + f" (medians). The whole second order is within the factor of {_foretold(known, 'second_order'):.0f} % of "
+            "all E(t).",
+            "The more the quadratic, the more is forgotten: the rank correlation is "
+            + listed([f"{told(r)} for {a}" for a, r in together.items()])
+            + ".",
+            "Of the premises, the largest old gradient ‖∇L_o(θ_o)‖ goes from "
+            f"{_median(where(known, lr=lrs[0]), 'slope')} at {lrs[0]:g} to {_median(where(known, lr=lrs[-1]), 'slope')} at "
+            f"{lrs[-1]:g}, and the largest distance between solutions from "
+            f"{_apart(where(known, lr=lrs[0]))} to {_apart(where(known, lr=lrs[-1]))}.",
+        ]
+        holds = [f"{lr:g}" for lr, share in shares.items() if share >= 50]
+        verdict = f"at {listed(holds)}" if holds else "at none of these learning rates"
+        return [*said, f"So it foretells half of all E(t) or more {verdict}.", *lost(rows, "measured")]
+
+
+def agrees(rows: Sequence[Row], name: str) -> np.ndarray:
+    """Whether E(t) is above 0, and the number under the name within FACTOR of it."""
+    measured, found = column(rows, "measured"), column(rows, name)
+    return (measured > 0) & (found >= measured / FACTOR) & (found <= measured * FACTOR)
+
+
+def _foretold(rows: Sequence[Row], name: str) -> float:
+    return 100 * float(agrees(rows, name).mean())
+
+
+def _beside(rows: Sequence[Row], lr: float) -> str:
+    return f"{_median(rows, 'quadratic')} where E(2) = {_median(rows, 'measured')} at {lr:g}"
+
+
+def _median(rows: Sequence[Row], name: str) -> str:
+    found = finite(rows, name)
+    return told(float(np.median(found)) if found.size else np.nan)
+
+
+def _apart(rows: Sequence[Row]) -> str:
+    found = finite(rows, "reach")
+    return told(float(np.median(found)) ** (1 / 3) if found.size else np.nan)
+
+
+def _spearman(rows: Sequence[Row]) -> float:
+    """The correlation of the ranks of E(t) and of the quadratic."""
+    pairs = np.array([column(rows, "measured"), column(rows, "quadratic")])
+    pairs = pairs[:, np.isfinite(pairs).all(0)]
+    ranks = pairs.argsort(1).argsort(1)
+    return float(np.corrcoef(ranks)[0, 1]) if pairs.shape[1] > 1 else np.nan
+
+
+def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+    """From the least E(t) or 0 to the largest number of both sides."""
+    found = np.concatenate([finite(rows, name) for name in ("measured", "quadratic")])
+    return min(finite(rows, "measured").min(initial=0.0), 0.0), float(found.max(initial=0.0)) or 1.0
+
+
+def _scatter(axes: Axes, rows: Sequence[Row], colours: ScalarMappable, lowest: float, most: float) -> None:
+    """Linear near 0 and logarithmic beyond, for E(t) may be negative; a band for what counts as foretold."""
+    linear = min(0.1, most)
+    for name in ("x", "y"):
+        getattr(axes, f"set_{name}scale")("symlog", linthresh=linear, linscale=0.8)
+    axes.set_xlim(-linear / 5, 1.5 * most)
+    axes.set_ylim(1.5 * lowest - linear / 5, 1.5 * most)
+    line = np.linspace(0, 1.5 * most, 2_000)  # straight lines are none on these axes
+    axes.plot(line, line, color=FAINT, linewidth=0.9)
+    axes.fill_between(line, line / FACTOR, line * FACTOR, color=FAINT, alpha=0.12, linewidth=0)
+    axes.axhline(0, color=FAINT, linewidth=0.6)
+    for own, label, size, edge in ((_later(rows), "$t > 2$", 9, "none"), (where(rows, t=2), "$t = 2$", 22, INK)):
+        x, y, lr = (column(own, name) for name in ("quadratic", "measured", "lr"))
+        shape: dict[str, Any] = {"s": size, "edgecolors": edge, "linewidths": 0.7, "label": label}
+        axes.scatter(x, y, c=colours.to_rgba(lr), alpha=0.85, zorder=3, **shape)
+    axes.set_title(title(rows), color=TITLE_COLOURS[str(rows[0]["locality"])], loc="left")
+    axes.set_xlabel(r"$\frac{1}{2}\,\Delta_t^\top \bar H_{<t}\,\Delta_t$")
+
+
+def _later(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["t"] != 2]
+
+
+def _agreement(axes: Axes, rows: Sequence[Row]) -> None:
+    styles = pens(rows)
+    for algorithm in names(rows):
+        own, pen = where(rows, algorithm=algorithm), styles[algorithm]
+        lrs = distinct(own, "lr")
+        shares = [_foretold(where(own, lr=lr), "quadratic") for lr in lrs]
+        axes.plot(lrs, shares, **pen.line(), **pen.point(), label=title(own))
+    log_lr(axes, distinct(rows, "lr"), crowded=True)
+    axes.set_ylim(-4, 104)
+    axes.set_title(f"within a factor of {FACTOR:g} (% of all $t$)", loc="left")
+    handles, labels = axes.get_legend_handles_labels()
+    sequence = [labels.index(name) for name in order(rows) if name in labels]
+    shown = [handles[i] for i in sequence], [labels[i].partition(" ")[0] for i in sequence]
+    axes.legend(*shown, fontsize=7, loc="best", labelspacing=0.3, handlelength=2.4)
 
 
 STUDIES = (Prediction(),)
