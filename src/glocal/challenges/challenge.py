@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from glocal.errors import GlocalError
@@ -59,6 +60,7 @@ class Challenge:
     fingerprint: identifies the data behind the tasks; results computed on other data are other results.
     options: the resolved arguments the challenge was made with, recorded with every run.
     epochs, batch_size: how each task is trained unless a run says otherwise.
+    make_task: the task of this number for this seed; with `on_device`, on the device given as a third argument.
     normalise, augment: what becomes of images on their way into the network, always and in training. The data of a
         task hold them as they were published.
     """
@@ -68,7 +70,7 @@ class Challenge:
     tasks: int
     outputs: int
     input_shape: tuple[int, ...]
-    make_task: Callable[[int, int], Task] = field(repr=False, compare=False)
+    make_task: Callable[..., Task] = field(repr=False, compare=False)
     seeded: bool
     fingerprint: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -77,12 +79,14 @@ class Challenge:
     batch_size: int = 128
     normalise: Normalise | None = None
     augment: Augment | None = None
+    on_device: bool = False
 
-    def task(self, index: int, seed: int) -> Task:
-        """Task number `index`, counted from 0, as the run with this seed meets it."""
+    def task(self, index: int, seed: int, device: torch.device | None = None) -> Task:
+        """Task number `index`, counted from 0, as the run with this seed meets it; on a device, if that is where the
+        challenge can make it."""
         if not 0 <= index < self.tasks:
             raise GlocalError(f"{self.name} has tasks 0 to {self.tasks - 1}; task {index} was asked for.")
-        return self.make_task(index, seed)
+        return self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
 
     def first(self, tasks: int) -> Challenge:
         """The same challenge, ended after its first `tasks` tasks."""

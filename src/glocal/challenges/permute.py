@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glocal.challenges.challenge import Challenge, Data, Task
+from glocal.challenges.challenge import Challenge
 from glocal.challenges.dataset import Dataset
-from glocal.challenges.pixels import rearrange
+from glocal.challenges.viewed import viewed
 from glocal.errors import GlocalError
 from glocal.randomness import generator
 
@@ -23,13 +23,9 @@ def permuted(name: str, dataset: Dataset, tasks: int, *, identity_first: bool = 
     if not isinstance(identity_first, bool):
         raise GlocalError(f"identity_first is {identity_first!r}; allowed: True (task 0 is not permuted) or False.")
 
-    def make_task(index: int, seed: int) -> Task:
-        whole = dataset.load()
-        if index == 0 and identity_first:
-            return whole
-        order = permutation(seed, index, whole.train.x.shape[-2] * whole.train.x.shape[-1])
-        train, test = (Data(rearrange(part.x, order), part.y) for part in (whole.train, whole.test))
-        return Task(train, test, whole.classes)
+    def ordered(index: int, seed: int) -> Tensor | None:
+        height, width = dataset.input_shape[-2:]
+        return None if index == 0 and identity_first else permutation(seed, index, height * width)
 
     return Challenge(
         name=name,
@@ -37,7 +33,8 @@ def permuted(name: str, dataset: Dataset, tasks: int, *, identity_first: bool = 
         tasks=tasks,
         outputs=dataset.classes,
         input_shape=dataset.input_shape,
-        make_task=make_task,
+        make_task=viewed(dataset, ordered),
+        on_device=True,
         seeded=True,
         fingerprint=dataset.fingerprint,
         options={"identity_first": identity_first},

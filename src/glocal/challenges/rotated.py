@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from glocal.challenges.challenge import Challenge, Data, Task
+from glocal.challenges.challenge import Challenge
 from glocal.challenges.dataset import Dataset
-from glocal.challenges.rotate import rotate
+from glocal.challenges.rotate import rotation_map
+from glocal.challenges.viewed import viewed
 from glocal.errors import GlocalError
 from glocal.randomness import generator
 
@@ -71,11 +73,9 @@ def rotated(name: str, dataset: Dataset, tasks: int, *, angles: Angles | None = 
             raise GlocalError(f"{name} has no angles for seed {seed}; they are given for the seeds {seeds}.")
         return given[seed][index]
 
-    def make_task(index: int, seed: int) -> Task:
-        degrees = angle(index, seed)
-        whole = dataset.load()
-        train, test = (Data(rotate(part.x, degrees), part.y) for part in (whole.train, whole.test))
-        return Task(train, test, whole.classes)
+    def turned(index: int, seed: int) -> Tensor:
+        height, width = dataset.input_shape[-2:]
+        return rotation_map(height, width, angle(index, seed))
 
     options: dict[str, Any] = {}
     if isinstance(given, list):
@@ -88,7 +88,8 @@ def rotated(name: str, dataset: Dataset, tasks: int, *, angles: Angles | None = 
         tasks=tasks,
         outputs=dataset.classes,
         input_shape=dataset.input_shape,
-        make_task=make_task,
+        make_task=viewed(dataset, turned),
+        on_device=True,
         seeded=not isinstance(given, list),
         fingerprint=dataset.fingerprint,
         options=options,

@@ -30,7 +30,7 @@ class Evaluator:
         self._data = lru_cache(maxsize=None)(self._load)
 
     def _load(self, task: int, seed: int) -> tuple[dict[str, Data], Tensor | None]:
-        made = self.cohort.challenge.task(task, seed)
+        made = self.cohort.challenge.task(task, seed, self.cohort.device)
         splits = {"train": evenly_spaced(made.train, self.cohort.train_eval), "test": made.test}
         device = self.cohort.device
         mask = None

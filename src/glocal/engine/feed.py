@@ -57,7 +57,8 @@ class Feed:
         What a run replays from its memory joins them, behind the task's own examples.
         """
         challenge, groups = self.cohort.challenge, self.cohort.groups
-        parts = [challenge.task(task, self.cohort.members[runs.start].seed).train for runs in groups]
+        seeds = [self.cohort.members[runs.start].seed for runs in groups]
+        parts = [challenge.task(task, seed, self.device).train for seed in seeds]
         self.examples = parts[0].y.shape[0]
         same = all(p.y.shape[0] == self.examples for p in parts)
         require(same, f"task {task} of {challenge.name} must have equally many examples for every seed.")

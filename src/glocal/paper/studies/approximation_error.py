@@ -38,6 +38,7 @@ from glocal.lens.subject import Point, Subject
 from glocal.lens.taylor import taylor
 from glocal.lens.whole import whole, within
 from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
+from glocal.paper.studies.lines import listed
 from glocal.paper.studies.rows import against, column, distinct, median, told, where
 
 if TYPE_CHECKING:
@@ -144,17 +145,20 @@ class ApproximationError:
             r"The algorithms' own approximations $\hat L_o$",
             "Taylor expansions of the losses along plain SGD's run",
         )
-        for (low, high, far), title, own in zip(figure.subplots(2, 3), titles, (True, False), strict=True):
+        for section, title, own in zip(figure.subfigures(2, 1), titles, (True, False), strict=True):
             lines = {s: pen for s, pen in pens.items() if s.own == own}
-            low.text(0, 1.2, title, transform=low.transAxes, fontweight="bold", fontsize=10.5)
+            section.suptitle(title, x=0.012, ha="left", fontweight="bold")
+            low, high, far, beside = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
             low.sharey(high)
             for axes, lr, word in ((low, lowest, "low"), (high, highest, "high")):
                 _over_time(axes, rows, lines, lr)
                 axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
             low.set_ylabel("error of the mean old loss")
             _over_distance(far, rows, lines, highest)
-            beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "alignment": "left"}
-            far.legend(title="how the error grows\nup to $r = 1$\n", handlelength=3, labelspacing=0.7, **beside)
+            beside.axis("off")
+            spacing: dict[str, Any] = {"handlelength": 3, "labelspacing": 0.7, "borderpad": 0}
+            note = "how the error grows\nup to $r = 1$\n"
+            beside.legend(*far.get_legend_handles_labels(), loc="center left", title=note, alignment="left", **spacing)
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
         low, high = _rates(rows)
@@ -298,7 +302,7 @@ def _thesis(errors: Mapping[Series, tuple[float, float]], low: float, high: floa
     kept = {s: pair for s, pair in own.items() if np.isfinite(pair).all()}
     sides = {name: [s for s in kept if s.locality == name] for name in ("local", "global")}
     diverged = [s.label for s in own if s not in kept]
-    aside = f" Half of the runs of {' and '.join(diverged)} diverged and are left out." if diverged else ""
+    aside = f" Half of the runs of {listed(diverged)} diverged and are left out." if diverged else ""
     if not all(sides.values()):
         return aside.strip()
     found, growth = {}, {}
@@ -317,8 +321,8 @@ def _thesis(errors: Mapping[Series, tuple[float, float]], low: float, high: floa
 
 def _ranking(errors: Mapping[Series, tuple[float, float]], high: float) -> str:
     ranked = sorted((e[1], s) for s, e in errors.items() if s.own and not np.isnan(e[1]))
-    listed = ", ".join(f"{s.label} ({s.locality}) {told(error)}" for error, s in ranked)
-    return f"At {high:g}, from the smallest error on: {listed}." if ranked else ""
+    named = ", ".join(f"{s.label} ({s.locality}) {told(error)}" for error, s in ranked)
+    return f"At {high:g}, from the smallest error on: {named}." if ranked else ""
 
 
 def _curvature(errors: Mapping[Series, tuple[float, float]], low: float, high: float) -> str:
@@ -346,11 +350,11 @@ def _orders(rows: Sequence[Row]) -> str:
     found = {name: pair for name, pair in found.items() if np.isfinite(pair[1])}
     if not found:
         return ""
-    listed = ", ".join(f"{name} as r^{p:.2f}" for name, (_, p) in found.items())
+    powers = ", ".join(f"{name} as r^{p:.2f}" for name, (_, p) in found.items())
     holds = all(p >= bound - WITHIN for bound, p in found.values())
     others = ", ".join(f"{s.label} as r^{s.exponent(rows):.2f}" for s in _series(rows) if s.own)
     return (
-        f"Up to a distance of {NEAR:g} from θ_1 the errors of expansions grow, {listed}: the paper's bound of r to the "
-        f"power of the order {'holds' if holds else 'does not hold'} to within {WITHIN:g} (a smooth loss would have one "
-        "power more)." + (f" The algorithms' own: {others}." if others else "")
+        f"Up to a distance of {NEAR:g} from θ_1 the errors of expansions grow, {powers}: the paper's bound of r to the "
+        f"power of the order {'holds' if holds else 'does not hold'} to within {WITHIN:g}; smooth losses would have "
+        "one power more." + (f" The algorithms' own: {others}." if others else "")
     )
