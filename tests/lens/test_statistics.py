@@ -41,8 +41,8 @@ def test_the_scale_of_what_is_normalised_does_not_matter() -> None:
     made = by_batch(network).eval()
     before = made(x)
     with torch.no_grad():
-        network[0].weight.mul_(1e6)  # type: ignore[union-attr, operator]
-        network[0].bias.mul_(1e6)  # type: ignore[union-attr, operator]
+        for parameter in next(network.children()).parameters():
+            parameter.mul_(1e6)
     larger = by_batch(network).eval()
     torch.testing.assert_close(larger(x), before, rtol=1e-3, atol=0)
     assert not torch.allclose(network.eval()(x), before, rtol=0.1)

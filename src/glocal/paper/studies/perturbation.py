@@ -4,8 +4,9 @@ perturbationRM): how far from a solution the Hessian's eigenvectors are steeper 
 Plain SGD learns the tasks one after the other, at the learning rate whose task losses are lowest at the solutions. It
 is trained once, whichever piece is measured first: the store keeps the network's states, and every task is a piece.
 
-What a network with BatchNorm does far from its solution depends on whose mean and variance it takes: those that training
-left behind ("running"), as at test time, or those of the examples that pass together ("batch"). Both are measured.
+What a network with BatchNorm does far from its solution depends on whose mean and variance it takes: those that
+training left behind ("running"), as at test time, or those of the examples that pass together ("batch"). Both are
+measured.
 
 A score is a mean of ratios, and a random direction along which the loss hardly changes makes it very large. Figures and
 sentences take medians of scores, over tasks and directions.
@@ -21,7 +22,7 @@ import numpy as np
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from glocal import challenges
+from glocal import challenges, resolve
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import seeded_network
 from glocal.engine.feed import evenly_spaced
@@ -30,7 +31,7 @@ from glocal.laboratory import Unwatched, sweep
 from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation
 from glocal.lens.statistics import by_batch
 from glocal.lens.subject import Subject, of_module
-from glocal.networks import NETWORKS, ResNet18
+from glocal.networks import ResNet18
 from glocal.networks.door import Door
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
@@ -66,9 +67,6 @@ class SmallResNet18(nn.Module):
         return self.network(avg_pool2d(x, 2))
 
 
-SIZES: dict[str, MakeNetwork] = {"small-resnet18": SmallResNet18}
-
-
 class Line(NamedTuple):
     """Medians over tasks and directions for every radius, and what four fifths of them lie between."""
 
@@ -93,12 +91,12 @@ class PerturbationScore:
         return [base | {"statistics": s, "task": t} for s in self.statistics for t in range(base["tasks"])]
 
     def cost(self, demo: bool) -> str:
-        piece = self.small if demo else self.full
+        piece, times = self.small if demo else self.full, len(self.pieces(demo))
         losses = 2 * len(RADII) * (piece["eigenvectors"] + piece["directions"])
+        runs = "1 run" if len(piece["lrs"]) == 1 else f"{len(piece['lrs'])} runs"
         return (
-            f"{len(piece['lrs'])} runs of {piece['tasks']} tasks of {piece['challenge']}, {piece['epochs']} epochs each; "
-            f"then {len(self.pieces(demo))} times 60 Hessian products on {piece['samples']:,} examples and {losses} losses "
-            f"on {piece['examples']:,} in double precision"
+            f"{runs} of {piece['tasks']} tasks of {piece['challenge']}, {piece['epochs']} epochs each; then {times} times "
+            f"60 Hessian products on {piece['samples']:,} examples and {losses} losses on {piece['examples']:,}"
         )
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
@@ -129,14 +127,9 @@ class PerturbationScore:
     def conclude(self, rows: Sequence[Row]) -> list[str]:
         said = [f"The paper: {self.claim}."]
         for kind in STATISTICS:
-            own = where(rows, statistics=kind)
-            opening = f"{STATISTICS[kind]}: on" if kind != "none" else "On"
-            eigen = {split: line(where(own, split=split, kind="eigen"), "score") for split in SPLITS}
-            for split in SPLITS if own else ():
-                said.append(f"{opening} {_course(split, eigen[split], where(own, split=split, kind='random'))}")
-                opening = "On"
-            said += [_verdict(eigen["train"], self.returns), _likeness(where(own, split="train", kind="eigen"))]
-        return [sentence for sentence in said if sentence]
+            if own := where(rows, statistics=kind):
+                said += _said(own, "" if kind == "none" else f"{STATISTICS[kind]}: ", self.returns)
+        return said
 
 
 def line(rows: Sequence[Row], name: str) -> Line:
@@ -160,7 +153,7 @@ def _trained(piece: Piece, place: Place) -> Run:
         ["sgd"],
         piece["lrs"],
         [piece["seed"]],
-        network=SIZES.get(piece["network"], piece["network"]),
+        network=_network(piece),
         tasks=piece["tasks"],
         epochs=piece["epochs"],
         batch_size=piece["batch_size"],
@@ -176,6 +169,11 @@ def _trained(piece: Piece, place: Place) -> Run:
     return min(finished, key=lambda run: run.arrays["train_class_loss"].diagonal(-1).mean())
 
 
+def _network(piece: Piece) -> str | MakeNetwork:
+    name: str = piece["network"]
+    return SmallResNet18 if name == "small-resnet18" else name
+
+
 def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
     """The piece's task at its solution, and its test data."""
     challenge = challenges.make(piece["challenge"], piece["tasks"], place.data)
@@ -185,10 +183,9 @@ def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
         some = evenly_spaced(data, piece["examples"])
         return Data(door.ready(some.x.to(place.device)), some.y.to(place.device))
 
-    make = SIZES.get(piece["network"]) or NETWORKS[piece["network"]][0]
-    module = seeded_network(make, challenge, piece["seed"]).to(place.device)
+    module = seeded_network(resolve.network(_network(piece), challenge).thing, challenge, piece["seed"])
     states = [run.state(piece["task"]), run.state(piece["task"] + 1)]
-    subject = of_module(module, challenge.loss, [ready(task.train)], states)
+    subject = of_module(module.to(place.device), challenge.loss, [ready(task.train)], states)
     if piece["statistics"] == "batch":
         subject = replace(subject, module=by_batch(module))
     return subject, ready(task.test)
@@ -232,7 +229,7 @@ def _panels(panels: np.ndarray, rows: Sequence[Row]) -> None:
 
 def _curves(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """The median and its band for either kind of direction; a thin line for each eigenvector, over tasks."""
-    from glocal.report.style import COOL, WARM
+    from glocal.report.style import COOL, WARM, Pen
 
     looks = {"eigen": (WARM[1], "-", "eigenvectors"), "random": (COOL[0], "--", "random directions")}
     for kind in KINDS:
@@ -244,9 +241,9 @@ def _curves(axes: Axes, rows: Sequence[Row], name: str) -> None:
         for direction in distinct(own, "direction") if kind == "eigen" else ():
             one = line(where(own, direction=direction), name)
             axes.plot(*_finite(one.radii, one.middle), color=colour, linewidth=0.6, alpha=0.6)
-        points = {"marker": "o" if kind == "eigen" else "s", "markersize": 4}
-        points |= {"markeredgecolor": "white", "markeredgewidth": 0.6}
-        axes.plot(*_finite(found.radii, found.middle), dashes, color=colour, label=label, **points)
+        pen = Pen(colour, dashes, "o" if kind == "eigen" else "s")
+        x, y = _finite(found.radii, found.middle)
+        axes.plot(x, y, **pen.line(), **pen.point(), markersize=4, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log", nonpositive="mask")
 
@@ -255,36 +252,37 @@ def _finite(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[np.isfinite(y)], y[np.isfinite(y)]
 
 
-def _course(split: Split, eigen: Line, others: Sequence[Row]) -> str:
-    """Where the score begins, where it is highest, where it ends."""
-    if np.isnan(eigen.middle).all():
-        return f"{split} data no score is known."
-    top = int(np.nanargmax(eigen.middle))
-    random = line(others, "score").middle
-    return (
-        f"{split} data the eigenvectors' median score is {told(eigen.middle[0])} at r = {eigen.radii[0]:g}, highest at "
-        f"r = {eigen.radii[top]:g} with {told(eigen.middle[top])}, and {told(eigen.middle[-1])} at r = "
-        f"{eigen.radii[-1]:g}; that of random directions among themselves lies between {told(np.nanmin(random))} and "
-        f"{told(np.nanmax(random))}."
-    )
+def _said(rows: Sequence[Row], opening: str, returns: bool) -> list[str]:
+    """Where the score begins, where it is highest and where it ends; whether that is what the paper found."""
+    train, test = (line(where(rows, split=split, kind="eigen"), "score") for split in SPLITS)
+    if np.isnan(train.middle).all():
+        return [f"{opening}no score is known."]
+    top = int(np.nanargmax(train.middle))
+    random = line(where(rows, split="train", kind="random"), "score").middle
+    places = f"r = {train.radii[0]:g}", f"r = {train.radii[top]:g}, its highest,", f"r = {train.radii[-1]:g}"
+    scores = [" and ".join(told(x.middle[i]) for x in (train, test)) for i in (0, top, -1)]
+    listed = "; ".join(f"{score} at {place}" for score, place in zip(scores, places, strict=True))
+    return [
+        f"{opening}the eigenvectors' median score on training and test data is {listed}. Random directions among "
+        f"themselves have {told(np.nanmin(random))} to {told(np.nanmax(random))}.",
+        f"{_verdict(train, returns)} {_likeness(where(rows, split='train', kind='eigen'))}".strip(),
+    ]
 
 
 def _verdict(eigen: Line, expected: bool) -> str:
     """Whether the score comes down to 1, and from which radius on."""
     known = ~np.isnan(eigen.middle)
-    if not known.any():
-        return ""
     radii, middle = eigen.radii[known], eigen.middle[known]
     about = (middle >= 1 / ALIKE) & (middle <= ALIKE)
-    rises = bool(np.nanargmax(middle) > 0 and middle.max() > ALIKE * middle[0])
-    growth = "It rises with small r, as there" if rises else "It does not rise with small r, as it does there"
+    rises = "rises" if middle.max() > ALIKE * middle[0] else "does not rise"
     if about[-1]:
         since = radii[len(about) - int(about[::-1].cumprod().sum())]
-        end = f"from r = {since:g} on it is about 1 (within a factor of {ALIKE:g})"
+        end = f"from r = {since:g} on is about 1 (within a factor of {ALIKE:g})"
     else:
-        end = f"at r = {radii[-1]:g} it is not about 1"
-    agrees = "agrees" if bool(about[-1]) == expected else "does not agree"
-    return f"{growth}; {end}, which {agrees} with the paper."
+        end = f"is not about 1 at r = {radii[-1]:g}"
+    agrees = (rises == "rises") + (bool(about[-1]) == expected)
+    verdict = {0: "neither agrees", 1: "one of the two agrees", 2: "both agree"}[agrees]
+    return f"On training data it {rises} with small r, and {end}: {verdict} with the paper."
 
 
 def _likeness(rows: Sequence[Row]) -> str:
@@ -297,10 +295,10 @@ def _likeness(rows: Sequence[Row]) -> str:
     ratios = curves[:, usable].max(0) / curves[:, usable].min(0)
     logs = np.log(curves[:, usable])
     alike = [np.corrcoef(a, b)[0, 1] for i, a in enumerate(logs) for b in logs[:i] if a.std() > 0 and b.std() > 0]
-    shapes = f"; the correlation of two tasks' curves (of logarithms) is {np.median(alike):.2f}" if alike else ""
+    shapes = f"; the correlation of two tasks' curves, in logarithms, is {np.median(alike):.2f}" if alike else ""
     return (
-        f"Between its {len(tasks)} tasks the median score differs by a factor of {told(float(np.median(ratios)))} at the "
-        f"median radius, of {told(float(ratios.max()))} at most{shapes}."
+        f"Its {len(tasks)} tasks' median scores differ by a factor of {told(float(np.median(ratios)))} at the median "
+        f"radius and of {told(float(ratios.max()))} at most{shapes}."
     )
 
 
@@ -322,8 +320,8 @@ STUDIES = (
         _piece(replace(_IMAGES, epochs=2), examples=50, samples=50, directions=4),
         ("running", "batch"),
         returns=True,
-        claim="on Split CIFAR-10 the score increases with the radius as long as that is small and drops to 1 after about "
-        "10³; the curve's shape is much the same for all tasks",
+        claim="on Split CIFAR-10 the score increases with the radius as long as that is small and drops to 1 after "
+        "about 10³; the curve's shape is much the same for all tasks",
     ),
     PerturbationScore(
         "perturbation-mnist",
