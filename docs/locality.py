@@ -106,7 +106,7 @@ That is another question: not where training went, but whether the approximation
 solution at all (Definition 1). `glocal locality` tests it on an ensemble of solutions, for all algorithms or for yours:
 
 ```
-glocal locality                              all of them, two to three minutes on two cores
+glocal locality                              all of them, one to two minutes on two cores
 glocal locality er ewc path.py:Mine
 glocal paper locality --demo                 the same as a table and a figure
 ```

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,3 +68,25 @@ def test_a_sweep_file(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(command) == 0
     labels = {r["algorithm"] for r in rows(elsewhere / "runs", capsys)}
     assert labels == {"sgd", "er slots=200", "ewc penalty=1", "ewc penalty=10", "ewc penalty=100"}
+
+
+def test_a_page_from_checkpoints_to_a_figure(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of docs/locality.md, as it stands there."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    page = (EXAMPLES.parent / "docs" / "locality.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert 5 < len(code.strip().splitlines()) < 20
+    runpy.run_path(str(EXAMPLES / "checkpoints.py"), run_name="__main__")
+    found: dict[str, Any] = {}
+    exec(compile(code, "docs/locality.md", "exec"), found)
+    out = capsys.readouterr().out
+    assert "Recommended: " in out and found["found"].advice.family in ("replay", "constraint", "quadratic")
+    assert (elsewhere / "lens.png").read_bytes().startswith(b"\x89PNG")
+    assert found["found"].distance.shape == (3, 3) and not found["network"].state_dict()["1.weight"].isnan().any()
+
+
+def test_a_training_of_ones_own_under_the_lens(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lens", f"{EXAMPLES / 'checkpoints.py'}:make_subject", "--examples", "100", "-o", "f.pdf"]) == 0
+    assert "Recommended: " in capsys.readouterr().out and (elsewhere / "f.pdf").exists()

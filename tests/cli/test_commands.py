@@ -100,3 +100,40 @@ def test_demo_shows_table_figures_and_sentences(
     assert all(name in out for name in ("sgd", "er", "agem", "ewc", "local", "global"))
     assert out.count("• ") == 3
     assert (elsewhere / "demo" / "forgetting.png").exists() and (elsewhere / "demo" / "distance.png").exists()
+
+
+def test_locality_says_what_was_declared_and_what_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    own = str(Path(__file__).parents[2] / "examples" / "anchor.py") + ":Anchor"
+    few = ["--solutions", "5", "--epochs", "1", "--examples", "60"]
+    assert main(["locality", "er", "si", "icarl", own, *few]) == 0
+    out, err = capsys.readouterr()
+    rows = {line.split()[1]: line.split()[3:6:2] for line in out.splitlines() if line.startswith("│")}
+    assert rows.pop("er") == ["global", "global"] and rows.pop("icarl") == ["local", "local"]
+    assert rows == {"si": ["global", "local"], "anchor": ["local", "global"]}
+    said = " ".join(out.split())
+    assert "2 of 4 found as declared; 5 solutions each" in said and "(icarl on split-digits)" in said
+    assert "anchor: no \\hat L_o is stated" in said and "locality 3/4" in err
+
+
+def test_locality_of_all_that_suit_a_challenge() -> None:
+    from glocal.algorithms import ALGORITHMS
+    from glocal.cli.locality import Locality
+
+    names = {a.name for a, _ in Locality(challenge="rotated-digits")._pairs()}
+    assert names == {name for name, a in ALGORITHMS.items() if "domain" in a.settings}
+    pairs = [(a.name, c.name) for a, c in Locality()._pairs()]
+    assert [name for name, _ in pairs] == list(ALGORITHMS) and ("icarl", "split-digits") in pairs
+    in_tasks = Locality(("pnn",), challenge="split-digits", setting="task")._pairs()
+    assert [c.setting for _, c in in_tasks] == ["task"]
+
+
+def test_lens_on_a_run_that_kept_its_parameters(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "rotated-digits", "ewc", "--keep-parameters", "--lr", "0.3", *QUICK]) == 0
+    (run,) = (elsewhere / "runs" / "runs").glob("[!.]*")
+    capsys.readouterr()
+    assert main(["lens", str(run), "--examples", "100", "--epsilon", "1e-6", "-o", "new/lens.png"]) == 0
+    out = capsys.readouterr().out
+    assert "Recommended: replay" in out and "1 of 1 pair" in " ".join(out.split()) and "Wrote new/lens.png" in out
+    assert (elsewhere / "new" / "lens.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["lens", str(run), "--examples", "100", "--epsilon", "1e6"]) == 0
+    assert "Recommended: a local" in capsys.readouterr().out and (elsewhere / "lens.png").exists()

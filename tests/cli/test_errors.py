@@ -28,6 +28,11 @@ from glocal.algorithms import Algorithm
 class Mine(Algorithm):
     {}
 """
+SUBJECT = """import torch
+def make():
+    module = torch.nn.Linear(2, 2)
+    return module, "cross-entropy", [(torch.ones(1, 2), torch.zeros(1).long())], [module.state_dict()]
+"""
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown command": (lambda p: ["swep"], ["unknown command 'swep'", "'sweep'"]),
@@ -269,6 +274,37 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown table format": (lambda p: ["table", str(p), "--format", "xls"], ["xls", "csv"]),
     "empty store": (lambda p: ["table", str(_empty_store(p))], ["no finished run"]),
     "plot of an empty store": (lambda p: ["plot", str(_empty_store(p))], ["no"]),
+    "locality of nobody": (lambda p: ["locality", "ewk"], ["'ewk'", "Did you mean 'ewc'"]),
+    "locality of two solutions": (lambda p: ["locality", "er", "--solutions", "2"], ["at least 3 solutions", "2"]),
+    "locality where it does not suit": (
+        lambda p: ["locality", "icarl", "--challenge", "rotated-digits"],
+        ["icarl", "setting class or task", "rotated-digits"],
+    ),
+    "locality in a setting of nothing": (lambda p: ["locality", "er", "--setting", "task"], ["--challenge"]),
+    "locality of what diverges": (
+        lambda p: ["locality", "sgd", "--lr", "1e30", "--epochs", "1", "--solutions", "3", "--examples", "50"],
+        ["diverged", "smaller"],
+    ),
+    "locality without steps": (lambda p: ["locality", "er", "--epochs", "0"], ["epochs", "at least 1"]),
+    "locality with an unknown network": (lambda p: ["locality", "er", "--network", "mpl"], ["'mpl'", "mlp"]),
+    "locality on no gpu": (lambda p: ["locality", "er", "--device", "tpu"], ["cuda:N", "tpu"]),
+    "lens on nothing": (lambda p: ["lens"], ["TARGET"]),
+    "lens on no run": (lambda p: ["lens", str(p / "nowhere")], ["nowhere", "STORE/runs/HASH"]),
+    "lens on no function": (lambda p: ["lens", write(p / "m.py", "three = 3") + ":three"], ["no function"]),
+    "lens on three things": (
+        lambda p: ["lens", write(p / "m.py", "def make(): return 1, 2, 3") + ":make"],
+        ["(module, loss, tasks, checkpoints)", "tuple"],
+    ),
+    "lens on a function that fails": (
+        lambda p: ["lens", write(p / "m.py", "def make():\n    return 1 / 0") + ":make"],
+        ["line 2", "ZeroDivisionError"],
+    ),
+    "lens on no module": (
+        lambda p: ["lens", write(p / "m.py", "def make(): return 1, 2, 3, 4") + ":make"],
+        ["nn.Module", "int"],
+    ),
+    "lens on one checkpoint": (lambda p: ["lens", write(p / "m.py", SUBJECT) + ":make"], ["1 checkpoints", "θ_0, θ_1"]),
+    "lens into a text": (lambda p: ["lens", "m.py:make", "-o", "lens.txt"], ["suffix", ".txt", ".png"]),
     "unknown list": (lambda p: ["list", "algoritms"], ["algorithms"]),
 }
 

@@ -193,3 +193,31 @@ def test_bad_requests_say_what_is_allowed() -> None:
         lanczos(times(torch.eye(5)), torch.ones(5), 4, steps=3)
     with pytest.raises(ValueError, match="'magnitude' and 'algebraic'"):
         lanczos(times(torch.eye(5)), torch.ones(5), 1, largest="biggest")  # type: ignore[arg-type]
+
+
+def test_a_tolerance_ends_it_when_all_pairs_are_as_exact() -> None:
+    values = torch.cat([10.0 * 0.8 ** torch.arange(20.0), torch.linspace(-0.05, 0.05, 280)]).double()
+    matrix, begin, products = with_spectrum(values), start(300, seed=1), []
+
+    def count(v: Tensor) -> Tensor:
+        products.append(1)
+        return matrix @ v
+
+    made: dict[float, int] = {}
+    for tolerance in (0.0, 1e-12, 1e-6, 1e-2):
+        products.clear()
+        found = lanczos(count, begin, 6, 200, tolerance=tolerance)
+        made[tolerance] = len(products)
+        true = (matrix @ found.vectors.mT - found.vectors.mT * found.values).norm(dim=0)
+        assert (true <= max(tolerance, 1e-13) * 10).all() and len(found.values) == 6
+        assert found.values.numpy() == pytest.approx(values[:6].numpy(), abs=max(10 * tolerance**2, 1e-11))
+    assert made[0.0] == 200 > made[1e-12] > made[1e-6] > made[1e-2] >= 12
+
+
+def test_a_tolerance_does_not_miss_repeated_eigenvalues() -> None:
+    """The first subspace holds one vector of each eigenvalue; it is exact, and not all there is."""
+    values = torch.tensor([5.0] * 4 + [3.0] * 4 + [1.0] * 4 + [0.0] * 28, dtype=torch.float64)
+    found = lanczos(
+        lambda v: values * v, start_vector(40, torch.Generator().manual_seed(0), torch.float64), 8, 40, tolerance=0.1
+    )
+    assert found.values.tolist() == pytest.approx([5.0] * 4 + [3.0] * 4)

@@ -25,7 +25,7 @@ def residual() -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("make", [plain, residual])
-def test_in_evaluation_mode_it_is_the_network_in_training_mode(make) -> None:  # type: ignore[no-untyped-def]
+def test_in_evaluation_mode_it_is_the_network_in_training_mode(make) -> None:
     network, x = make()
     state = {k: v.clone() for k, v in network.state_dict().items()}
     made = by_batch(network).eval()

@@ -71,10 +71,10 @@ def test_a_row_is_what_the_instrument_finds(rows: list[Row]) -> None:
     # Its memory holds all 60 examples, whoever draws: one function of θ. pnn's is one number for every solution.
     assert own[1]["over_theta"] == pytest.approx(1)
     assert {row["over_theta"] for row in rows if row["algorithm"] == "pnn"} == {0.0}
-    for name in TRIED:
-        mine = [row for row in rows if row["algorithm"] == name]
-        share = sum(float(row["probe_explained"]) for row in mine) / len(mine)  # type: ignore[arg-type]
-        assert float(mine[0]["explained"]) == pytest.approx(share)  # type: ignore[arg-type]
+    for verdict in gathered(rows):
+        mine = [row for row in rows if row["algorithm"] == verdict.algorithm]
+        share = sum(verdict.each) / len(mine)
+        assert mine[0]["explained"] == pytest.approx(share)
 
 
 def test_a_constant_has_no_variance_over_theta() -> None:

@@ -29,8 +29,8 @@ class Locality:
     """Test by experiment whether algorithms are local or global, as the paper's Definition 1 has it.
 
     Many solutions θ_o of a task are trained from different initialisations, all else held fixed. An approximation of
-    the task's loss that then differs with the solution is local; one that does not is global. All algorithms take two
-    to three minutes on two cores.
+    the task's loss that then differs with the solution is local; one that does not is global. All algorithms take one
+    to two minutes on two cores.
     For example: glocal locality; glocal locality er ewc path.py:Mine
     """
 
@@ -153,8 +153,8 @@ def summary(verdicts: Mapping[str, Sequence[Verdict]], silent: Sequence[str]) ->
         f"{sum(v.agrees for v in every)} of {len(every)} found as declared; "
         f"{' to '.join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} solutions each, of the first task "
         f"of {first}{''.join(f' ({name})' for name in names)}.",
-        "explained: θ_o's share of the variance of \\hat L_o(θ); involved: with what it makes of a memory's random draws.",
-        "nats: the information I(\\hat L_o; θ_o), were all Gaussian. p: how often chance does as much; local if p ≤ 0.01.",
+        "explained: θ_o's share of the variance of \\hat L_o(θ); involved: with what it makes of a memory's draws.",
+        "nats: I(\\hat L_o; θ_o), were all Gaussian. p: how often chance does as much; local if p ≤ 0.01.",
     ]
     if lost:
         told.append(f"{lost} solutions diverged and were left out.")

@@ -15,6 +15,7 @@ import tyro
 
 from glocal.cli.data import Data
 from glocal.cli.demo import Demo
+from glocal.cli.lens import Lens
 from glocal.cli.list import List
 from glocal.cli.locality import Locality
 from glocal.cli.paper import Paper
@@ -32,6 +33,7 @@ COMMANDS = {
     "table": Table,
     "plot": Plot,
     "locality": Locality,
+    "lens": Lens,
     "paper": Paper,
     "data": Data,
 }

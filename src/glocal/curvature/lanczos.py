@@ -9,8 +9,8 @@ known, ‖A v − λ v‖ = β_m |s_m|. The extreme ones come first. Rounding ma
 vector is made orthogonal to all before it, twice.
 
 Where the basis spans an invariant subspace, β_j = 0 and nothing is left to go on with: the method then goes on from a
-vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases,
-and no step asks for the value of a tensor: map it over runs with `vmap`.
+vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases.
+Mapped over runs with `vmap`, no step asks for the value of a tensor.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ def lanczos(
     k: int,
     steps: int | None = None,
     largest: Largest = "magnitude",
+    tolerance: float = 0.0,
 ) -> Eigenpairs:
     """The k eigenpairs of largest magnitude, or of largest value (`largest='algebraic'`).
 
     `matvec` multiplies flat vectors of the shape of `start`. `steps` is the number m of products, the larger of 60
-    and 2k + 20 if not said; m = P gives all eigenpairs to rounding.
+    and 2k + 20 if not said; m = P gives all eigenpairs to rounding. With a `tolerance` fewer are made where all k
+    residuals come to less than that part of the largest eigenvalue (not under `vmap`, where runs would differ).
     """
     size = start.numel()
     steps = min(size, max(60, 2 * k + 20) if steps is None else steps)
@@ -55,12 +57,23 @@ def lanczos(
     if largest not in ("magnitude", "algebraic"):
         raise ValueError(f"largest = {largest!r} was given; allowed are 'magnitude' and 'algebraic'.")
     with torch.no_grad():
-        basis, alphas, betas = tridiagonal(matvec, start, steps)
-        t = alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1)
-        values, s = eigh(t)
-        order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
-        values, s = values[order], s[:, order]
-        return Eigenpairs(values, s.mT @ basis, (betas[-1] * s[-1]).abs())
+
+        def top(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The chosen λ, their s as columns, and their residuals, from the α and β so far."""
+            values, s = eigh(alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1))
+            order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
+            return values[order], s[:, order], (betas[-1] * s[-1, order]).abs()
+
+        def enough(alphas: Tensor, betas: Tensor) -> bool:
+            """Asked once in a while: it decomposes T anew."""
+            if len(alphas) < 2 * k or len(alphas) % 5 or not (betas > 0).all():
+                return False  # from an invariant subspace on, what else there is must be looked for
+            values, _, residuals = top(alphas, betas)
+            return bool((residuals < tolerance * values.abs().amax()).all())
+
+        basis, alphas, betas = tridiagonal(matvec, start, steps, enough if tolerance else None)
+        values, s, residuals = top(alphas, betas)
+        return Eigenpairs(values, s.mT @ basis, residuals)
 
 
 def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,14 +81,24 @@ def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = tor
     return torch.randn(size, dtype=dtype, device=generator.device, generator=generator)
 
 
-def tridiagonal(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The basis (m, P), the α and the β (m,); the last β belongs to no vector of the basis, it tells the error."""
+def tridiagonal(
+    matvec: Callable[[Tensor], Tensor],
+    start: Tensor,
+    steps: int,
+    enough: Callable[[Tensor, Tensor], bool] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The basis (m, P), the α and the β (m,); the last β belongs to no vector of the basis, it tells the error.
+
+    `enough` is asked after every step whether α and β so far will do.
+    """
     tiny = torch.finfo(start.dtype).tiny
     zero = start.square().sum() == 0
     q = torch.where(zero, _outside(start, 0), start)
     q = q / q.norm()
     w = matvec(q)
-    basis = w.new_zeros(steps, start.numel())  # as many runs as the products have
+    basis = w.new_empty(
+        steps, start.numel()
+    )  # as many runs as the products have; rows are written before they are read
     alphas, betas = [], []
     scale = w.norm()
     for j in range(steps):
@@ -89,11 +112,25 @@ def tridiagonal(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -
         ends = beta <= 10 * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
         beta = torch.where(ends, 0.0, beta)
         betas.append(beta)
+        if enough is not None and enough(torch.stack(alphas), torch.stack(betas)):
+            return basis[: j + 1], torch.stack(alphas), torch.stack(betas)
         if j + 1 < steps:
-            fresh = _orthogonal(_outside(start, j + 1), basis[: j + 1])
-            q = torch.where(ends, fresh, w)
+            q = w
+            if not _surely_not(ends):
+                fresh = _orthogonal(_outside(start, j + 1), basis[: j + 1])
+                q = torch.where(ends, fresh, w)
             q = q / q.norm().clamp(min=tiny)
     return basis, torch.stack(alphas), torch.stack(betas)
+
+
+def _surely_not(condition: Tensor) -> bool:
+    """Whether it is known to be false. Of tensors that are mapped over runs, or recorded in a graph, nobody knows."""
+    if condition.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    try:
+        return not bool(condition)
+    except RuntimeError:
+        return False
 
 
 def _orthogonal(w: Tensor, basis: Tensor) -> Tensor:

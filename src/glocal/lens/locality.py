@@ -157,7 +157,7 @@ def _shared(challenge: Challenge, seed: int, examples: int) -> Challenge:
         task = challenge.task(index, seed)
         return replace(task, train=evenly_spaced(task.train, examples), test=evenly_spaced(task.test, 1))
 
-    return replace(challenge, tasks=min(challenge.tasks, TASKS), make_task=make, seeded=False)
+    return replace(challenge, tasks=min(challenge.tasks, TASKS), make_task=make, seeded=False, on_device=False)
 
 
 def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Point], Snapshot]:

@@ -112,7 +112,12 @@ class ApproximationError:
         base = (
             DEMO | {"lrs": [0.01, 0.1], "seeds": [0, 1]} if demo else FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
         )
-        expansions = {"algorithm": "sgd", "options": {}, "examples": 200 if demo else 2_000, "rank": 5 if demo else 20}
+        expansions: Piece = {
+            "algorithm": "sgd",
+            "options": {},
+            "examples": 200 if demo else 2_000,
+            "rank": 5 if demo else 20,
+        }
         # What an algorithm keeps is made with all examples of a task: it is held against all of them.
         own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OWN.items()]
         return [piece | base for piece in (expansions, *own)]
@@ -120,7 +125,7 @@ class ApproximationError:
     def cost(self, demo: bool) -> str:
         pieces = self.pieces(demo)
         expansions = (pieces[0]["tasks"] - 1) * len(pieces[0]["lrs"]) * len(pieces[0]["seeds"])
-        return f"{cost_of(pieces[0], len(pieces))}; {60 * expansions:,} Hessian products"
+        return f"{cost_of(pieces[0], len(pieces))}; about {60 * expansions:,} Hessian products"
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         cohort = cohort_of(piece, place, challenge_of(piece, place))
@@ -145,7 +150,9 @@ class ApproximationError:
             r"The algorithms' own approximations $\hat L_o$",
             "Taylor expansions of the losses along plain SGD's run",
         )
-        for section, title, own in zip(figure.subfigures(2, 1), titles, (True, False), strict=True):
+        for section, title, own in zip(
+            figure.subfigures(2, 1, squeeze=False)[:, 0], titles, (True, False), strict=True
+        ):
             lines = {s: pen for s, pen in pens.items() if s.own == own}
             section.suptitle(title, x=0.012, ha="left", fontweight="bold")
             low, high, far, beside = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
@@ -203,9 +210,9 @@ def _training(along: Curves) -> Iterator[Row]:
     """The mean over all old tasks, and the first tasks one by one, after every task."""
     for i, finished in enumerate(along.finished.tolist()):
         known = [part[i, :finished] for part in (along.true, along.approximate, along.distance)]
-        yield _row(finished + 1, None, *(float(part.mean()) for part in known), float(along.past[i]))
+        yield _row(finished + 1, None, float(along.past[i]), *(float(part.mean()) for part in known))
         for o in range(min(finished, FIRST)):
-            yield _row(finished + 1, o, *(float(part[o]) for part in known), float(along.error[i, o]))
+            yield _row(finished + 1, o, float(along.error[i, o]), *(float(part[o]) for part in known))
 
 
 def _ray(subject: Subject, approximation: Approximation) -> Iterator[Row]:
@@ -219,7 +226,7 @@ def _ray(subject: Subject, approximation: Approximation) -> Iterator[Row]:
         errors = torch.where(found.used | found.errors.isinf(), found.errors, np.nan).tolist()
         exponent = fit(found.radii[near], found.errors[near]).exponent
     for r, error in zip(RADII, errors, strict=True):
-        yield _row(1, 0, np.nan, np.nan, r, error) | {"ray": True, "exponent": exponent}
+        yield _row(1, 0, error, np.nan, np.nan, r) | {"ray": True, "exponent": exponent}
 
 
 def _direction(subject: Subject) -> Tensor | None:
@@ -228,10 +235,10 @@ def _direction(subject: Subject) -> Tensor | None:
     return update if 0 < float(update.norm()) < np.inf else None
 
 
-def _row(learnt: int, task: int | None, true: float, approximate: float, distance: float, error: float) -> Row:
+def _row(learnt: int, task: int | None, error: float, true: float, approximate: float, distance: float) -> Row:
     """After so many tasks; the distance is that from θ_o, or their mean. Of rays no losses are kept."""
-    row: Row = {"learnt": learnt, "task": task, "true": true, "approximate": approximate, "distance": distance}
-    return row | {"error": error, "ray": False, "exponent": np.nan}
+    row: Row = {"learnt": learnt, "task": task, "error": error, "true": true, "approximate": approximate}
+    return row | {"distance": distance, "ray": False, "exponent": np.nan}
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:

@@ -74,7 +74,7 @@ def title(rows: Sequence[Row]) -> str:
 
 def order(rows: Sequence[Row]) -> list[str]:
     """The titles of all algorithms, global ones first."""
-    return [title(where(rows, algorithm=a)) for _, a in sorted({(r["locality"], r["algorithm"]) for r in rows})]  # type: ignore[type-var]
+    return [title(where(rows, algorithm=a)) for _, a in sorted({(r["locality"], r["algorithm"]) for r in rows})]
 
 
 def over_lr(
@@ -87,6 +87,19 @@ def over_lr(
         axes.plot(found.lrs, found.middle, **pen.line(), **pen.point(), label=title(own))
         axes.fill_between(found.lrs, found.low, found.high, color=pen.colour, alpha=0.12, linewidth=0)
     log_lr(axes, distinct(rows, "lr"), crowded=True)
+
+
+def log_y(axes: Axes) -> None:
+    """A logarithmic axis with plain numbers, and enough of them where it spans few decades; none without numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if not axes.dataLim.y1 > 0:
+        return
+    axes.set_yscale("log", nonpositive="mask")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def rate_colours(rows: Iterable[Row]) -> ScalarMappable:
@@ -103,7 +116,7 @@ def rate_colours(rows: Iterable[Row]) -> ScalarMappable:
 
 def lost(rows: Sequence[Row], name: str) -> list[str]:
     """A sentence on the runs that diverged and have no number; none where there is no such run."""
-    runs = {(row["algorithm"], row["lr"], row["seed"]): row for row in rows}
+    runs = {tuple(row.get(k) for k in ("classes", "algorithm", "lr", "seed")): row for row in rows}
     gone = sum(not np.isfinite(column([row], name))[0] for row in runs.values())
     return [f"{gone} of {len(runs)} runs diverged and are left out."] if gone else []
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.theorem1 import theorem1
-from glocal.paper.studies.lines import finite, listed, lost, names, order, pens, rate_colours, title
+from glocal.paper.studies.lines import finite, listed, lost, names, pens, rate_colours, title
 from glocal.paper.studies.rows import column, distinct, told, where
 from glocal.paper.studies.watched import rotations, watched
 from glocal.paper.study import Piece, Place, Row
@@ -51,7 +51,7 @@ DEMO: Piece = FULL | {
     "tasks": 3,
     "batch_size": 64,
     "hidden": 22,
-    "lrs": (0.02, 0.05, 0.2, 0.5),
+    "lrs": (0.02, 0.1, 0.5),
     "seeds": COLUMN.seeds[:2],
     "examples": 1_000,
     "steps": 10,
@@ -119,10 +119,11 @@ class Prediction:
         bar.outline.set_visible(False)
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        known = [row for row in rows if np.isfinite(column([row], "measured"))[0]]
+        known = _known(rows)
         if not known:
             return ["Theorem 1 cannot be looked at: no run has a finite loss."]
         lrs, second = distinct(known, "lr"), where(known, t=2)
+        ends = [where(known, lr=lr) for lr in (lrs[0], lrs[-1])]
         shares = {lr: _foretold(where(known, lr=lr), "quadratic") for lr in lrs}
         best, worst = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
         negative = 100 * float((column(known, "measured") < 0).mean())
@@ -136,17 +137,21 @@ class Prediction:
             + listed([_beside(where(second, lr=lr), lr) for lr in dict.fromkeys((lrs[0], lrs[-1]))])
             + f" (medians). The whole second order is within the factor of {_foretold(known, 'second_order'):.0f} % of "
             "all E(t).",
-            "The more the quadratic, the more is forgotten: the rank correlation is "
+            "Whether more is forgotten where the quadratic is larger: their rank correlation is "
             + listed([f"{told(r)} for {a}" for a, r in together.items()])
             + ".",
-            "Of the premises, the largest old gradient ‖∇L_o(θ_o)‖ goes from "
-            f"{_median(where(known, lr=lrs[0]), 'slope')} at {lrs[0]:g} to {_median(where(known, lr=lrs[-1]), 'slope')} at "
-            f"{lrs[-1]:g}, and the largest distance between solutions from "
-            f"{_apart(where(known, lr=lrs[0]))} to {_apart(where(known, lr=lrs[-1]))}.",
+            f"Of the premises, from a learning rate of {lrs[0]:g} to one of {lrs[-1]:g}, the largest old gradient "
+            f"‖∇L_o(θ_o)‖ goes from {' to '.join(_median(rows, 'slope') for rows in ends)}, and the largest distance "
+            f"between solutions from {' to '.join(_apart(rows) for rows in ends)}.",
         ]
         holds = [f"{lr:g}" for lr, share in shares.items() if share >= 50]
         verdict = f"at {listed(holds)}" if holds else "at none of these learning rates"
         return [*said, f"So it foretells half of all E(t) or more {verdict}.", *lost(rows, "measured")]
+
+
+def _known(rows: Sequence[Row]) -> list[Row]:
+    """Those of runs that did not diverge."""
+    return [row for row in rows if np.isfinite(column([row], "measured"))[0]]
 
 
 def agrees(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -174,11 +179,12 @@ def _apart(rows: Sequence[Row]) -> str:
 
 
 def _spearman(rows: Sequence[Row]) -> float:
-    """The correlation of the ranks of E(t) and of the quadratic."""
+    """The correlation of the ranks of E(t) and of the quadratic; equal numbers have equal ranks."""
     pairs = np.array([column(rows, "measured"), column(rows, "quadratic")])
     pairs = pairs[:, np.isfinite(pairs).all(0)]
-    ranks = pairs.argsort(1).argsort(1)
-    return float(np.corrcoef(ranks)[0, 1]) if pairs.shape[1] > 1 else np.nan
+    ranks = np.sign(pairs[:, :, None] - pairs[:, None]).sum(2)
+    deviations = ranks.std(1).prod()
+    return float((ranks[0] * ranks[1]).mean() / deviations) if deviations > 0 else np.nan
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
@@ -213,17 +219,14 @@ def _later(rows: Sequence[Row]) -> list[Row]:
 def _agreement(axes: Axes, rows: Sequence[Row]) -> None:
     styles = pens(rows)
     for algorithm in names(rows):
-        own, pen = where(rows, algorithm=algorithm), styles[algorithm]
+        own, pen = where(_known(rows), algorithm=algorithm), styles[algorithm]
         lrs = distinct(own, "lr")
         shares = [_foretold(where(own, lr=lr), "quadratic") for lr in lrs]
-        axes.plot(lrs, shares, **pen.line(), **pen.point(), label=title(own))
+        axes.plot(lrs, shares, **pen.line(), **pen.point(), label=algorithm)
     log_lr(axes, distinct(rows, "lr"), crowded=True)
     axes.set_ylim(-4, 104)
     axes.set_title(f"within a factor of {FACTOR:g} (% of all $t$)", loc="left")
-    handles, labels = axes.get_legend_handles_labels()
-    sequence = [labels.index(name) for name in order(rows) if name in labels]
-    shown = [handles[i] for i in sequence], [labels[i].partition(" ")[0] for i in sequence]
-    axes.legend(*shown, fontsize=7, loc="best", labelspacing=0.3, handlelength=2.4)
+    axes.legend(fontsize=7, loc="best", labelspacing=0.3, handlelength=2.4)
 
 
 STUDIES = (Prediction(),)

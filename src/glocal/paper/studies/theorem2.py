@@ -17,8 +17,8 @@ import torch
 from glocal.lens.forgetting import average, measured
 from glocal.lens.theorem2 import theorem2
 from glocal.paper.studies import theorem1
-from glocal.paper.studies.lines import finite, listed, lost, names, order, over_lr, pens
-from glocal.paper.studies.rows import distinct, told, where
+from glocal.paper.studies.lines import finite, listed, log_y, lost, names, order, over_lr, pens
+from glocal.paper.studies.rows import column, distinct, told, where
 from glocal.paper.studies.watched import rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.report.style import legend
@@ -36,12 +36,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 FULL = theorem1.FULL
 DEMO = theorem1.DEMO
+SMALLER = theorem1.SMALLER | {name: {"slots": 500} for name in ("ogd", "ogd-gtl", "ogd-published")}
 PANELS = {
     "hessian": r"$\Delta_t^\top H_o\,\Delta_t$",
-    "outer": r"outer-product part  $\Delta_t^\top G_o\,\Delta_t$",
-    "relative": r"$\Delta_t^\top H_o\,\Delta_t\;/\;\Vert\Delta_t\Vert^2\,\Vert H_o\Vert$",
-    "functional_share": r"functional part's share (%)",
+    "outer": r"its outer-product part $\Delta_t^\top G_o\,\Delta_t$",
+    "functional_share": "its functional part's share (%)",
+    "length": r"length $\Vert\Delta_t\Vert$",
+    "relative": r"curvature $\Delta_t^\top H_o\,\Delta_t\;/\;\Vert\Delta_t\Vert^2\,\Vert H_o\Vert$",
+    "forgetting": "forgetting $E(t)$, in loss",
 }
+LINEAR = ("functional_share", "forgetting")
 
 
 class Constraint:
@@ -50,7 +54,7 @@ class Constraint:
     name = "theorem2"
 
     def pieces(self, demo: bool) -> list[Piece]:
-        size, smaller = (DEMO, theorem1.SMALLER) if demo else (FULL, {})
+        size, smaller = (DEMO, SMALLER) if demo else (FULL, {})
         return [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
 
     def cost(self, demo: bool) -> str:
@@ -80,20 +84,18 @@ class Constraint:
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """Four panels over the learning rate: medians over seeds and tasks, bands from the least to the largest seed."""
-        figure.set_size_inches(8.6, 5.8)
+        """Panels over the learning rate: medians over tasks and seeds, bands from the least seed to the largest."""
+        figure.set_size_inches(10.2, 5.4)
         by_run, styles = _of_runs(rows), pens(rows)
-        for axes, (name, label) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+        for axes, (name, label) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
             over_lr(axes, by_run, name, styles, spread="range")
             axes.set_title(label, loc="left")
-            if name == "functional_share":
-                axes.set_ylim(bottom=0)
-            else:
-                axes.set_yscale("log", nonpositive="mask")
-        legend(figure, order(rows))
+            if name not in LINEAR:
+                log_y(axes)
+        legend(figure, order(rows), note="medians over tasks\nand seeds; bands\nover seeds\n")
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        by_run = [row for row in _of_runs(rows) if np.isfinite(float(row["hessian"]))]  # type: ignore[arg-type]
+        by_run = [row for row in _of_runs(rows) if np.isfinite(column([row], "hessian"))[0]]
         if not by_run:
             return ["Theorem 2 cannot be looked at: no run has a finite loss."]
         lrs = distinct(by_run, "lr")
@@ -112,13 +114,16 @@ class Constraint:
             + ", by magnitude (medians)."
         )
         if len(ends) > 1:
-            grown = {a: _grown(where(by_run, algorithm=a), *ends) for a in names(by_run)}
+            grown = {
+                a: _ratio(where(by_run, algorithm=a, lr=ends[1]), where(by_run, algorithm=a, lr=ends[0]), "hessian")
+                for a in names(by_run)
+            }
             said.append(
-                f"From the lowest learning rate to the highest, Δᵀ H_o Δ grows by a factor of "
+                "From the lowest learning rate to the highest, Δᵀ H_o Δ grows by a factor of "
                 + listed([f"{told(factor)} ({a})" for a, factor in grown.items()])
                 + "."
             )
-        return said + lost(rows, "hessian")
+        return said + _verdict(by_run, lrs[-1]) + lost(rows, "hessian")
 
 
 def _over_old(pairs: torch.Tensor) -> torch.Tensor:
@@ -132,11 +137,10 @@ def _of_runs(rows: Sequence[Row]) -> list[Row]:
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         runs.setdefault(tuple(row[k] for k in ("algorithm", "locality", "lr", "seed")), []).append(row)
-    measures = [*PANELS, "functional", "rayleigh", "length", "forgetting"]
     made: list[Row] = []
     for (algorithm, locality, lr, seed), own in runs.items():
         whose: Row = {"algorithm": algorithm, "locality": locality, "lr": lr, "seed": seed}
-        made.append(whose | {name: float(np.median([row[name] for row in own])) for name in measures})  # type: ignore[arg-type]
+        made.append(whose | {name: float(np.median(column(own, name))) for name in PANELS})
     return made
 
 
@@ -151,8 +155,7 @@ def _beside_sgd(by_run: Sequence[Row], others: Sequence[str], lr: float) -> str:
     sgd = where(at, algorithm="sgd")
 
     def part(name: str) -> str:
-        whole = _median(sgd, name)
-        return listed([f"{told(_median(where(at, algorithm=a), name) / whole)} ({a})" for a in others])
+        return listed([f"{told(_ratio(where(at, algorithm=a), sgd, name))} ({a})" for a in others])
 
     return (
         f"At a learning rate of {lr:g}, Δᵀ G_o Δ is, in units of plain SGD's, {part('outer')}; E(t) is "
@@ -160,9 +163,24 @@ def _beside_sgd(by_run: Sequence[Row], others: Sequence[str], lr: float) -> str:
     )
 
 
-def _grown(rows: Sequence[Row], low: float, high: float) -> float:
-    first = _median(where(rows, lr=low), "hessian")
-    return _median(where(rows, lr=high), "hessian") / first if first else np.nan
+def _verdict(by_run: Sequence[Row], lr: float) -> list[str]:
+    """Whether full OGD's forgetting follows its quadratic down, at the highest learning rate."""
+    at = where(by_run, lr=lr)
+    sgd, ogd = (where(at, algorithm=a) for a in ("sgd", "ogd"))
+    if not sgd or not ogd:
+        return []
+    quadratic, forgotten = (_ratio(ogd, sgd, name) for name in ("outer", "forgetting"))
+    how = "as far as" if forgotten <= quadratic else "less far than"
+    return [
+        f"So the constraint, which holds on stored inputs, leaves {told(quadratic)} of Δᵀ G_o Δ on all of them, and at "
+        f"{lr:g} OGD's forgetting falls {how} its quadratic: {told(forgotten)} of it is left."
+    ]
+
+
+def _ratio(rows: Sequence[Row], others: Sequence[Row], name: str) -> float:
+    """Of their medians; NaN where the second is 0."""
+    whole = _median(others, name)
+    return _median(rows, name) / whole if whole else np.nan
 
 
 STUDIES = (Constraint(),)

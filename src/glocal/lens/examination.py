@@ -1,0 +1,328 @@
+r"""How local is a training? From a network, its loss, the tasks' data and the checkpoints θ_0, θ_1, … between them:
+
+    distance    ‖θ_t − θ_o‖ after every later task t, and the radius of Ω^ε_o (§3.2) on the same way
+    error       ξ_o(θ_t), of the second-order expansion with the whole Hessian: θ_t ∈ Ω^ε_o where it is below ε
+    forgetting  as Eq. forgetting-quadratic predicts it, and as it is
+    curvature   the largest eigenvalues of H_o and its trace
+
+and what follows for the choice of an algorithm (`advice`). Tasks are counted from 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from glocal.challenges.challenge import Data
+from glocal.curvature.lanczos import lanczos
+from glocal.curvature.trace import random_signs, trace
+from glocal.curvature.vector import flatten
+from glocal.engine.feed import evenly_spaced
+from glocal.errors import GlocalError, require
+from glocal.lens import flat
+from glocal.lens.advice import Advice, advise
+from glocal.lens.forgetting import Forgetting, average, forgetting
+from glocal.lens.perturbation import unit_directions
+from glocal.lens.region import positive, radii
+from glocal.lens.subject import CHUNK, Subject, of_module
+from glocal.losses import LOSSES, Loss
+
+TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
+AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
+OF_WHAT_IS_LEARNT = 0.1
+"""ε, if not said, as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), in the mean over the tasks."""
+RANDOM = 5
+"""Random directions in which regions are measured."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found of N learnt tasks: matrices (N, N) are [t, o] of o < t, NaN elsewhere; vectors (N,)."""
+
+    epsilon: float
+    losses: Tensor
+    """L_o(θ_o)."""
+    from_start: Tensor
+    """‖θ_t − θ_0‖."""
+    updates: Tensor
+    """‖θ_t − θ_{t−1}‖."""
+    distance: Tensor
+    """‖θ_t − θ_o‖."""
+    radius: Tensor
+    """How far the region of task o reaches from θ_o towards θ_t; inf where no border was found."""
+    steepest: Tensor
+    """Its radius along the eigenvector of largest |eigenvalue|, the smaller of both senses."""
+    random: Tensor
+    """Its median radius in random directions."""
+    forgetting: Forgetting
+    eigenvalues: Tensor
+    """The largest in magnitude first, (N, k)."""
+    residuals: Tensor
+    """‖H_o v − λ v‖, (N, k)."""
+    trace: Tensor
+    trace_error: Tensor
+    """Its standard error."""
+
+    @property
+    def later(self) -> Tensor:
+        """Which pairs [t, o] have o < t."""
+        return torch.ones_like(self.distance, dtype=torch.bool).tril(-1)
+
+    @property
+    def inside(self) -> Tensor:
+        """Whether θ_t ∈ Ω^ε_o, for pairs with o < t; False elsewhere, and where ξ_o is not a number."""
+        return self.later & (self.forgetting.remainder.abs() < self.epsilon)
+
+    @property
+    def advice(self) -> Advice:
+        """A family of algorithms, and why."""
+        return advise(
+            self.epsilon,
+            self.distance[self.later],
+            self.radius[self.later],
+            self.forgetting.remainder[self.later],
+            average(self.forgetting.measured, "t"),
+            self.eigenvalues,
+            self.trace,
+            (float(self.updates[-1]), float(self.steepest[-1]), float(self.random[-1])),
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What there is to say of every task, after the last: a table."""
+        last = len(self.losses) - 1
+        measured, predicted = self.forgetting.measured[last], self.forgetting.predicted[last]
+        return [
+            {
+                "task": o,
+                "loss": float(self.losses[o]),
+                "largest_eigenvalue": float(self.eigenvalues[o, 0]),
+                "trace": float(self.trace[o]),
+                "distance": float(self.distance[last, o]),
+                "radius": float(self.radius[last, o]),
+                "steepest_radius": float(self.steepest[o]),
+                "random_radius": float(self.random[o]),
+                "predicted": float(predicted[o]),
+                "measured": float(measured[o]),
+                "inside": bool(self.inside[last, o]) if o < last else None,
+            }
+            for o in range(last + 1)
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"ε = {self.epsilon:.3g}; after the last task:"]
+        lines.append("task   loss  λ_max  trace  distance  radius (steepest, random)  forgetting (predicted)")
+        for row in self.rows():
+            o, *numbers = (row[k] for k in ("task", "loss", "largest_eigenvalue", "trace"))
+            way = (
+                f"{row['distance']:8.3g}  {row['radius']:6.3g}" if row["inside"] is not None else f"{'–':>8}  {'–':>6}"
+            )
+            around = f"({row['steepest_radius']:.3g}, {row['random_radius']:.3g})"
+            forgot = f"{row['measured']:.3g} ({row['predicted']:.3g})" if row["inside"] is not None else "–"
+            lines.append(f"{o:>4} {''.join(f'{n:>7.3g}' for n in numbers)}  {way} {around:<20} {forgot}")
+        return "\n".join([*lines, str(self.advice)])
+
+    def plot(self, path: str | Path) -> Path:
+        """The figure, as PNG, PDF or SVG by the suffix."""
+        from glocal.report.examination import save
+
+        return save(self, path)
+
+
+def examine(
+    module: nn.Module,
+    loss: AnyLoss,
+    tasks: Sequence[TaskData],
+    checkpoints: Sequence[Mapping[str, Any]],
+    epsilon: float | None = None,
+    *,
+    examples: int = CHUNK,
+    eigenvalues: int = 10,
+    seed: int = 0,
+) -> Examination:
+    """Look at a training of one's own.
+
+    loss: 'cross-entropy', 'squared-error', or any function (outputs, y) that is a mean over samples.
+    tasks: for each a pair of tensors, a DataLoader, a Dataset, or whatever else gives batches (x, y); of every one at
+    most so many `examples` are taken. checkpoints: state dicts θ_0 (the initialisation), θ_1 (after task 0), …
+    The module itself is left as it is.
+    """
+    require(len(checkpoints) >= 2, f"{len(checkpoints)} checkpoints were given; allowed: θ_0, θ_1 and more.")
+    own = copy.deepcopy(module)
+    device = next(iter(own.parameters())).device
+    data = [gathered(task, examples, device) for task in tasks]
+    try:
+        subject = of_module(own, _loss(loss), data, checkpoints)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
+    check(subject, loss)
+    return of_subject(subject, epsilon, eigenvalues, seed)
+
+
+def of_subject(subject: Subject, epsilon: float | None = None, eigenvalues: int = 10, seed: int = 0) -> Examination:
+    """The same of a subject."""
+    n = flat.trained(subject)
+    flat.at_least(1, eigenvalues=eigenvalues)
+    count = min(eigenvalues, flat.size(subject))
+    epsilon = default_epsilon(subject) if epsilon is None else epsilon
+    positive(epsilon)
+    pairs = forgetting(subject)
+    points = [flatten(point.params).double() for point in subject.solutions[: n + 1]]
+    distance, radius = torch.full((2, n, n), torch.nan, dtype=torch.float64)
+    found = []
+    for o in range(n):
+        ways = {t: points[t + 1] - points[o + 1] for t in range(o + 1, n)}
+        for t, way in ways.items():
+            distance[t, o] = way.norm()
+        # A task that moved nothing, or to where no number is, leads in no direction.
+        ways = {t: way for t, way in ways.items() if 0 < way.norm() < torch.inf}
+        seen = _around(subject, o, list(ways.values()), epsilon, count, seed)
+        found.append(seen)
+        for t, far in zip(ways, seen.ways.tolist(), strict=True):
+            radius[t, o] = far
+    with torch.no_grad():
+        losses = torch.stack([subject.value(o, flat.solution(subject, o)) for o in range(n)]).double().cpu()
+    moves = torch.stack(points[1:]) - torch.stack(points[:-1])
+    return Examination(
+        epsilon=epsilon,
+        losses=losses,
+        from_start=torch.stack([(point - points[0]).norm() for point in points[1:]]).cpu(),
+        updates=moves.norm(dim=1).cpu(),
+        distance=distance,
+        radius=radius,
+        steepest=torch.tensor([seen.steepest for seen in found], dtype=torch.float64),
+        random=torch.tensor([seen.random for seen in found], dtype=torch.float64),
+        forgetting=pairs,
+        eigenvalues=torch.stack([seen.values for seen in found]).double().cpu(),
+        residuals=torch.stack([seen.residuals for seen in found]).double().cpu(),
+        trace=torch.stack([seen.trace for seen in found]).cpu(),
+        trace_error=torch.stack([seen.trace_error for seen in found]).cpu(),
+    )
+
+
+class _Seen(NamedTuple):
+    """One task from its solution."""
+
+    ways: Tensor
+    steepest: float
+    random: float
+    values: Tensor
+    residuals: Tensor
+    trace: Tensor
+    trace_error: Tensor
+
+
+def _around(subject: Subject, task: int, ways: Sequence[Tensor], epsilon: float, count: int, seed: int) -> _Seen:
+    times, slope = flat.hessian(subject, task), flat.slope(subject, task)
+    top = lanczos(times, flat.start(subject, seed), count)
+    signs = random_signs(2 * max(2, count), flat.size(subject), torch.Generator().manual_seed(seed), slope.dtype)
+    total = trace(times, signs.to(slope.device), flat.at_once(subject))
+    known = bool(top.values.isfinite().all())
+    units = [(way / way.norm()).to(slope) for way in ways]
+    steep = [top.vectors[0], -top.vectors[0]] if known else []
+    drawn = list(unit_directions(subject, task, RANDOM, seed))
+    directions = torch.stack([*units, *steep, *drawn])
+    far = radii(subject, task, _on_rays(subject, task, directions, times, slope), directions, epsilon).radii
+    steepest = float(far[len(units) : len(units) + len(steep)].min()) if steep else math.nan
+    random = float(far[len(units) + len(steep) :].median())
+    return _Seen(far[: len(units)], steepest, random, top.values, top.residuals, total.value, total.error)
+
+
+def _on_rays(
+    subject: Subject, task: int, units: Tensor, times: flat.Matvec, slope: Tensor
+) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """The second-order expansion of L_o at points θ_o + r u, u one of the units (k, P): one Hessian product each."""
+    origin = flat.position(subject, task)
+    with torch.no_grad():
+        level = subject.value(task, flat.solution(subject, task))
+        rises = units @ slope
+        bends = torch.stack([unit @ times(unit) for unit in units])
+
+    def value(params: Mapping[str, Tensor]) -> Tensor:
+        along = units @ (flatten(params) - origin)
+        r, which = along.max(0)  # no unit has a larger part of r u than u itself
+        return level + r * rises.gather(0, which) + r * r * bends.gather(0, which) / 2
+
+    return value
+
+
+def default_epsilon(subject: Subject) -> float:
+    """A tenth of what learning a task gained, in the mean."""
+    with torch.no_grad():
+        gains = [
+            subject.value(o, subject.solutions[0]) - subject.value(o, flat.solution(subject, o))
+            for o in range(flat.trained(subject))
+        ]
+    gained = torch.stack(gains).double()
+    gained = gained[gained.isfinite()]
+    mean = float(gained.mean()) if len(gained) else math.nan
+    require(mean > 0, f"learning lowered the losses by {mean:.3g} in the mean, from which no ε follows: give epsilon.")
+    return OF_WHAT_IS_LEARNT * mean
+
+
+def gathered(task: TaskData, examples: int, device: torch.device) -> Data:
+    """At most so many examples: evenly spaced ones of tensors, the first of what comes in batches."""
+    require(examples >= 1, f"examples = {examples} were given; allowed: 1 and more.")
+    if isinstance(task, Data) or (isinstance(task, tuple) and len(task) == 2 and isinstance(task[0], Tensor)):
+        x, y = evenly_spaced(Data(*task), examples)
+        return Data(x.to(device), y.to(device))
+    if isinstance(task, Dataset):
+        task = DataLoader(task, batch_size=min(examples, 500))
+    if not isinstance(task, Iterable):
+        raise GlocalError(f"a task is (x, y), a DataLoader or a Dataset; a {type(task).__name__} was given.")
+    xs, ys, count = [], [], 0
+    for batch in task:
+        fits = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
+        require(fits, "a task's batches are pairs of tensors (x, y); others were given.")
+        xs.append(batch[0])
+        ys.append(batch[1])
+        count += len(ys[-1])
+        if count >= examples:
+            break
+    require(count > 0, "a task without examples was given; allowed: 1 and more.")
+    return Data(torch.cat(xs)[:examples].to(device), torch.cat(ys)[:examples].to(device))
+
+
+class OwnLoss:
+    """Any mean over samples, sample by sample. What is known of others in closed form, nobody asks of it here."""
+
+    name = "own"
+
+    def __init__(self, mean: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.mean = mean
+
+    def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.func.vmap(lambda f, t: self.mean(f.unsqueeze(0), t.unsqueeze(0)))(outputs, y).flatten()
+
+
+def _loss(given: AnyLoss) -> str | Loss:
+    if isinstance(given, str) or hasattr(given, "per_sample"):
+        return given  # type: ignore[return-value]
+    if not callable(given):
+        allowed = ", ".join(map(repr, LOSSES))
+        raise GlocalError(f"a loss is {allowed}, or a function of outputs and y; {given!r} was given.")
+    return OwnLoss(given)  # type: ignore[return-value]
+
+
+def check(subject: Subject, given: AnyLoss) -> None:
+    """Whether the network and the loss take every task's data, and a function of one's own is a mean over samples."""
+    for o, (x, y) in enumerate(subject.tasks):
+        x, y = x[:8], y[:8]
+        try:
+            with torch.no_grad():
+                outputs = subject.outputs(subject.solutions[0], x)
+                mean = subject.loss.per_sample(outputs, y).mean()
+                whole = given(outputs, y) if isinstance(subject.loss, OwnLoss) else mean  # type: ignore[operator]
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            raise GlocalError(f"the network and the loss cannot take the data of task {o}: {reason}") from error
+        same = whole.numel() == 1 and torch.allclose(whole.flatten(), mean.flatten(), rtol=1e-3, equal_nan=True)
+        require(same, "the loss is no mean over samples: one that adds them up, or weighs them, was given.")

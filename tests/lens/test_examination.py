@@ -1,0 +1,284 @@
+"""How local a training was: quadratics, quartics and a small network, where all of it is known otherwise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from quadratics import anywhere, apart, dense_hessian, diverged, network, theta_of
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import glocal
+from glocal.errors import GlocalError
+from glocal.lens import examine
+from glocal.lens.advice import advise
+from glocal.lens.examination import of_subject
+from glocal.lens.stored import of_stored_run
+from glocal.lens.subject import of_module
+from glocal.report.examination import draw
+
+matplotlib.use("Agg")
+QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
+
+
+def test_a_quadratic_is_its_expansion_everywhere() -> None:
+    known = anywhere(seed=0)
+    found = of_subject(known.subject, epsilon=1e-3, eigenvalues=8)
+    later = torch.ones(4, 4).tril(-1) > 0
+    assert torch.equal(found.inside, later)
+    assert found.radius[later].isinf().all() and found.steepest.isinf().all() and found.random.isinf().all()
+    for o in range(4):
+        values = np.linalg.eigvalsh(known.hessian(o))
+        assert found.eigenvalues[o].numpy() == pytest.approx(np.sort(values)[::-1])
+        assert float(found.trace[o]) == pytest.approx(values.sum())
+        for t in range(o + 1, 4):
+            assert float(found.distance[t, o]) == pytest.approx(np.linalg.norm(known.solution(t) - known.solution(o)))
+            forgot = known.loss(o, known.solution(t)) - known.loss(o, known.solution(o))
+            assert float(found.forgetting.measured[t, o]) == pytest.approx(forgot)
+            assert float(found.forgetting.predicted[t, o]) == pytest.approx(forgot)
+    assert found.from_start.numpy() == pytest.approx([np.linalg.norm(t - known.thetas[0]) for t in known.thetas[1:]])
+    assert found.updates.numpy() == pytest.approx([np.linalg.norm(known.update(t)) for t in range(4)])
+
+
+def test_epsilon_is_a_tenth_of_what_is_learnt() -> None:
+    known = apart(seed=1)
+    gains = [known.loss(o, known.thetas[0]) - known.loss(o, known.solution(o)) for o in range(3)]
+    assert of_subject(known.subject).epsilon == pytest.approx(0.1 * np.mean(gains))
+    with pytest.raises(GlocalError, match="give epsilon"):
+        of_subject(of_module(nn.Linear(1, 1), "squared-error", [(torch.ones(2, 1), torch.ones(2, 1))], [ONE, ONE]))
+
+
+ONE = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
+
+
+class Squared(nn.Module):
+    """f_θ(x) = θ² x: with x = 1 and y = 0 the loss is ½ θ⁴."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.theta.square() * x
+
+
+def quartic(*thetas: float) -> Any:
+    data = (torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64))
+    states = [{"theta": torch.tensor([theta], dtype=torch.float64)} for theta in thetas]
+    return Squared(), "squared-error", [data] * (len(thetas) - 1), states
+
+
+@pytest.mark.parametrize("b", [2.0, -1.5, 1.05])
+def test_the_radius_on_the_way_is_a_root(b: float) -> None:
+    """ξ(a + s r) = |2 a s r³ + ½ r⁴| = ε, s the sense of the way."""
+    a, epsilon = 1.0, 0.4
+    module, loss, tasks, states = quartic(3.0, a, b)
+    found = examine(module, loss, tasks, states, epsilon)
+
+    def root(s: float) -> float:
+        every = np.concatenate([np.roots([0.5, 2 * a * s, 0, 0, c]) for c in (epsilon, -epsilon)])
+        return float(min(r.real for r in every if abs(r.imag) < 1e-9 and r.real > 0))
+
+    assert float(found.distance[1, 0]) == pytest.approx(abs(b - a))
+    assert float(found.radius[1, 0]) == pytest.approx(root(math.copysign(1, b - a)), rel=1e-3)
+    assert float(found.steepest[0]) == pytest.approx(min(root(1), root(-1)), rel=1e-3)
+    assert float(found.eigenvalues[0, 0]) == pytest.approx(6 * a**2)
+    error = abs(2 * a * (b - a) ** 3 + 0.5 * (b - a) ** 4)
+    assert bool(found.inside[1, 0]) == (error < epsilon)
+    assert found.advice.family == ("replay" if error >= epsilon else "constraint")
+
+
+def test_who_is_inside_by_a_dense_hessian() -> None:
+    subject = network(seed=3, tasks=4, step=0.4)
+    for epsilon in (0.003, 0.03, 0.3):
+        found = of_subject(subject, epsilon)
+        for o in range(4):
+            hessian, gradient = dense_hessian(subject, o), subject.gradient(o, subject.solutions[o + 1])
+            slope = torch.cat([gradient[k].flatten() for k in gradient])
+            values = torch.linalg.eigvalsh(hessian)
+            order = values.abs().argsort(descending=True)[:10]
+            torch.testing.assert_close(found.eigenvalues[o], values[order], rtol=1e-6, atol=1e-9)
+            assert float(found.trace[o]) == pytest.approx(float(values.sum()), abs=4 * float(found.trace_error[o]))
+            for t in range(o + 1, 4):
+                move = theta_of(subject, t) - theta_of(subject, o)
+                expanded = subject.value(o, subject.solutions[o + 1]) + slope @ move + move @ hessian @ move / 2
+                error = float((subject.value(o, subject.solutions[t + 1]) - expanded).abs())
+                assert bool(found.inside[t, o]) == (error < epsilon)
+                if float(found.distance[t, o]) < float(found.radius[t, o]):
+                    assert error < epsilon  # the way there is inside, and so is its end
+
+
+def test_data_in_any_shape_and_losses_of_ones_own() -> None:
+    subject = network(seed=1, tasks=2, dtype=torch.float32)
+    module, states = subject.module, [point.params for point in subject.solutions]
+    before, module_mode = copy.deepcopy(module.state_dict()), module.train().training
+    sets = [TensorDataset(*task) for task in subject.tasks]
+    tensors = [(x, y) for x, y in subject.tasks]
+    batches = [[(x[:10], y[:10]), (x[10:], y[10:])] for x, y in tensors]
+    expected = str(examine(module, "cross-entropy", tensors, states, 0.1))
+    for given in (sets, [DataLoader(s, batch_size=4) for s in sets], batches):
+        assert str(examine(module, nn.CrossEntropyLoss(), given, states, 0.1)) == expected
+    assert str(examine(module, nn.functional.cross_entropy, tensors, states, 0.1)) == expected
+    assert module.training == module_mode and all(torch.equal(t, before[k]) for k, t in module.state_dict().items())
+    few = examine(module, "cross-entropy", batches, states, 0.1, examples=12)
+    first = examine(module, "cross-entropy", [(x[:12], y[:12]) for x, y in tensors], states, 0.1)
+    assert torch.equal(few.losses, first.losses) and str(few) != expected
+
+
+def test_statistics_of_batchnorm_are_those_of_each_checkpoint() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    tasks, states = [], [copy.deepcopy(module.state_dict())]
+    for shift in (0.0, 3.0):
+        x, y = torch.randn(30, 3) + shift, torch.randint(2, (30,))
+        module(x)  # moves the statistics alone
+        tasks.append((x, y))
+        states.append(copy.deepcopy(module.state_dict()))
+    found = examine(module, "cross-entropy", tasks, states, 0.1)
+    for o, (x, y) in enumerate(tasks):
+        module.load_state_dict(states[o + 1])
+        loss = nn.functional.cross_entropy(module.eval()(x), y)
+        assert float(found.losses[o]) == pytest.approx(loss.item(), rel=1e-5)
+    assert float(found.distance[1, 0]) == 0 and math.isnan(found.radius[1, 0])
+    assert float(found.forgetting.measured[1, 0]) != 0 and float(found.forgetting.predicted[1, 0]) == 0
+    draw(found, Figure())
+
+
+@pytest.mark.parametrize("point", [1, 2, 3])
+def test_a_run_that_diverged_is_outside(point: int, tmp_path: Path) -> None:
+    found = of_subject(diverged(network(seed=2), point), 0.1)
+    touched = [(t, o) for t in range(3) for o in range(t) if point in (t + 1, o + 1)]
+    assert all(not bool(found.inside[pair]) and math.isnan(found.distance[pair]) for pair in touched)
+    assert found.advice.family == "replay" and "nan" in str(found)
+    assert math.isnan(found.eigenvalues[point - 1, 0]) and found.plot(tmp_path / "f.svg").exists()
+    other = (2 if point == 1 else 1) - 1
+    assert found.eigenvalues[other].isfinite().all() and float(found.random[other]) > 0
+
+
+def of_numbers(error: Sequence[float], forgotten: Sequence[float], share: float, epsilon: float = 0.1) -> Any:
+    errors = torch.tensor(error, dtype=torch.float64)
+    ways = torch.arange(1.0, len(error) + 1)
+    spectrum = torch.tensor([[2.0, -1.0]] * 3)
+    traces = torch.full((3,), 3.0 / share)
+    return advise(epsilon, ways, 5 * ways, errors, torch.tensor(forgotten), spectrum, traces, (1.0, 0.5, 9.0))
+
+
+def test_what_is_recommended_follows_the_numbers() -> None:
+    assert of_numbers([0.01, 0.05], [0, 0.01], 0.9).family == "constraint"
+    assert "90 % of the trace" in of_numbers([0.01, 0.05], [0, 0.01], 0.9).reason
+    spread = of_numbers([0.01, 0.05], [0, 0.01], 0.3)
+    assert (spread.family, spread.locality) == ("quadratic", "local") and "30 % of the trace" in spread.reason
+    assert of_numbers([0.01, 0.05], [0, 0.5], 0.9).family == "quadratic"
+    assert (
+        "lead back" in of_numbers([0.01], [0, 0.5], 0.9).reason
+        and "slopes" in of_numbers([0.01], [0, -0.5], 0.9).reason
+    )
+    left = of_numbers([0.01, -0.7, 0.2], [0, 0.5], 0.9)
+    assert (left.family, left.locality) == ("replay", "global") and "er" in left.algorithms
+    assert "2 of 3 pairs" in left.reason and "2 away" in left.reason and "wrong by 0.7" in left.reason
+    assert of_numbers([0.01, math.nan], [0, 0.01], 0.9).family == "replay"
+    assert of_numbers([0.01], [0, 0.01], math.nan).family == "quadratic"  # a trace that nobody knows
+
+
+@pytest.mark.parametrize(
+    ("far", "family", "told"),
+    [(0.4, "quadratic", "stays inside"), (3.0, "replay", "safe"), (20.0, "replay", "leaves it")],
+)
+def test_of_one_task(far: float, family: str, told: str) -> None:
+    none = torch.zeros(0)
+    found = advise(0.1, none, none, none, torch.zeros(1), torch.ones(1, 2), torch.ones(1), (far, 0.5, 9.0))
+    assert found.family == family and told in found.reason
+    figure = Figure()
+    draw(examine(*quartic(3.0, 1.0)), figure)
+    assert len(figure.axes) == 3
+
+
+def test_a_figure_of_all_pairs(tmp_path: Path) -> None:
+    found = of_subject(network(seed=3, tasks=4, step=0.4), 0.03)
+    figure = Figure()
+    draw(found, figure)
+    where, forgot, bend = figure.axes
+    points = [line for line in where.lines if line.get_marker() == "o"]
+    assert len(points) == 6 and sorted(float(p.get_ydata()[0]) for p in points) == pytest.approx(  # type: ignore[index,arg-type]
+        sorted(found.distance[found.later].tolist())
+    )
+    assert sum(isinstance(p.get_markerfacecolor(), str) for p in points) == 6 - int(found.inside.sum()) > 0  # white
+    dots = [line for line in forgot.lines if line.get_marker() == "o" and len(line.get_xdata())]  # type: ignore[arg-type]
+    assert len(dots) == 6 and len([line for line in bend.lines if line.get_marker() == "_"]) == 4
+    assert found.plot(tmp_path / "new" / "f.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(GlocalError, match="suffix"):
+        found.plot(tmp_path / "f.xyz")
+
+
+def test_mistakes_are_told() -> None:
+    subject = network(seed=1, dtype=torch.float32)
+    module, states = subject.module, [point.params for point in subject.solutions]
+    tasks: Any = [tuple(task) for task in subject.tasks]
+
+    def summed(outputs: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y, reduction="sum")
+
+    wrong: list[tuple[tuple[Any, ...], str]] = [
+        ((module, "cross-entropi", tasks, states), "unknown loss"),
+        ((module, 3, tasks, states), "a loss is 'cross-entropy'"),
+        ((module, summed, tasks, states), "no mean over samples"),
+        ((module, "cross-entropy", tasks, states[:1]), "1 checkpoints"),
+        ((module, "cross-entropy", tasks[:1], states), "1 tasks have"),
+        ((module, "cross-entropy", tasks, [{}, {}]), "does not fit the network"),
+        ((module, "cross-entropy", [3], states[:2]), "a int was given"),
+        ((module, "cross-entropy", [[3]], states[:2]), "pairs of tensors"),
+        ((module, "cross-entropy", [[]], states[:2]), "without examples"),
+        ((module, "cross-entropy", [(torch.ones(3, 9), torch.zeros(3).long())], states[:2]), "data of task 0"),
+        ((module, "cross-entropy", tasks, states, -1.0), "ε above 0"),
+    ]
+    for arguments, told in wrong:
+        with pytest.raises(GlocalError, match=told):
+            examine(*arguments)
+    with pytest.raises(GlocalError, match="examples = 0"):
+        examine(module, "cross-entropy", tasks, states, examples=0)
+
+
+def test_a_run_of_the_store_has_the_losses_that_it_measured(tmp_path: Path) -> None:
+    (run,) = glocal.sweep("rotated-digits", ["er"], [0.1], [7], store=tmp_path, keep_parameters=True, **QUICK)
+    assert run.path is not None
+    subject = of_stored_run(run.path)
+    for t, point in enumerate(subject.solutions):
+        for o in range(2):
+            assert float(subject.value(o, point)) == pytest.approx(run.arrays["train_class_loss"][t, o], rel=1e-4)
+    with pytest.raises(GlocalError, match="another one"):
+        of_stored_run(run.path, network="resnet18")
+    with pytest.raises(GlocalError, match="no run of a store"):
+        of_stored_run(tmp_path)
+
+
+def test_runs_of_the_store_that_need_more(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import math\nfrom torch import nn\ndef net(shape, outputs):\n"
+        "    first = nn.Linear(math.prod(shape), 6)\n"
+        "    return nn.Sequential(nn.Flatten(), first, nn.BatchNorm1d(6), nn.Linear(6, outputs))\n"
+    )
+    store: dict[str, Any] = {"store": tmp_path / "s", **QUICK}
+    (own,) = glocal.sweep("split-digits", ["sgd"], [0.1], [7], network=f"{mine}:net", keep_parameters=True, **store)
+    assert own.path is not None
+    with pytest.raises(GlocalError, match=r"--network path\.py:Name"):
+        of_stored_run(own.path)
+    subject = of_stored_run(own.path, network=f"{mine}:net")
+    assert float(subject.value(0, subject.solutions[1])) == pytest.approx(
+        own.arrays["train_class_loss"][1, 0], rel=1e-4
+    )
+    (bare,) = glocal.sweep("rotated-digits", ["sgd"], [0.1], [7], **store)
+    (parts,) = glocal.sweep("rotated-digits", ["packnet"], [0.1], [7], keep_parameters=True, **store)
+    for run, told in ((bare, "not kept its parameters"), (parts, "answers by a task's number")):
+        assert run.path is not None
+        with pytest.raises(GlocalError, match=told):
+            of_stored_run(run.path)

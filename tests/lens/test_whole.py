@@ -1,0 +1,55 @@
+"""Expansions with the whole Hessian, by products, against the matrix itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quadratics import anywhere, at, dense_hessian, network, theta_of
+
+from glocal.errors import GlocalError
+from glocal.lens.approximation import Moment, curves, taylor_curves
+from glocal.lens.taylor import taylor
+from glocal.lens.whole import whole, within
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
+def test_products_tell_what_the_matrix_does(loss: str) -> None:
+    subject = network(3, loss=loss)
+    found, matrix = whole(subject, 1), dense_hessian(subject, 1)
+    slope = torch.autograd.functional.jacobian(lambda t: subject.value(1, at(subject, t)), theta_of(subject, 1))
+    moved = torch.randn(slope.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = subject.value(1, subject.solutions[2]) + moved @ slope + moved @ matrix @ moved / 2
+    torch.testing.assert_close(found(at(subject, theta_of(subject, 1) + moved).params), expected)
+
+
+def test_within_a_span_few_products_are_enough() -> None:
+    subject = network(5)
+    draw = torch.Generator().manual_seed(1)
+    directions = torch.randn(3, len(theta_of(subject, 0)), dtype=torch.float64, generator=draw)
+    short, long = within(subject, 0, directions), whole(subject, 0)
+    for coordinates in ([0.3, 0.0, 0.0], [0.0, -2.0, 0.0], [0.5, 0.1, -0.4]):
+        moved = torch.tensor(coordinates, dtype=torch.float64) @ directions
+        params = at(subject, theta_of(subject, 0) + moved).params
+        torch.testing.assert_close(short(params), long(params))
+    # What is orthogonal to all of them has a slope and no curvature.
+    aside = torch.randn(directions.shape[1], dtype=torch.float64, generator=draw)
+    aside = aside - torch.linalg.lstsq(directions.T, aside[:, None]).solution[:, 0] @ directions
+    params = at(subject, theta_of(subject, 0) + aside).params
+    torch.testing.assert_close(short(params), taylor(subject, 0, 1)(params))
+    assert abs(float(long(params) - short(params))) > 1e-3
+
+
+def test_curves_of_any_approximation() -> None:
+    subject = anywhere(1).subject
+    moments = [Moment(t, -1, point) for t, point in enumerate(subject.solutions)]
+    found = curves(subject, moments, [whole(subject, o) for o in range(4)])
+    expected = taylor_curves(subject, 2, "full")
+    torch.testing.assert_close(found.approximate, expected.approximate, equal_nan=True)
+    assert found.error[found.known].max() < 1e-12 * found.true[found.known].max()
+
+
+def test_directions_that_depend_on_each_other_are_refused() -> None:
+    subject = network(0)
+    one = torch.ones(1, len(theta_of(subject, 0)), dtype=torch.float64)
+    with pytest.raises(GlocalError, match="independent; 2 of rank 1"):
+        within(subject, 0, torch.cat([one, -one]))

@@ -1,0 +1,142 @@
+"""The study of approximation errors on small networks: its rows against losses that are computed directly."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.func import functional_call, grad
+from torch.nn.functional import cross_entropy
+
+from glocal.curvature.vector import flatten, unflatten
+from glocal.lens.subject import Subject, of_training
+from glocal.paper.studies import get
+from glocal.paper.studies.approximation_error import OWN, STRUCTURES
+from glocal.paper.studies.cohorts import challenge_of, cohort_of
+from glocal.paper.studies.rows import column, where
+from glocal.paper.study import Place, Row
+
+STUDY = get("approximation-error")
+PLACE = Place(torch.device("cpu"), None, Path("unused"))
+BASE: dict[str, Any] = {"challenge": "rotated-digits", "tasks": 3, "epochs": 1, "hidden": [4], "seeds": [0]}
+BASE |= {"lrs": [0.02, 0.2]}
+SGD = {"algorithm": "sgd", "options": {}, "examples": 60, "rank": 2} | BASE
+EXPANSIONS = ("order 0", "order 1", *STRUCTURES, "whole")
+
+
+def own(algorithm: str, **options: Any) -> dict[str, Any]:
+    return {"algorithm": algorithm, "options": OWN[algorithm] | options, "examples": 4_000} | BASE
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    pieces = (SGD, own("ewc"), own("agem", slots=60), own("si"))
+    return [row for piece in pieces for row in STUDY.measure(piece, PLACE)]
+
+
+def loss(subject: Subject, task: int, theta: Tensor) -> Tensor:
+    params = unflatten(theta, subject.solutions[0].params)
+    return cross_entropy(functional_call(subject.module, params, (subject.tasks[task].x,)), subject.tasks[task].y)
+
+
+def test_rows_are_complete(rows: list[Row]) -> None:
+    assert len({tuple(row) for row in rows}) == 1
+    training, rays = where(rows, ray=False), where(rows, ray=True)
+    lines = len(EXPANSIONS) + 3
+    # After two tasks the mean and one task, after three the mean and two; for both learning rates.
+    assert len(training) == lines * 2 * 5 and len(rays) == lines * 2 * 15
+    assert np.isfinite(column(training, "error")).all()
+    means = where(training, task=None)
+    np.testing.assert_allclose(
+        column(means, "error"), np.abs(column(means, "true") - column(means, "approximate")), atol=1e-6
+    )
+    assert {row["locality"] for row in where(rows, algorithm="agem")} == {"global"}
+
+
+def test_expansions_are_those_of_the_losses(rows: list[Row]) -> None:
+    cohort = cohort_of(SGD, PLACE, challenge_of(SGD, PLACE))
+    for member, subject in zip(cohort.members, of_training(cohort, 60), strict=True):
+        theta = [flatten(point.params) for point in subject.solutions]
+        moved = theta[3] - theta[1]
+        after = where(rows, algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
+        expected = {"order 0": loss(subject, 0, theta[1])}
+        slope_at = grad(partial(loss, subject, 0))
+        slope, bent = slope_at(theta[1]), grad(lambda t, at=slope_at, v=moved: at(t) @ v)(theta[1])
+        expected["order 1"] = expected["order 0"] + moved @ slope
+        expected["whole"] = expected["order 1"] + moved @ bent / 2
+        for name, value in expected.items():
+            (row,) = where(after, approximation=name)
+            assert row["true"] == pytest.approx(float(loss(subject, 0, theta[3])), rel=1e-5)
+            assert row["approximate"] == pytest.approx(float(value), rel=1e-4, abs=1e-5)
+            assert row["distance"] == pytest.approx(float(moved.norm()), rel=1e-5)
+
+
+def test_near_a_solution_errors_are_small_and_of_their_order(rows: list[Row]) -> None:
+    powers = {name: column(where(rows, approximation=name, ray=True), "exponent") for name in ("order 0", "order 1")}
+    np.testing.assert_allclose(powers["order 0"], 1, atol=0.5)
+    np.testing.assert_allclose(powers["order 1"], 2, atol=0.5)
+    nearest = where(rows, ray=True, distance=0.01)
+    local = column(where(nearest, algorithm="ewc"), "error")
+    assert (local < column(where(nearest, algorithm="agem"), "error")).all() and (local < 0.02).all()
+
+
+def test_the_figure_has_a_line_for_each_approximation(rows: list[Row]) -> None:
+    figure = Figure(layout="constrained")
+    STUDY.draw(rows, figure)
+    panels = [axes for axes in figure.axes if axes.get_xlabel()]
+    assert len(panels) == 6
+    assert [len(axes.lines) for axes in panels] == [3, 3, 4, 6, 6, 7]  # and a line where θ_2 is
+    legends: list[Any] = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert [len(legend.get_texts()) for legend in legends] == [3, 6]
+    assert legends[1].get_texts()[5].get_text().startswith("order 2, whole")
+    styles = {
+        text.get_text().split()[0]: line.get_linestyle()
+        for text, line in zip(legends[0].get_texts(), legends[0].get_lines(), strict=True)
+    }
+    assert styles == {"agem": "-", "si": "-", "ewc": "--"}
+    assert "learning rate, 0.2" in panels[1].get_title("left")
+
+
+def test_sentences_follow_the_rows(rows: list[Row]) -> None:
+    made: list[Row] = []
+    for row in where(rows, ray=False):
+        low = row["lr"] == 0.02
+        made.append(row | {"error": 0.1 if low or row["locality"] == "global" else 1.0})
+    said = STUDY.conclude(made)
+    assert "the rows agree" in said[0] and "0.1 to 1 with local ones (ewc), 10 times" in said[0]
+    opposite = [row | {"error": 0.1 if row["lr"] == 0.02 or row["locality"] == "local" else 1.0} for row in made]
+    assert "the rows do not agree" in STUDY.conclude(opposite)[0]
+    steep = [row | {"exponent": 0.1} for row in rows]
+    assert "does not hold to within" in STUDY.conclude(steep)[-1]
+    assert any("divide the error by" in sentence for sentence in STUDY.conclude(rows))
+
+
+def test_runs_that_diverged_are_named_and_drawn(rows: list[Row]) -> None:
+    lost = [row | {"error": np.inf, "exponent": np.nan} if row["algorithm"] == "ewc" else row for row in rows]
+    said = STUDY.conclude(lost)
+    assert "runs of ewc diverged" in said[0]
+    figure = Figure()
+    STUDY.draw(lost, figure)
+    assert any("diverged" in axes.get_xlabel() for axes in figure.axes)
+    nothing = [row | {"error": np.nan, "exponent": np.nan, "distance": np.nan} for row in rows]
+    STUDY.conclude(nothing)
+    STUDY.draw(nothing, Figure())
+
+
+def test_a_diverged_run_has_rows() -> None:
+    found = STUDY.measure(SGD | {"lrs": [1e20], "tasks": 2, "examples": 20}, PLACE)
+    assert not np.isfinite(column(where(found, ray=False), "error")).any()
+    assert len({tuple(row) for row in found}) == 1
+
+
+def test_pieces_name_all_that_is_asked_for() -> None:
+    for demo in (False, True):
+        pieces = STUDY.pieces(demo)
+        assert [piece["algorithm"] for piece in pieces] == ["sgd", *OWN]
+        assert str(len(pieces) * len(pieces[0]["lrs"]) * len(pieces[0]["seeds"])) in STUDY.cost(demo)

@@ -1,0 +1,153 @@
+"""Flat minima as a study: its rows against matrices made by autograd, rank correlations against scipy's, sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from scipy import stats
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+import glocal
+from glocal import challenges
+from glocal.networks import MLP
+from glocal.paper.studies import get
+from glocal.paper.studies.flatness import DEMO, REGIMES, spearman
+from glocal.paper.study import Piece, Place, Row, draw
+from glocal.report.style import looks
+
+TINY: Piece = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}
+TINY |= {"batch_size": 200, "steps": 60, "probes": 60}
+
+
+def narrow(shape: object, outputs: int) -> MLP:
+    return MLP(784, outputs, [1])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    place = Place(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
+    return [row for regime in REGIMES.values() for row in get("flatness").measure(regime | TINY, place)]
+
+
+def test_rows_are_complete(measured: list[Row]) -> None:
+    assert len({tuple(row) for row in measured}) == 1
+    keys = ("algorithm", "lr", "seed", "task")
+    assert len({tuple(row[k] for k in keys) for row in measured}) == len(measured) == 2 * 2 * 2
+    last = [row for row in measured if row["task"] == 1]
+    assert all(np.isnan(float(row[k])) for row in last for k in ("after_next", "at_end", "moved"))  # type: ignore[arg-type]
+    assert all(np.isfinite(float(row[k])) for row in measured for k in ("top", "trace"))  # type: ignore[arg-type]
+
+
+def test_a_solution_by_autograd(measured: list[Row], tmp_path: Path) -> None:
+    """From the same run, trained by a sweep."""
+    common = {"network": narrow, "tasks": 2, "epochs": 1, "batch_size": 200, "keep_parameters": True}
+    (run,) = glocal.sweep("rotated-digits", ["sgd"], [0.5], [1], store=tmp_path, **common)  # type: ignore[arg-type]
+    train = challenges.make("rotated-digits", 2).task(0, 1).train
+    chosen = np.linspace(0, len(train.y) - 1, 40).round().astype(int)
+    x, y = train.x[chosen].double() / 255, train.y[chosen]
+    network = narrow(None, 10)
+    network.load_state_dict(run.state(1))
+    params = {k: p.detach().double() for k, p in network.named_parameters()}
+    sizes = [p.numel() for p in params.values()]
+
+    def loss(theta: Tensor) -> Tensor:
+        moved = {k: part.view_as(p) for (k, p), part in zip(params.items(), theta.split(sizes), strict=True)}
+        return functional.cross_entropy(functional_call(network, moved, (x,)), y)
+
+    learnt, end = (torch.cat([run.state(t)[k].double().flatten() for k in params]) for t in (1, 2))
+    matrix = torch.autograd.functional.hessian(loss, learnt).numpy()
+    (row,) = [r for r in measured if (r["algorithm"], r["lr"], r["task"]) == ("sgd", 0.5, 0)]
+    assert row["top"] == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=1e-4)
+    assert row["trace"] == pytest.approx(np.trace(matrix), rel=0.05)
+    assert row["at_end"] == row["after_next"] == pytest.approx(float(loss(end) - loss(learnt)), abs=1e-5)
+    assert row["moved"] == pytest.approx(float((end - learnt).norm()), rel=1e-5)
+
+
+numbers = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 7.0, 1e9])
+
+
+@given(pairs=st.lists(st.tuples(numbers, numbers), min_size=3, max_size=30))
+def test_rank_correlation_is_scipys(pairs: list[tuple[float, float]]) -> None:
+    x, y = np.array(pairs).T
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        assert np.isnan(spearman(x, y))
+    else:
+        assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+
+
+def test_rank_correlation_of_what_is_finite() -> None:
+    x = np.array([1.0, 2.0, 3.0, np.nan, 5.0, np.inf])
+    assert spearman(x, np.array([1.0, 4.0, 9.0, 0.0, np.nan, -1.0])) == pytest.approx(1)
+    assert np.isnan(spearman(x[:2], x[:2])) and np.isnan(spearman(x[3:], x[3:]))
+
+
+def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
+    study = get("flatness")
+    with looks():
+        figure = Figure(layout="constrained")
+        study.draw(measured, figure)
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        assert len(axes.collections) == 4  # regimes, learning rates
+        assert sum(len(np.asarray(part.get_offsets())) for part in axes.collections) == 4  # the last has no forgetting
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["sgd 0.1", "sgd 0.5", "stable-sgd 0.1", "stable-sgd 0.5"]
+    assert draw(study, measured, tmp_path / "figure.pdf").stat().st_size > 0
+
+
+def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> list[Row]:
+    """Forgetting that is `slope` times sharpness at each rate; higher rates are flatter and forget more."""
+    rows: list[Row] = []
+    for algorithm, factor in (("sgd", 1.0), ("stable-sgd", stable)):
+        for lr in (0.01, 1.0):
+            for seed in range(4):
+                top = factor * (1 + seed) * (0.01 if lr == 1.0 else 1.0)
+                forgotten = np.nan if nothing else slope * top + 1e3 * lr
+                row: Row = {"challenge": "c", "algorithm": algorithm, "lr": lr, "seed": seed, "task": 0, "top": top}
+                row |= {"top_error": 0.0, "trace": 10 * top, "trace_error": 0.0, "after_next": forgotten}
+                rows.append(row | {"at_end": forgotten, "moved": np.nan if nothing else 1.0 + lr})
+    return rows
+
+
+def test_the_sentences_follow_the_rows() -> None:
+    study = get("flatness")
+    rising, falling = (" ".join(study.conclude(made_up(slope))) for slope in (1.0, -1.0))
+    assert "within +1.00" in rising and "sharper solutions forget more at one learning rate" in rising
+    assert "positive in 4 of 4" in rising and "they do not" in rising
+    assert (
+        "flatter than plain SGD's in 8 of 8 pairs, forgets less in 8" in rising
+        and "rows show that the stable" in rising
+    )
+    assert "within −1.00" in falling and "sharper solutions do not forget more at one learning rate" in falling
+    assert "forgets less in 0" in falling and "rows do not show that the stable" in falling
+    sharper = " ".join(study.conclude(made_up(1.0, stable=2.0)))
+    assert "flatter than plain SGD's in 0 of 8" in sharper and "rows do not show that the stable" in sharper
+
+
+def test_where_flatness_tells_more() -> None:
+    rows = made_up(1.0)
+    for row in rows:
+        if row["lr"] == 1.0:
+            row["at_end"] = -float(row["top"])  # type: ignore[arg-type]
+    assert "rows show that flatness tells more where learning is local" in " ".join(get("flatness").conclude(rows))
+    assert "rows do not show that flatness tells more" in " ".join(get("flatness").conclude(made_up(1.0)))
+
+
+def test_runs_that_diverged(tmp_path: Path) -> None:
+    study = get("flatness")
+    some = made_up(1.0)
+    for row in some[:3]:
+        row["top"] = row["trace"] = row["at_end"] = row["moved"] = np.nan
+    assert "over all 13 solutions" in " ".join(study.conclude(some))
+    nothing = made_up(1.0, nothing=True)
+    assert "No forgetting is known" in " ".join(study.conclude(nothing))
+    for number, rows in enumerate((some, nothing)):
+        assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0

@@ -1,0 +1,136 @@
+"""Ranks of the average Hessian as a study: its rows against matrices made by autograd, its figure, its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+import glocal
+from glocal import challenges
+from glocal.paper.studies import get
+from glocal.paper.studies.hessian_rank import DEMO, FULL, Pooled
+from glocal.paper.study import Piece, Place, Row, draw
+from glocal.report.style import looks
+
+TINY: Piece = DEMO | {"tasks": 3, "epochs": 1, "pooled": 14, "hidden": [3], "examples": 50, "lr": 0.3}
+
+
+def tiny(shape: Sequence[int], outputs: int) -> Pooled:
+    return Pooled(shape, outputs, side=14, hidden=[3])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    place = Place(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
+    return [row for seed in (1, 2) for row in get("hessian-rank").measure(TINY | {"seed": seed}, place)]
+
+
+def test_rows_are_complete(measured: list[Row]) -> None:
+    assert len({tuple(row) for row in measured}) == 1
+    assert len(measured) == 2 * 3 * 11  # seeds, tasks, definitions
+    assert {row["parameters"] for row in measured} == {4 * 3 + 3 + 3 * 10 + 10}
+    keys = ("seed", "tasks", "kind", "threshold")
+    assert len({tuple(row[k] for k in keys) for row in measured}) == len(measured)
+
+
+def test_ranks_by_autograd_and_numpy(measured: list[Row], tmp_path: Path) -> None:
+    """From the same run, trained by a sweep: dense Hessians of the kept states, averaged with the paper's 1/t."""
+    how = {"epochs": 1, "batch_size": 128, "tasks": 3}
+    (run,) = glocal.sweep(
+        "rotated-digits",
+        ["sgd"],
+        [0.3],
+        [1],
+        network=tiny,
+        store=tmp_path,
+        keep_parameters=True,
+        **how,  # type: ignore[arg-type]
+    )
+    challenge, total = challenges.make("rotated-digits", 3), np.zeros((55, 55))
+    for o in range(3):
+        train = challenge.task(o, 1).train
+        chosen = np.linspace(0, len(train.y) - 1, 50).round().astype(int)
+        x, y = train.x[chosen].double() / 255, train.y[chosen]
+        network = tiny([1, 28, 28], 10)
+        network.load_state_dict(run.state(o + 1))
+        params = {k: p.detach().double() for k, p in network.named_parameters()}
+        sizes = [p.numel() for p in params.values()]
+
+        def loss(theta: Tensor) -> Tensor:
+            parts = zip(params.items(), theta.split(sizes), strict=True)  # noqa: B023
+            moved = {k: part.view_as(p) for (k, p), part in parts}
+            return functional.cross_entropy(functional_call(network, moved, (x,)), y)  # noqa: B023
+
+        total += torch.autograd.functional.hessian(loss, torch.cat([p.flatten() for p in params.values()])).numpy()
+        values = np.abs(np.linalg.eigvalsh(total / (o + 2)))
+        p = values / values.sum()
+        expected = {
+            "effective": np.exp(-(p[p > 0] * np.log(p[p > 0])).sum()),
+            "participation": values.sum() ** 2 / (values**2).sum(),
+            "numerical": (values > 55 * 2.0**-23 * values.max()).sum(),
+        }
+        rows = [row for row in measured if row["seed"] == 1 and row["tasks"] == o + 1]
+        for row in rows:
+            scale = values.max() if row["kind"] == "relative" else 1.0
+            counted = expected.get(str(row["kind"]), (values > scale * (row["threshold"] or 0)).sum())  # type: ignore[operator]
+            assert row["rank"] == pytest.approx(counted, rel=1e-4), row
+            assert row["top"] == pytest.approx(values.max(), rel=1e-5)
+
+
+def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
+    study = get("hessian-rank")
+    with looks():
+        figure = Figure(layout="constrained")
+        study.draw(measured, figure)
+    left, middle, right = figure.axes
+    assert (len(left.lines), len(middle.lines), len(right.lines)) == (4, 7, 12)
+    labels = [text.get_text() for axes in (left, middle) for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+    assert len(set(labels)) == 11 and {"λ > 0.01", "λ > 0.01 of the largest", "effective rank"} <= set(labels)
+    assert all(line.get_ydata()[0] == 1 for line in right.lines)  # type: ignore[index]
+    assert draw(study, measured, tmp_path / "figure.pdf").stat().st_size > 0
+
+
+def made_up(power: float, broken: float = 0.0) -> list[Row]:
+    """Ranks that grow as a power of the tasks, by two definitions."""
+    rows: list[Row] = []
+    for seed in range(2):
+        for tasks in range(1, 6):
+            for kind, threshold in (("numerical", 1e-4), ("effective", None)):
+                row: Row = {"challenge": "c", "seed": seed, "lr": 0.1, "parameters": 1000, "tasks": tasks}
+                found = np.nan if seed < broken else 10 * tasks**power
+                rows.append(row | {"kind": kind, "threshold": threshold, "rank": found, "top": 1.0})
+    return rows
+
+
+def test_the_verdict_follows_the_rows() -> None:
+    study = get("hessian-rank")
+    slow, fast, falling = (" ".join(study.conclude(made_up(power))) for power in (0.5, 1.5, -0.5))
+    assert "exponent 0.50" in slow and "all definitions agree" in slow and "not grow at all" not in slow
+    assert "10 after the first task and 22 after 5, 2% of them" in slow
+    assert "exponent 1.50" in fast and "not all definitions agree: numerical rank, effective rank do not" in fast
+    assert "By 2 of 2 the rank does not grow at all" in falling
+
+
+def test_runs_that_diverged(tmp_path: Path) -> None:
+    study = get("hessian-rank")
+    assert study.conclude(made_up(0.5, broken=1)) == study.conclude(made_up(0.5))
+    nothing = made_up(0.5, broken=2)
+    assert "No rank is known" in " ".join(study.conclude(nothing))
+    for number, rows in enumerate((made_up(0.5, broken=1), nothing)):
+        assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
+
+
+def test_the_full_networks_size_is_the_papers() -> None:
+    network = get("hessian-rank").cost(False)
+    size = sum(p.numel() for p in Pooled([1, 28, 28], 10, side=1, hidden=FULL["hidden"]).parameters())
+    assert f"{size:,} parameters" in network and size == 18_006
+    small = sum(p.numel() for p in Pooled([1, 28, 28], 10, side=4, hidden=DEMO["hidden"]).parameters())
+    assert f"{small:,} parameters" in get("hessian-rank").cost(True)

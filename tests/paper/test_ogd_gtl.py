@@ -1,0 +1,139 @@
+"""The study of OGD-GTL: closed forms, restricted classes, runs shared with Table 1; figure and sentences by rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from glocal.challenges import make
+from glocal.laboratory import load
+from glocal.metrics import summary
+from glocal.paper import table1
+from glocal.paper.selection import Selection, train
+from glocal.paper.studies import get
+from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, beside_sgd, restricted
+from glocal.paper.study import Place, Row
+
+STUDY = get("ogd-gtl")
+SMALL = DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}
+
+
+def test_the_equal_split_in_closed_form(tmp_path: Path) -> None:
+    rows = STUDY.measure(CLOSED, Place(torch.device("cpu"), None, tmp_path))
+    assert len(rows) == len(CLOSED["classes"]) * len(CLOSED["confidences"])
+    for row in rows:
+        k, p = int(row["classes"] or 0), float(row["confidence"] or 0)
+        probabilities = np.full(k, (1 - p) / (k - 1))
+        probabilities[0] = p
+        matrix = np.diag(probabilities) - np.outer(probabilities, probabilities)
+        others = np.abs(matrix).ravel()[1:]
+        assert row["dominance"] == pytest.approx(matrix[0, 0] / others.max())
+        assert row["of_trace"] == pytest.approx(matrix[0, 0] / np.trace(matrix))
+        assert row["of_squares"] == pytest.approx(matrix[0, 0] ** 2 / (matrix**2).sum())
+
+
+def test_restricted_tasks_are_those_images_of_the_first_classes() -> None:
+    whole = make("rotated-digits", 2)
+    few = restricted(whole, 3)
+    assert restricted(whole, 10) is whole
+    for seed in (1, 2):
+        task, original = few.task(1, seed, torch.device("cpu")), whole.task(1, seed)
+        assert task.classes == (0, 1, 2)
+        for part, all_of_it in ((task.train, original.train), (task.test, original.test)):
+            assert torch.equal(part.y, all_of_it.y[all_of_it.y < 3])
+            assert torch.equal(part.x, all_of_it.x[all_of_it.y < 3])
+    assert few.outputs == 3 and few.options != whole.options
+
+
+def test_entries_of_two_classes_are_all_equal(tmp_path: Path) -> None:
+    """With K = 2 no training changes that, as the appendix says; with more it does."""
+    place = Place(torch.device("cpu"), None, tmp_path)
+    two, five = (STUDY.measure({"part": "entries", "classes": k, **SMALL}, place) for k in (2, 5))
+    assert two[0]["dominance"] == pytest.approx(1)
+    assert two[0]["of_trace"] == two[0]["of_total_trace"] == pytest.approx(0.5)
+    assert float(five[0]["dominance"] or 0) > 1.1
+    assert float(five[0]["of_total_trace"] or 0) < 0.5
+    assert str(two[0]["forgetting"]) == "nan"
+
+
+def test_runs_of_all_classes_are_those_of_table_1(tmp_path: Path) -> None:
+    part = Selection(table1.DEMO, (table1.DEMO.named("ogd-gtl"),), (0.1,), (11,), tasks=2, epochs=1)
+    (run,) = train(part, store=tmp_path, device="cpu")
+    piece = {"part": "forgetting", "classes": 10, "algorithm": "ogd-gtl", **SMALL, "slots": 500}
+    (row,) = STUDY.measure(piece, Place(torch.device("cpu"), None, tmp_path))
+    assert len(load(tmp_path)) == 1
+    assert row["forgetting"] == pytest.approx(100 * summary(run)["forgetting"])
+    assert row["acc"] == pytest.approx(100 * summary(run)["acc"])
+    (few,) = STUDY.measure(piece | {"classes": 3}, Place(torch.device("cpu"), None, tmp_path))
+    assert len(load(tmp_path)) == 2
+    assert few.keys() == row.keys()
+
+
+def made_up(label: float, dominance: float, diverged: bool = False) -> list[Row]:
+    """Plain SGD forgets 20, full OGD 10, and OGD-GTL `label` more than it; every seed more than the one before."""
+    lost = dict(zip(ALGORITHMS, (20.0, 10.0, 10.0 + label, 19.0, 18.0), strict=True))
+    none: Row = dict.fromkeys(("confidence", "dominance", "of_trace", "of_squares", "of_total_trace"), np.nan)
+    runs: list[Row] = [
+        {
+            "part": "forgetting",
+            "classes": 10,
+            "algorithm": a,
+            "locality": "global" if a == "sgd" else "local",
+            "lr": lr,
+            "seed": seed,
+            "acc": 80.0,
+            "learning_accuracy": 90.0,
+            "forgetting": np.nan if diverged and (a, lr) == ("ogd-ave", 0.1) else x + seed,
+            **none,
+        }
+        for a, x in lost.items()
+        for lr in (0.01, 0.1)
+        for seed in (1, 2, 3)
+    ]
+    entry: Row = {"part": "entries", "classes": 10, "algorithm": "sgd", "locality": "global", "lr": 0.1, "seed": 1}
+    entry |= {"acc": np.nan, "forgetting": np.nan, "learning_accuracy": np.nan, "confidence": 0.9}
+    entry |= {"dominance": dominance, "of_trace": 0.4, "of_squares": 0.3, "of_total_trace": 0.42}
+    closed = entry | {"part": "equal split", "algorithm": "", "locality": "", "lr": np.nan, "seed": -1}
+    return [closed, closed | {"classes": 100}, entry, *runs]
+
+
+def test_sentences_follow_the_rows() -> None:
+    worse, better = (" ".join(STUDY.conclude(made_up(x, d))) for x, d in ((4.0, 1.2), (-4.0, 8.0)))
+    assert "ogd-gtl forgets more than full OGD, +4.0 points" in worse
+    assert "ogd-gtl forgets less than full OGD, -4.0 points" in better
+    assert "1.2 times the next at K = 10: nearer to 1 than to K − 1 = 9" in worse
+    assert "as is said, nearer to K − 1 = 9 than to 1" in better
+    assert "42 % at K = 10" in worse
+    assert "is not settled" in " ".join(STUDY.conclude(_noisy(made_up(0.1, 2.0))))
+    assert "diverged" not in worse
+    assert "3 of 30 runs diverged" in " ".join(STUDY.conclude(made_up(4.0, 1.2, diverged=True)))
+
+
+def _noisy(rows: list[Row]) -> list[Row]:
+    """OGD-GTL forgets more with one seed and less with another."""
+    sign = {1: 5.0, 2: -5.0, 3: 0.0}
+    return [
+        row | {"forgetting": 10 + sign[int(row["seed"] or 0)]} if row["algorithm"] == "ogd-gtl" else row for row in rows
+    ]
+
+
+def test_forgetting_beside_that_of_sgd() -> None:
+    runs = [row for row in made_up(4.0, 1.2) if row["part"] == "forgetting"]
+    apart = {str(row["algorithm"]): row["forgetting"] for row in beside_sgd(runs)}
+    assert apart == pytest.approx({"sgd": 0, "ogd": -10, "ogd-gtl": -6, "ogd-ave": -1, "ogd-published": -2})
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_figure_has_the_entries_and_a_panel_for_each_number_of_classes(diverged: bool) -> None:
+    figure = Figure()
+    rows = made_up(4.0, 1.2, diverged)
+    STUDY.draw([*rows, *(row | {"classes": 2} for row in rows if row["part"] == "forgetting")], figure)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    titles = [axes.get_title(loc="left") for axes in shown]
+    assert titles[3:] == ["$K = 2$ (sgd: 22.0 to 22.0)", "$K = 10$ (sgd: 22.0 to 22.0)"]
+    assert len(shown[0].lines) == 1 and len(shown[0].collections) == 1
+    assert [len(axes.lines) for axes in shown[3:]] == [5, 5]

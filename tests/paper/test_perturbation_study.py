@@ -1,0 +1,171 @@
+"""The perturbation score as a study: its rows against losses computed directly, its figure, its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+from torch.nn import functional
+
+from glocal import challenges
+from glocal.laboratory import load
+from glocal.lens.statistics import by_batch
+from glocal.networks import mlp
+from glocal.paper.studies import get
+from glocal.paper.studies.perturbation import SmallResNet18, line, quantiles
+from glocal.paper.study import Piece, Place, Row, Study, conduct, draw
+from glocal.report.style import looks
+
+NAMES = ("perturbation-cifar10", "perturbation-mnist")
+TINY: Piece = {"epochs": 1, "batch_size": 400, "tasks": 2, "samples": 12, "examples": 12}
+TINY |= {"eigenvectors": 2, "directions": 2}
+
+
+class Tiny:
+    """A study with its smallest pieces."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.study = name, get(name)
+
+    def pieces(self, demo: bool) -> list[Piece]:
+        kept = [("running", 0), ("batch", 1), ("none", 0), ("none", 1)]
+        return [piece | TINY for piece in self.study.pieces(True) if (piece["statistics"], piece["task"]) in kept]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.study, name)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, list[Row]]]]:
+    found = {}
+    for name in NAMES:
+        store = tmp_path_factory.mktemp(name)
+        study: Study = Tiny(name)
+        found[name] = store, conduct(study, Place(torch.device("cpu"), None, store))
+    yield found
+
+
+def only(rows: list[Row], **values: object) -> list[Row]:
+    return [row for row in rows if all(row[k] == v for k, v in values.items())]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_complete(name: str, measured: dict[str, tuple[Path, list[Row]]]) -> None:
+    store, rows = measured[name]
+    statistics = {"running", "batch"} if name.endswith("cifar10") else {"none"}
+    assert len({tuple(row) for row in rows}) == 1
+    assert {row["statistics"] for row in rows} == statistics
+    assert {row["task"] for row in rows} == {0, 1}
+    assert len(rows) == 2 * 2 * 2 * 2 * 10  # pieces, splits, kinds, directions, radii
+    assert len(
+        {tuple(row[k] for k in ("statistics", "task", "split", "kind", "direction", "radius")) for row in rows}
+    ) == len(rows)
+    assert all((row["eigenvalue"] is None) == (row["kind"] == "random") for row in rows)
+    runs = load(store)
+    assert len(runs) == len(get(name).pieces(True)[0]["lrs"]), "trained once for all pieces"
+    lowest = min(runs, key=lambda run: run.arrays["train_class_loss"][[1, 2], [0, 1]].mean())
+    assert {row["lr"] for row in rows} == {lowest.lr}
+
+
+@pytest.mark.parametrize(("name", "statistics"), [(NAMES[0], "running"), (NAMES[0], "batch"), (NAMES[1], "none")])
+def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str, tuple[Path, list[Row]]]) -> None:
+    """The kept state in a network of its own, in float64, on the same examples."""
+    store, rows = measured[name]
+    task = 0 if statistics == "running" else 1
+    rows = only(rows, statistics=statistics, task=task, split="test")
+    (run,) = [r for r in load(store) if r.lr == rows[0]["lr"]]
+    challenge = challenges.make(str(rows[0]["challenge"]), 2)
+    make = mlp if statistics == "none" else SmallResNet18
+    network: nn.Module = make(challenge.input_shape, challenge.outputs)
+    network.load_state_dict(run.state(task + 1))
+    network = by_batch(network) if statistics == "batch" else network
+    test = challenge.task(task, run.seed).test
+    chosen = np.linspace(0, len(test.y) - 1, 12).round().astype(int)
+    x, y = test.x[chosen].double() / 255, test.y[chosen]
+    with torch.no_grad():
+        expected = functional.cross_entropy(network.double().eval()(x), y).item()
+    (base,) = {row["base"] for row in rows}
+    assert base == pytest.approx(expected, rel=1e-6)
+
+
+def test_scores_are_made_of_the_losses_in_the_rows(measured: dict[str, tuple[Path, list[Row]]]) -> None:
+    rows = only(measured["perturbation-mnist"][1], task=0, split="train", radius=1.0)
+    base = float(rows[0]["base"])  # type: ignore[arg-type]
+    changes = {kind: [abs(float(r["loss"]) - base) for r in only(rows, kind=kind)] for kind in ("eigen", "random")}  # type: ignore[arg-type]
+    for row, change in zip(only(rows, kind="eigen"), changes["eigen"], strict=True):
+        assert row["score"] == pytest.approx(np.mean([change / other for other in changes["random"]]), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_figure(name: str, measured: dict[str, tuple[Path, list[Row]]], tmp_path: Path) -> None:
+    study, rows = get(name), measured[name][1]
+    with looks():
+        figure = Figure(layout="constrained")
+        study.draw(rows, figure)
+    sections = 2 if name.endswith("cifar10") else 1
+    assert len(figure.axes) == 4 * sections
+    for axes in figure.axes:
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert len(axes.lines) == 5  # two eigenvectors, two medians, 1 or the loss at the solution
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["training data", "test data", "", ""] * sections
+    assert draw(study, rows, tmp_path / "figure.pdf").stat().st_size > 0
+
+
+def made_up(name: str, scores: list[float], statistics: str) -> list[Row]:
+    """A curve of scores, the same for all tasks, directions and splits; random ones are 1."""
+    common: Row = {"challenge": "c", "network": "n", "parameters": 9, "lr": 0.1, "seed": 0, "statistics": statistics}
+    rows: list[Row] = []
+    for task in range(2):
+        for split in ("train", "test"):
+            for kind in ("eigen", "random"):
+                for i in range(2):
+                    for r, score in enumerate(scores):
+                        row: Row = {"task": task, "split": split, "kind": kind, "direction": i, "base": 0.1}
+                        row |= {"eigenvalue": 1.0, "residual": 0.0, "radius": 10.0**r, "known": 2}
+                        value = score if kind == "eigen" or np.isnan(score) else 1.0
+                        rows.append(common | row | {"loss": 0.1 + value, "score": value})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("name", "statistics", "expected"),
+    [
+        (NAMES[0], "batch", ("both agree", "one of the two agrees")),
+        (NAMES[1], "none", ("one of the two agrees", "both agree")),
+    ],
+)
+def test_the_verdict_follows_the_rows(name: str, statistics: str, expected: tuple[str, str]) -> None:
+    falls, stays = (made_up(name, scores, statistics) for scores in ([10.0, 40, 30, 1.2, 0.9], [10.0, 40, 30, 50, 60]))
+    said = [" ".join(get(name).conclude(rows)) for rows in (falls, stays)]
+    assert expected[0] in said[0] and "from r = 1000 on is about 1" in said[0]
+    assert expected[1] in said[1] and "is not about 1 at r = 10000" in said[1]
+    assert "are highest at r = 10 with 40 and 40" in said[0] and "end at 60 and 60" in said[1]
+    flat = " ".join(get(name).conclude(made_up(name, [10, 10, 10, 10], statistics)))
+    assert "does not rise" in flat
+
+
+def test_scores_that_are_not_known(tmp_path: Path) -> None:
+    study = get(NAMES[1])
+    some = made_up(NAMES[1], [10, 40, np.nan, np.inf], "none")
+    assert "are highest at r = 1000 with inf" in " ".join(study.conclude(some))
+    none = made_up(NAMES[1], [np.nan] * 3, "none")
+    assert "No score is known" in " ".join(study.conclude(none))
+    for number, rows in enumerate((some, none)):
+        assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
+
+
+def test_medians_of_what_is_known() -> None:
+    assert quantiles(np.array([np.nan, 1.0, 2.0, 3.0, np.inf, np.inf, np.nan]))[1:] == [3.0, np.inf]
+    assert all(np.isnan(quantiles(np.array([np.nan]))))
+    found = line([{"radius": r, "score": r * k} for r in (2.0, 1.0) for k in range(11)], "score")
+    assert found.radii.tolist() == [1.0, 2.0]
+    assert (
+        found.low.tolist() == [1.0, 2.0] and found.middle.tolist() == [5.0, 10.0] and found.high.tolist() == [9.0, 18.0]
+    )

@@ -1,0 +1,128 @@
+"""The study of predicted forgetting on small networks: exact on quadratics, and its rows against losses themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from glocal.lens.subject import of_training
+from glocal.paper.studies import get
+from glocal.paper.studies.cohorts import challenge_of, cohort_of
+from glocal.paper.studies.recursion import doubled, regression
+from glocal.paper.studies.rows import column, where
+from glocal.paper.study import Place, Row
+
+STUDY = get("recursion")
+PLACE = Place(torch.device("cpu"), None, Path("unused"))
+BASE: dict[str, Any] = {"challenge": "rotated-digits", "tasks": 3, "epochs": 1, "seeds": [0, 1], "examples": 50}
+MLP = {"network": "mlp", "hidden": [5], "lrs": [0.02, 0.3]} | BASE
+LINEAR = {"network": "linear", "hidden": [], "lrs": [0.001, 0.01]} | BASE
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return STUDY.measure(MLP, PLACE) + STUDY.measure(LINEAR, PLACE)
+
+
+def test_rows_are_complete(rows: list[Row]) -> None:
+    assert len({tuple(row) for row in rows}) == 1
+    pairs, averages = where(rows, kind="pair"), where(rows, kind="average")
+    assert len(pairs) == 8 * 3 and len(averages) == 8 * 2
+    terms = sum(column(pairs, name) for name in ("gradient", "quadratic", "remainder"))
+    np.testing.assert_allclose(terms, column(pairs, "measured"), rtol=1e-9)
+    shares = sum(column(pairs, f"{name}_share") for name in ("gradient", "quadratic", "remainder"))
+    np.testing.assert_allclose(shares, 1)
+
+
+def test_forgetting_is_that_of_the_losses(rows: list[Row]) -> None:
+    cohort = cohort_of(MLP, PLACE, challenge_of(MLP, PLACE))
+    for member, subject in zip(cohort.members, of_training(cohort, 50), strict=True):
+        x, y = subject.tasks[0]
+        losses = [float(cross_entropy(functional_call(subject.module, p.params, (x,)), y)) for p in subject.solutions]
+        own = where(rows, network="mlp", kind="pair", lr=member.lr, seed=member.seed, task=0)
+        np.testing.assert_allclose(column(own, "measured"), np.array(losses[2:]) - losses[1], rtol=1e-3, atol=1e-5)
+
+
+def test_averages_are_those_of_the_pairs_and_the_recursion_adds_up(rows: list[Row]) -> None:
+    for row in where(rows, kind="average"):
+        run = {name: row[name] for name in ("network", "lr", "seed")}
+        pairs = where(rows, kind="pair", learnt=row["learnt"], **run)
+        for name in ("measured", "predicted"):
+            assert row[name] == pytest.approx(column(pairs, name).sum() / float(row["learnt"]))  # type: ignore[arg-type]
+        parts = column([row], "before") + sum(column([row], name) for name in ("gradient", "quadratic", "v"))
+        assert row["predicted"] == pytest.approx(float(parts[0]), rel=1e-4, abs=1e-6)
+
+
+def test_on_quadratic_losses_the_prediction_is_exact(rows: list[Row]) -> None:
+    pairs = where(rows, network="linear", kind="pair")
+    measured = column(pairs, "measured")
+    assert np.abs(measured).max() > 1e-3
+    np.testing.assert_allclose(column(pairs, "predicted"), measured, rtol=1e-9, atol=1e-12)
+    assert np.abs(column(pairs, "quadratic")).min() > 0
+    assert "exact, as it must be" in STUDY.conclude(rows)[-1]
+    wrong = [row | {"predicted": 1.0} if row["network"] == "linear" else row for row in rows]
+    assert "not exact" in STUDY.conclude(wrong)[-1]
+
+
+def test_a_regression_has_the_same_inputs_and_unit_vectors_for_classes() -> None:
+    challenge = challenge_of(LINEAR, PLACE)
+    before, after = challenge.task(1, 0).train, regression(challenge).task(1, 0).train
+    assert torch.equal(before.x, after.x) and torch.equal(after.y.argmax(1), before.y)
+    assert after.y.sum() == len(before.y) and after.y.max() == 1
+    (subject, *_) = of_training(cohort_of(LINEAR, PLACE, regression(challenge)), 20)
+    exact = doubled(subject)
+    assert {p.dtype for point in exact.solutions for p in point.params.values()} == {torch.float64}
+    torch.testing.assert_close(exact.value(0, exact.solutions[1]).float(), subject.value(0, subject.solutions[1]))
+
+
+def test_the_figure_has_four_panels(rows: list[Row]) -> None:
+    figure = Figure(layout="constrained")
+    STUDY.draw(rows, figure)
+    pairs, exact, shares, average = list[Any](figure.axes)
+    for axes, rates in ((pairs, ["0.02", "0.3"]), (exact, ["0.001", "0.01"])):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == rates
+        assert [len(points.get_offsets()) for points in axes.collections] == [6, 6]
+    assert len(shares.get_legend().get_texts()) == 3
+    top = shares.collections[-1].get_paths()[0].vertices[:, 1].max()
+    assert top == pytest.approx(1)
+    assert [line.get_linestyle() for line in average.lines[:2]] == ["-", "--"]
+    np.testing.assert_array_equal(average.lines[0].get_xdata(), [2, 3])
+
+
+def test_sentences_follow_the_rows(rows: list[Row]) -> None:
+    made = [row | {"measured": 1.0, "predicted": 1.1 if row["lr"] == 0.02 else 3.0} for row in rows]
+    said = STUDY.conclude(made)
+    assert "the rows agree" in said[0] and "0.1 at learning rate 0.02 and 2 at learning rate 0.3" in said[0]
+    opposite = [row | {"predicted": 4.0 if row["lr"] == 0.02 else 1.5} for row in made]
+    assert "the rows do not agree" in STUDY.conclude(opposite)[0]
+    assert "E(T) = 4 where 1 is measured at 0.02" in STUDY.conclude(opposite)[2]
+
+
+def test_what_is_no_number_is_drawn_and_told(rows: list[Row]) -> None:
+    names = ("measured", "predicted", "gradient_share", "quadratic_share", "remainder_share")
+    lost = [row | dict.fromkeys(names, np.nan) if row["lr"] in (0.3, 0.01) else row for row in rows]
+    said = STUDY.conclude(lost)
+    assert "beyond numbers at learning rate 0.3" in said[0] and "6 pairs are of runs that diverged" in said[-1]
+    STUDY.draw(lost, Figure())
+    nothing = [row | dict.fromkeys(names, np.nan) for row in rows]
+    assert len(STUDY.conclude(nothing)) >= 2
+    STUDY.draw(nothing, Figure())
+
+
+def test_a_diverged_run_has_rows() -> None:
+    found = STUDY.measure(MLP | {"lrs": [1e20], "tasks": 2, "seeds": [0]}, PLACE)
+    assert len(found) == 2 and not np.isfinite(column(found, "predicted")).any()
+
+
+def test_pieces_fit_their_cost() -> None:
+    for demo in (False, True):
+        mlp, linear = STUDY.pieces(demo)
+        assert mlp["hidden"] and not linear["hidden"]
+        assert "Hessian products" in STUDY.cost(demo)

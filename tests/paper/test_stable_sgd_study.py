@@ -1,0 +1,109 @@
+"""The study of plastic and stable SGD: its regimes, its rows against the runs', figure and sentences by rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from glocal.laboratory import load, sweep
+from glocal.networks import mlp
+from glocal.paper.studies import get
+from glocal.paper.studies.stable_sgd import DEMO, REGIMES
+from glocal.paper.studies.watched import rotations
+from glocal.paper.study import Place, Row
+
+STUDY = get("stable-sgd")
+SMALL = DEMO | {"tasks": 3, "hidden": 6, "batch_size": 400, "lrs": (0.05, 0.3), "seeds": (11, 13)}
+
+
+def test_rows_are_the_runs_after_every_task(tmp_path: Path) -> None:
+    place = Place(torch.device("cpu"), None, tmp_path)
+    pieces = [piece | SMALL for piece in STUDY.pieces(True)]
+    rows = [row for piece in pieces for row in STUDY.measure(piece, place)]
+    assert len(rows) == len(REGIMES) * 2 * 2 * 3
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    assert list(dict.fromkeys(row["algorithm"] for row in rows)) == list(REGIMES)
+    runs = load(tmp_path)
+    for regime, (name, options) in REGIMES.items():
+        for run in runs:
+            config = run.config["algorithm"]
+            if config["name"] != name or config["options"] != options:
+                continue
+            own = [r for r in rows if (r["algorithm"], r["lr"], r["seed"]) == (regime, run.lr, run.seed)]
+            R = 100 * run.arrays["test_class_accuracy"]
+            assert [r["from_start"] for r in own] == pytest.approx(run.arrays["from_start"].tolist())
+            assert own[-1]["acc"] == pytest.approx(R[3].mean())
+            assert own[-1]["forgetting"] == pytest.approx(((R[1, 0] - R[3, 0]) + (R[2, 1] - R[3, 1])) / 2)
+            assert own[-1]["learning_accuracy"] == pytest.approx((R[1, 0] + R[2, 1] + R[3, 2]) / 3)
+            assert own[1]["acc"] == pytest.approx((R[2, 0] + R[2, 1]) / 2)
+            assert str(own[0]["forgetting"]) == "nan"
+
+
+def test_the_plastic_regime_is_the_stable_one_without_dropout_and_decay(tmp_path: Path) -> None:
+    piece = STUDY.pieces(True)[0] | SMALL
+    place = Place(torch.device("cpu"), None, tmp_path)
+    assert piece["regimes"] == ["plastic"]
+    rows = STUDY.measure(piece, place)
+    same = sweep(
+        rotations(piece, place),
+        [("stable-sgd", {"dropout": 0.0, "decay": 1.0})],
+        SMALL["lrs"],
+        SMALL["seeds"],
+        network=partial(mlp, hidden=(6, 6)),
+        epochs=SMALL["epochs"],
+        batch_size=SMALL["batch_size"],
+        store=tmp_path,
+        device="cpu",
+    )
+    for run in same:
+        own = [r["from_start"] for r in rows if (r["lr"], r["seed"]) == (run.lr, run.seed)]
+        assert own == pytest.approx(run.arrays["from_start"].tolist(), rel=1e-4)
+
+
+def made_up(stable: float, diverged: bool = False) -> list[Row]:
+    """The plastic regime forgets 30 and walks on; the stable one forgets `stable` and slows down by half a task."""
+    rows: list[Row] = []
+    for regime, forgotten, pace in (("plastic", 30.0, 1.0), ("stable", stable, 0.5)):
+        for lr in (0.01, 0.1):
+            for seed in (1, 2):
+                for t in (1, 2, 3):
+                    gone = diverged and (regime, lr, seed) == ("stable", 0.1, 2) and t > 1
+                    numbers = {"acc": 60.0, "forgetting": forgotten + 100 * lr, "learning_accuracy": 90.0}
+                    numbers |= {"from_start": t * pace, "from_previous": pace**t}
+                    numbers = dict.fromkeys(numbers, np.nan) if gone else numbers
+                    who: Row = {"algorithm": regime, "locality": "global", "lr": lr, "seed": seed, "t": t}
+                    rows.append(who | dict(numbers))
+    return rows
+
+
+def test_sentences_follow_the_rows() -> None:
+    less, more = (" ".join(STUDY.conclude(made_up(x))) for x in (10.0, 40.0))
+    assert "forgets less at 2 of 2: 11.0 points against 31.0 at 0.01 and 20.0 points against 40.0 at 0.1" in less
+    assert "forgets less at 0 of 2" in more
+    assert "it changes by +9.0 (plastic) and +9.0 (stable) points" in less
+    assert "length × 1 (plastic) and length × 0.5 (stable)" in less
+    assert "from θ_0 at 3 (plastic) and 1.5 (stable)" in less
+    assert "90.0 and 60.0 (plastic)" in less
+    assert "1 of 8 runs diverged" in " ".join(STUDY.conclude(made_up(10.0, diverged=True)))
+    alone = [row for row in made_up(10.0) if row["algorithm"] == "plastic"]
+    assert "no learning rate in common" in " ".join(STUDY.conclude(alone))
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_figure_shows_both_ways(diverged: bool) -> None:
+    figure = Figure()
+    STUDY.draw(made_up(10.0, diverged), figure)
+    left, right, plastic, stable, _ = figure.axes
+    assert len(left.lines) == len(right.lines) == 2
+    legend = right.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["plastic", "stable"]
+    for axes, name, pace in ((plastic, "plastic", 1.0), (stable, "stable", 0.5)):
+        assert axes.get_title(loc="left").startswith(name)
+        means = [line for line in axes.lines if line.get_marker() == "o"]
+        assert [line.get_label() for line in means] == ["0.01", "0.1"]
+        assert all(np.asarray(line.get_ydata()) == pytest.approx(pace * np.array([1, 2, 3])) for line in means)

@@ -1,0 +1,111 @@
+"""The study of Theorem 1: its rows against a Hessian product by hand, its figure and sentences from made-up rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from glocal.paper.studies import get
+from glocal.paper.studies.theorem1 import DEMO
+from glocal.paper.studies.watched import rotations, watched
+from glocal.paper.study import Place, Row
+
+STUDY = get("theorem1")
+SMALL = DEMO | {"hidden": 6, "epochs": 1, "batch_size": 400, "examples": 50, "lrs": (0.05, 0.3), "seeds": (13,)}
+
+
+def place(folder: Path) -> Place:
+    return Place(torch.device("cpu"), None, folder)
+
+
+def forward(theta: torch.Tensor, like: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """784-6-6-10 with ReLUs, from a flat vector, in double precision."""
+    parts = dict(zip(like, theta.split([p.numel() for p in like.values()]), strict=True))
+    h = x.double().flatten(1)
+    for i in range(3):
+        weight = parts[f"layers.{i}.weight"].view(like[f"layers.{i}.weight"].shape)
+        h = h @ weight.T + parts[f"layers.{i}.bias"]
+        h = h.relu() if i < 2 else h
+    return h
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [("sgd", {}), ("optimal-hard", {"rank": 3, "samples": 50})])
+def test_rows_are_what_the_theorem_names(tmp_path: Path, algorithm: str, options: dict) -> None:
+    piece = {"algorithm": algorithm, "options": options, **SMALL}
+    rows = STUDY.measure(piece, place(tmp_path))
+    assert [(row["lr"], row["t"]) for row in rows] == [(0.05, 2), (0.05, 3), (0.3, 2), (0.3, 3)]
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    assert {row["locality"] for row in rows} == {"global" if algorithm == "sgd" else "local"}
+    _, subject, _ = watched(piece, rotations(piece, place(tmp_path)), torch.device("cpu"))[1]
+    like = subject.solutions[0].params
+    points = [torch.cat([p.flatten() for p in s.params.values()]).double() for s in subject.solutions]
+    x, y = subject.tasks[0]
+
+    def loss(theta: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(forward(theta, like, x), y)
+
+    delta = points[2] - points[1]
+    _, product = torch.autograd.functional.vhp(loss, points[1], delta)
+    slope = torch.autograd.functional.jacobian(loss, points[1])
+    row = rows[2]
+    # E(2) is averaged over two tasks, of which the second has forgotten nothing.
+    assert row["measured"] == pytest.approx(float(loss(points[2]) - loss(points[1])) / 2, rel=1e-3)
+    assert row["quadratic"] == pytest.approx(float(delta @ product) / 4, rel=1e-3)
+    assert row["second_order"] == pytest.approx(float(delta @ slope + delta @ product / 2) / 2, rel=1e-3)
+    assert row["slope"] == pytest.approx(float(slope.norm()), rel=1e-3)
+    assert row["reach"] == pytest.approx(float(delta.norm()) ** 3, rel=1e-3)
+    assert row["forgotten"] == 0
+
+
+def made_up(factor: float, diverged: bool = False) -> list[Row]:
+    """Forgetting that grows with the learning rate, of which the quadratic is a factor."""
+    return [
+        {
+            "algorithm": algorithm,
+            "locality": locality,
+            "lr": lr,
+            "seed": seed,
+            "t": t,
+            "measured": np.nan if diverged and (lr, seed) == (0.1, 2) else lr * t * (1 + seed),
+            "quadratic": factor * lr * t * (1 + seed),
+            **dict.fromkeys(("second_order", "condition", "relative", "forgotten", "lowest"), 0.0),
+            "slope": 10 * lr,
+            "reach": 8.0,
+        }
+        for algorithm, locality in (("sgd", "global"), ("ewc", "local"))
+        for lr in (0.01, 0.1)
+        for seed in (1, 2)
+        for t in (2, 3, 4)
+    ]
+
+
+def test_sentences_follow_the_rows() -> None:
+    exact, off, below = (" ".join(STUDY.conclude(made_up(f))) for f in (1.0, 5.0, -1.0))
+    assert "within a factor of 2 of 100 %" in exact and "foretells half of all E(t) or more at 0.01 and 0.1" in exact
+    assert "correlation is 1 for sgd and 1 for ewc" in exact
+    assert "within a factor of 2 of 0 %" in off and "at none of these" in off
+    assert "correlation is -1 for sgd" in below
+    assert "goes from 0.1 to 1, and the largest distance between solutions from 2 to 2" in exact
+    lost = " ".join(STUDY.conclude(made_up(1.0, diverged=True)))
+    assert "Of 18 E(t)" in lost and "2 of 8 runs diverged" in lost
+    nothing = [row | {"measured": np.nan} for row in made_up(1.0)]
+    assert STUDY.conclude(nothing) == ["Theorem 1 cannot be looked at: no run has a finite loss."]
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_figure_shows_every_pair(diverged: bool) -> None:
+    figure, rows = Figure(), made_up(1.0, diverged)
+    STUDY.draw(rows, figure)
+    panels = [axes for axes in figure.axes if axes.get_visible() and axes.get_title(loc="left")]
+    assert [axes.get_title(loc="left") for axes in panels[:2]] == ["sgd (global)", "ewc (local)"]
+    for axes in panels[:2]:
+        shown = np.concatenate([np.asarray(points.get_offsets()) for points in axes.collections[1:]])
+        assert len(shown) == 12
+        finite = shown[np.isfinite(shown).all(1)]
+        assert finite[:, 0] == pytest.approx(finite[:, 1])
+    shares = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in panels[2].lines}
+    assert shares == {"sgd": [100.0, 100.0], "ewc": [100.0, 100.0]}

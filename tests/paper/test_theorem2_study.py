@@ -1,0 +1,92 @@
+"""The study of Theorem 2: its rows against outputs' differentials, its figure and sentences from made-up rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch.func import functional_call
+
+from glocal.paper.studies import get
+from glocal.paper.studies.theorem2 import DEMO, PANELS
+from glocal.paper.studies.watched import Watched, rotations, watched
+from glocal.paper.study import Place, Row
+
+STUDY = get("theorem2")
+SMALL = DEMO | {"hidden": 6, "epochs": 1, "batch_size": 400, "examples": 40, "lrs": (0.3,), "seeds": (13, 33)}
+
+
+def test_rows_are_quadratics_along_the_updates(tmp_path: Path) -> None:
+    place = Place(torch.device("cpu"), None, tmp_path)
+    piece = {"algorithm": "ogd", "options": {"slots": 60}, **SMALL}
+    rows = STUDY.measure(piece, place)
+    assert [(row["seed"], row["t"]) for row in rows] == [(13, 2), (13, 3), (33, 2), (33, 3)]
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    runs = watched(piece, rotations(piece, place), place.device)
+    for run, row in zip(runs, rows[::2], strict=True):
+        _, before, after = (s.params for s in run.subject.solutions[:3])
+        x, _ = run.subject.tasks[0]
+        update = {k: after[k] - p for k, p in before.items()}
+
+        def network(*values: torch.Tensor, run: Watched = run, x: torch.Tensor = x) -> torch.Tensor:
+            named = dict(zip(run.subject.solutions[0].params, values, strict=True))
+            return functional_call(run.subject.module, named, (x,))
+
+        outputs, moved = torch.autograd.functional.jvp(network, tuple(before.values()), tuple(update.values()))
+        p = outputs.softmax(-1)
+        bent = (p * moved.square()).sum(-1) - (p * moved).sum(-1).square()  # vᵀ (diag(p) − p pᵀ) v
+        assert row["outer"] == pytest.approx(float(bent.mean()), rel=1e-3)
+        length = sum(float(u.square().sum()) for u in update.values()) ** 0.5
+        assert row["length"] == pytest.approx(length, rel=1e-4)
+    for row in rows:
+        outer, functional, whole = (float(row[name] or 0) for name in ("outer", "functional", "hessian"))
+        assert whole == pytest.approx(outer + functional, rel=1e-9)
+        assert row["rayleigh"] == pytest.approx(whole / float(row["length"] or 0) ** 2, rel=1e-6)
+    first = rows[0]
+    share = abs(float(first["functional"] or 0)) / (float(first["outer"] or 0) + abs(float(first["functional"] or 0)))
+    assert first["functional_share"] == pytest.approx(100 * share)
+
+
+def made_up(left: float, diverged: bool = False) -> list[Row]:
+    """OGD's quadratic is a tenth of plain SGD's, and its forgetting has a part `left` of it."""
+    rows: list[Row] = []
+    for algorithm, locality, part, forgotten in (("sgd", "global", 1.0, 1.0), ("ogd", "local", 0.1, left)):
+        for lr in (0.01, 0.1):
+            for seed in (1, 2):
+                for t in (2, 3):
+                    gone = diverged and (algorithm, lr, seed) == ("ogd", 0.1, 2)
+                    numbers = dict.fromkeys((*PANELS, "functional", "rayleigh"), np.nan if gone else 1.0)
+                    if not gone:
+                        numbers |= {"hessian": 100 * lr * part, "outer": 90 * lr * part, "functional_share": 10.0}
+                        numbers |= {"forgetting": 10 * lr * forgotten}
+                    who: Row = {"algorithm": algorithm, "locality": locality, "lr": lr, "seed": seed, "t": t}
+                    rows.append(who | dict(numbers))
+    return rows
+
+
+def test_sentences_follow_the_rows() -> None:
+    said, opposite = (" ".join(STUDY.conclude(made_up(left))) for left in (0.5, 0.05))
+    assert "Δᵀ G_o Δ is, in units of plain SGD's, 0.1 (ogd); E(t) is 0.5 (ogd)" in said
+    assert "forgetting falls less far than its quadratic: 0.5 of it is left" in said
+    assert "forgetting falls as far as its quadratic: 0.05 of it is left" in opposite
+    assert "grows by a factor of 10 (sgd) and 10 (ogd)" in said
+    assert "The functional part has 10 % of Δᵀ H_o Δ at 0.01" in said
+    assert "1 of 8 runs diverged" in " ".join(STUDY.conclude(made_up(0.5, diverged=True)))
+    nothing = [row | dict.fromkeys(PANELS, np.nan) for row in made_up(1.0)]
+    assert STUDY.conclude(nothing) == ["Theorem 2 cannot be looked at: no run has a finite loss."]
+    alone = [row for row in made_up(0.5) if row["algorithm"] == "ogd" and row["lr"] == 0.1]
+    assert "in units of" not in " ".join(STUDY.conclude(alone))
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_figure_has_a_line_for_each_algorithm_in_every_panel(diverged: bool) -> None:
+    figure = Figure()
+    STUDY.draw(made_up(0.5, diverged), figure)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(PANELS.values())
+    first = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in figure.axes[0].lines}
+    assert first == {"sgd (global)": pytest.approx([1, 10]), "ogd (local)": pytest.approx([0.1, 1])}
+    assert all(len(axes.lines) == 2 for axes in figure.axes)
+    assert figure.axes[0].get_yscale() == "log"
