@@ -1,12 +1,13 @@
 r"""An algorithm of one's own: stay near the last solution, whatever it was.
 
-    \hat L_o(θ) = L_o(θ_o) + (λ/2) ‖θ − θ_{t−1}‖²
+    \hat L_o(θ) = (λ/2) ‖θ − θ_{t−1}‖²   up to a constant
 
 Run it:  glocal run rotated-digits examples/anchor.py:Anchor --lr 0.1 --options strength=0.1
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,9 +36,14 @@ class Anchor(Algorithm):
         return {"solution": {k: p.clone() for k, p in params.items()}, "finished": torch.zeros(())}
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        squares = [(params[k] - memory["solution"][k]).square().sum() for k in params]
-        pull = self.strength / 2 * torch.stack(squares).sum()
-        return model.loss(params, batch.x, batch.y) + memory["finished"] * pull
+        return model.loss(params, batch.x, batch.y) + memory["finished"] * self._pull(memory, params)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         return {"solution": params, "finished": torch.ones_like(memory["finished"])}
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        return lambda params: self._pull(memory, params)
+
+    def _pull(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:
+        squares = [(params[k] - memory["solution"][k]).square().sum() for k in params]
+        return self.strength / 2 * torch.stack(squares).sum()
