@@ -160,20 +160,9 @@ def read_table(path: Path) -> list[Row]:
 
 def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
     """The study's figure as a file."""
-    from matplotlib.figure import Figure
+    from glocal.report.style import drawn
 
-    from glocal.report.style import looks
-
-    with looks():
-        figure = Figure(layout="constrained")
-        study.draw(rows, figure)
-        figure.savefig(path, metadata=_undated(path))
-    return path
-
-
-def _undated(path: Path) -> dict[str, Any]:
-    """Without the date, the same rows give the same file."""
-    return {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix, {})
+    return drawn(lambda figure: study.draw(rows, figure), path)
 
 
 def publish(study: Study, rows: Sequence[Row], out: Path) -> list[Path]:

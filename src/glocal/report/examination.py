@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import unknown
 from glocal.lens.advice import CALLED
-from glocal.report.style import FAINT, INK, TITLE_COLOURS, looks
+from glocal.report.style import FAINT, INK, TITLE_COLOURS, drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,19 +25,7 @@ def save(found: Examination, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
-    from matplotlib.figure import Figure
-
-    with looks():
-        figure = Figure(layout="constrained")
-        draw(found, figure)
-        metadata: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, metadata=metadata)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise GlocalError(f"cannot write to '{path}': {reason}. Give a path in a writable folder.") from error
-    return path
+    return drawn(lambda figure: draw(found, figure), path)
 
 
 def draw(found: Examination, figure: Figure) -> None:

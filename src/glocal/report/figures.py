@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import unknown
 from glocal.metrics import OVER, SCOPES, Over, Scope
 from glocal.report.curves import accuracy, forgetting, tradeoff
 from glocal.report.distance import distance
 from glocal.report.groups import Group, View, some
 from glocal.report.matrix import matrix
 from glocal.report.objective import loss
-from glocal.report.style import looks
+from glocal.report.style import drawn
 from glocal.store.run import Run
 
 if TYPE_CHECKING:
@@ -49,21 +49,4 @@ def draw(
     if scope is not None and scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
     groups = some(runs)
-    with looks():
-        from matplotlib.figure import Figure
-
-        figure = Figure(layout="constrained")
-        KINDS[kind][0](figure, groups, View(forgetting, scope))
-        _save(figure, path)
-    return path
-
-
-def _save(figure: Figure, path: Path) -> None:
-    # Without a date the same runs draw the same bytes.
-    metadata: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata=metadata)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise GlocalError(f"cannot write to '{path}': {reason}. Give a path in a writable folder.") from error
+    return drawn(lambda figure: KINDS[kind][0](figure, groups, View(forgetting, scope)), path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glocal.errors import GlocalError
 from glocal.report.groups import Group, by_algorithm, by_challenge, plain
 
 if TYPE_CHECKING:
@@ -92,6 +94,23 @@ def looks() -> Iterator[None]:
 
     with matplotlib.rc_context(RC):
         yield
+
+
+def drawn(draw: Callable[[Figure], None], path: Path) -> Path:
+    """A figure in these looks as a file; missing folders are made. Undated, so the same numbers give the same bytes."""
+    from matplotlib.figure import Figure
+
+    metadata: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
+    with looks():
+        figure = Figure(layout="constrained")
+        draw(figure)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, metadata=metadata)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise GlocalError(f"cannot write to '{path}': {reason}. Give a path in a writable folder.") from error
+    return path
 
 
 def side_by_side(
