@@ -166,7 +166,9 @@ def test_a_cohort_and_single_runs_agree_and_batchnorms_buffers_belong_to_the_run
         torch.testing.assert_close(value, parts[1][key], rtol=1e-4, atol=1e-5)
     means = next(v for k, v in together.buffers.items() if k.endswith("running_mean"))
     assert not torch.allclose(means[0], means[1])
-    assert (means.abs().sum(1) > 0).all()  # and they were carried from step to step
+    # They are carried from step to step: from 1, one step alone with a momentum of 0.1 leads no lower than 0.9.
+    lowest = torch.stack([v.flatten(1).min(1).values for k, v in together.buffers.items() if k.endswith("running_var")])
+    assert (lowest.min(0).values < 0.9).all()
 
 
 def test_it_can_be_vectorised() -> None:
