@@ -11,7 +11,7 @@ demo: $(READY)
 	$(BIN)/glocal demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --hypothesis-profile ci
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import dense_hessian, make
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -35,6 +35,8 @@ def random_matrix(size: int, rank: int, seed: int) -> Tensor:
 )
 def test_exact_up_to_as_many_ranks_as_there_are_vectors(size: int, rank: int, seed: int, scale: float) -> None:
     matrix = random_matrix(size, min(rank, size), seed) * scale
+    # In few dimensions vectors of signs repeat one another, and fewer than six of them are left to find the range.
+    assume(torch.linalg.matrix_rank(signs(12, size, seed)[:6]) == min(6, size))
     found = of(matrix, 12, seed)
     largest = float(matrix.abs().sum())
     assert abs(found.value - matrix.trace()) <= 1e-12 * largest
