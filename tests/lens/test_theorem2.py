@@ -95,7 +95,7 @@ def fields(found: GroundTruth) -> list[Tensor]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(classes=st.integers(2, 12), seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 5.0]))
+@given(classes=st.integers(2, 12), seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 3.0]))
 def test_the_entry_at_the_true_label_is_at_most_half_of_the_trace(classes: int, seed: int, scale: float) -> None:
     draw = torch.Generator().manual_seed(seed)
     outputs = scale * torch.randn(6, classes, dtype=torch.float64, generator=draw)

@@ -6,7 +6,8 @@ what is left is estimated from the other half,
     tr A = tr QᵀAQ + tr (I − QQᵀ) A (I − QQᵀ) ≈ tr QᵀAQ + mean_i g_iᵀ (I − QQᵀ) A (I − QQᵀ) g_i.
 
 For k vectors in each half it takes 3k products. A matrix of rank up to k leaves nothing over, and its trace is exact
-(if the k vectors are independent, which random signs are in all but a few dimensions); otherwise the value is unbiased, and the spread of the terms tells its standard error.
+(if the k vectors are independent, which random signs are in all but a few dimensions); otherwise the value is unbiased,
+and the spread of the terms tells its standard error.
 """
 
 from __future__ import annotations
