@@ -18,8 +18,9 @@ from glocal import tree
 from glocal.algorithms.algorithm import Batch, Memory, Step
 from glocal.engine.cohort import Cohort, per_run
 from glocal.engine.feed import Feed
+from glocal.engine.recorder import Recorder, StepOfRuns, pure
 from glocal.engine.state import State
-from glocal.engine.step import Program
+from glocal.engine.step import Hyper, Program
 from glocal.kernels.descent import descend
 from glocal.randomness import generator
 from glocal.tree import Params, Tree
@@ -70,6 +71,7 @@ class Vectorised:
         self._objective = vmap(self.program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
         self._direction = vmap(self.program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         self._observe = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
+        self._stepping = recorded(self._step, cohort, self.program)
 
     def before_epoch(self, state: State, epoch: int) -> None:
         if self.program.prepares:
@@ -84,25 +86,25 @@ class Vectorised:
         return torch.stack(losses, 1)
 
     def step(self, state: State, batch: Batch) -> Tensor:
+        return self._stepping(state, self.hyper, batch)
+
+    def _step(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
         params, names = state.params, list(state.params)
         leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
         with torch.enable_grad():
-            losses, buffers, notes = self._objective(leaves, state.buffers, state.memory, self.hyper, batch)
+            losses, buffers, notes = self._objective(leaves, state.buffers, state.memory, hyper, batch)
             gradients = torch.autograd.grad(losses.sum(), [leaves[k] for k in names], allow_unused=True)
         grads = self.program.gradients(params, gradients)
         followed = grads
         if self.program.projects:
-            followed, buffers = self._direction(grads, params, buffers, state.memory, self.hyper, batch)
-        seen = self._move(params, grads, followed)
+            followed, buffers = self._direction(grads, params, buffers, state.memory, hyper, batch)
+        lrs = {k: per_run(hyper["lr"], p) for k, p in params.items()}
+        seen = move(params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
         if self.program.observes:
-            new = self._observe(state.memory, self.hyper, Step(batch, *seen, tree.map_tree(torch.detach, notes)))
+            new = self._observe(state.memory, hyper, Step(batch, *seen, tree.map_tree(torch.detach, notes)))
             state.memory = tree.map_tree(partial(owned, batch), new)
         state.buffers = {k: b.detach() for k, b in buffers.items()}
         return losses.detach()
-
-    def _move(self, params: Params, grads: Params, followed: Params) -> tuple[Params, Params, Params]:
-        lrs = {k: per_run(self.hyper["lr"], p) for k, p in params.items()}
-        return move(params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
 
     def consolidate(self, state: State, feed: Feed) -> None:
         if not self.program.consolidates:
@@ -133,6 +135,7 @@ class RunByRun:
         self.note = note
         self.program = Program(cohort.algorithm, cohort.model(vectorised=False))
         self.hyper = cohort.hyper()
+        self._stepping = recorded(self._step, cohort, self.program)
 
     def before_epoch(self, state: State, epoch: int) -> None:
         if self.program.prepares:
@@ -147,22 +150,16 @@ class RunByRun:
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
         for run in range(len(self.cohort)):
-            own = self._own(state, run)
+            own = state.select(run)
             with self._network_randomness(run, feed, epoch):
                 losses.append(self._epoch_of(own, run, feed, tick))
             put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses)
 
-    @staticmethod
-    def _own(state: State, run: int) -> State:
-        own = state.select(run)
-        own.params = {k: p.detach().requires_grad_() for k, p in own.params.items()}
-        return own
-
     def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
         """One step of one run of a cohort."""
-        own = self._own(state, run)
-        loss = self._step(own, tree.select(self.hyper, run), batch)
+        own = state.select(run)
+        loss = self._stepping(own, tree.select(self.hyper, run), batch)
         put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return loss
 
@@ -170,16 +167,17 @@ class RunByRun:
         hyper = tree.select(self.hyper, run)
         losses = []
         for batch in feed.batches_of(run):
-            losses.append(self._step(own, hyper, batch))
+            losses.append(self._stepping(own, hyper, batch))
             tick(1)
         return torch.stack(losses)
 
-    def _step(self, own: State, hyper: dict[str, Tensor], batch: Batch) -> Tensor:
-        """`own.params` are leaves that require gradients, and views into the cohort's state."""
+    def _step(self, own: State, hyper: Hyper, batch: Batch) -> Tensor:
+        """`own` are views into the cohort's state."""
         names = list(own.params)
+        leaves = {k: p.detach().requires_grad_() for k, p in own.params.items()}
         with torch.enable_grad():
-            loss, buffers, notes = self.program.objective(own.params, own.buffers, own.memory, hyper, batch)
-            gradients = torch.autograd.grad(loss, list(own.params.values()), allow_unused=True)
+            loss, buffers, notes = self.program.objective(leaves, own.buffers, own.memory, hyper, batch)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             grads = self.program.gradients(own.params, gradients)
             followed = grads
@@ -228,6 +226,11 @@ class RunByRun:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
+
+
+def recorded(step: StepOfRuns, cohort: Cohort, program: Program) -> StepOfRuns:
+    """The step, recorded when it has been made often: on a CPU, whose time goes to small operations' bookkeeping."""
+    return Recorder(step) if cohort.device.type == "cpu" and pure(program.model.module) else step
 
 
 def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: bool) -> tuple[Params, Params, Params]:

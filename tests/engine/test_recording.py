@@ -1,0 +1,143 @@
+"""What a recording replays is what the function does, whatever it writes to, draws and forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from glocal.engine.recorder import alike
+from glocal.engine.recording import copied, record
+
+GIVEN = [torch.randn(4, 3, generator=torch.Generator().manual_seed(n)) for n in range(2)]
+
+
+def writes_to_an_argument(given: Sequence[Tensor]) -> list[Tensor]:
+    a, b = given
+    a.add_(b)
+    return [a.sum(), a]
+
+
+def writes_through_a_view(given: Sequence[Tensor]) -> list[Tensor]:
+    a, b = given
+    a.t()[0].mul_(b[:, 1])
+    return [a.t().t() + b]
+
+
+def reads_before_and_after_writing(given: Sequence[Tensor]) -> list[Tensor]:
+    a, b = given
+    before = a * 2
+    a.copy_(b)
+    return [before + a * 2]
+
+
+def writes_to_what_it_made(given: Sequence[Tensor]) -> list[Tensor]:
+    counts = torch.zeros_like(given[0])
+    counts += given[1]
+    return [counts]
+
+
+def returns_what_is_always_the_same(given: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.arange(3.0), given[0] + torch.arange(3) * torch.ones(3)]
+
+
+def counts_in_place(given: Sequence[Tensor]) -> list[Tensor]:
+    steps = torch.ones_like(given[0])
+    return [steps, given[1] * torch.full_like(given[0], 2)]
+
+
+def takes_a_gradient(given: Sequence[Tensor]) -> list[Tensor]:
+    return [grad(lambda a: (a * given[1]).relu().log1p().sum())(given[0])]
+
+
+def maps(given: Sequence[Tensor]) -> list[Tensor]:
+    values, places = vmap(lambda a, b: (a * b).topk(2))(*given)
+    return [values, places.float()]
+
+
+def draws(given: Sequence[Tensor]) -> list[Tensor]:
+    torch.rand(3)  # nobody looks at it, but the stream has gone on
+    return [torch.dropout(given[0], 0.5, train=True), given[1] + torch.rand(3)]
+
+
+def says_nothing_of_an_argument(given: Sequence[Tensor]) -> list[Tensor]:
+    return [given[1].detach().unsqueeze(0).squeeze(0)]
+
+
+FUNCTIONS = [
+    writes_to_an_argument,
+    writes_through_a_view,
+    reads_before_and_after_writing,
+    writes_to_what_it_made,
+    returns_what_is_always_the_same,
+    counts_in_place,
+    takes_a_gradient,
+    maps,
+    draws,
+    says_nothing_of_an_argument,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_the_same_results_on_other_numbers_again_and_again(
+    function: Callable[[Sequence[Tensor]], list[Tensor]],
+) -> None:
+    replay = record(function, GIVEN)
+    for n in range(3):
+        given = [torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * n + k)) for k in range(2)]
+        mine, theirs = [g.clone() for g in given], [g.clone() for g in given]
+        torch.manual_seed(n)
+        expected = function(theirs)
+        after = torch.get_rng_state()
+        torch.manual_seed(n)
+        found = replay(mine)
+        assert torch.equal(torch.get_rng_state(), after)
+        torch.testing.assert_close([*found, *mine], [*expected, *theirs], rtol=0, atol=0)
+        for result in found:
+            result += 1  # whoever is given a result may write to it
+
+
+def test_the_example_and_the_random_stream_are_left_alone() -> None:
+    given, stream = [g.clone() for g in GIVEN], torch.get_rng_state()
+    record(writes_to_an_argument, given)
+    record(draws, given)
+    assert all(torch.equal(a, b) for a, b in zip(given, GIVEN, strict=True))
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_what_is_always_the_same_is_made_once() -> None:
+    def function(given: Sequence[Tensor]) -> list[Tensor]:
+        return [given[0] + torch.arange(3).cumsum(0).flip(0)]
+
+    assert not {"f_arange", "f_cumsum", "f_flip"} & set(record(function, GIVEN).__code__.co_names)
+
+
+def test_who_looks_at_a_number_to_choose_cannot_be_recorded() -> None:
+    with pytest.raises(RuntimeError):
+        record(lambda given: [given[0] if given[0].sum() > 0 else given[1]], GIVEN)
+
+
+def test_copies_have_the_same_strides_and_memory_of_their_own() -> None:
+    whole = torch.arange(24.0).reshape(2, 3, 4)
+    for tensor in (whole, whole.mT, whole[:, ::2], whole[:, :1, 1:], torch.zeros(0, 3)):
+        copy = copied(tensor)
+        assert copy.stride() == tensor.stride()
+        assert torch.equal(copy, tensor)
+        copy += 1
+    assert torch.equal(whole, torch.arange(24.0).reshape(2, 3, 4))
+    shared = torch.zeros(1).expand(5)
+    assert copied(shared).data_ptr() == shared.data_ptr()
+
+
+def test_alike_sees_every_difference() -> None:
+    plus = lambda given: [given[0] + given[1]]  # noqa: E731
+    assert alike(plus, lambda given: [given[1] + given[0]], GIVEN)
+    assert not alike(plus, lambda given: [given[0] + given[1] + 1e-6], GIVEN)
+    assert not alike(plus, lambda given: [given[0].add_(given[1])], GIVEN), "another result is left in the argument"
+    assert not alike(plus, lambda given: [(given[0] + given[1]).double()], GIVEN)
+    assert alike(draws, draws, GIVEN)
+    nothing = [torch.full((2,), torch.nan)]
+    assert alike(lambda given: [given[0] * 1], lambda given: [given[0]], nothing)
