@@ -6,6 +6,7 @@ does in an epoch of the second task.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ from glocal.engine.recorder import Recorder
 from glocal.engine.state import State
 from glocal.engine.train import choose, note_divergence
 from glocal.networks.mlp import mlp
+
+PATIENCE = 30
 
 ALGORITHMS: dict[str, Algorithm] = {
     "sgd": SGD(),
@@ -83,10 +86,12 @@ def prepare(
 
 
 def _repeat(ready: Ready) -> None:
-    """So many steps of the second task that they are replayed from now on, as in all but short runs."""
-    state = ready.copy()
-    for number in range(1 + Recorder.often // (ready.feed.steps - 1)):
-        epoch(ready.executor, state, ready.feed, number)
+    """So many steps of the second task that they are replayed from now on, as in all but short runs; unless steps are
+    so long that nothing is gained."""
+    state, begun = ready.copy(), time.perf_counter()
+    for number in range(1 + Recorder.often // max(1, ready.feed.steps - 1)):
+        if time.perf_counter() - begun < PATIENCE:
+            epoch(ready.executor, state, ready.feed, number)
 
 
 def measure(ready: Ready) -> float:

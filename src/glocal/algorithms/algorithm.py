@@ -3,7 +3,7 @@ r"""The protocol: an algorithm is a small pure object that says how it approxima
     obj_t(D_t, M_t)(θ) ≈ (1/t) ( \hat L_1(θ) + … + \hat L_{t−1}(θ) + L_t(θ) )
 
 Every method is a function from tensors to tensors for *one* run. The engine maps it over a cohort, captures it in a
-CUDA graph, or calls it as it is; the same lines serve all three.
+CUDA graph, records its operations or calls it as it is; the same lines serve all.
 """
 
 from __future__ import annotations
