@@ -44,9 +44,9 @@ def reservoir_slots(memory: Memory, random: Tensor) -> Tensor:
     slots, count = memory["task"].shape[0] - 1, random.shape[0]
     order = torch.arange(count, device=random.device)
     n = memory["seen"] + order
-    slot = torch.where(n < slots, n, (random.double() * (n + 1)).long())
-    overwritten = ((slot[None] == slot[:, None]) & (order[None] > order[:, None])).any(1)
-    return torch.where(overwritten | (slot >= slots), slots, slot)
+    slot = torch.where(n < slots, n, (random.double() * (n + 1)).long().clamp(max=slots))
+    last = order.new_zeros(slots + 1).scatter_reduce(0, slot, order, "amax")  # who of the batch a slot ends up with
+    return torch.where(last.gather(0, slot) == order, slot, slots)
 
 
 def write(memory: Memory, batch: Batch, slot: Tensor, seen: Tensor) -> Memory:
