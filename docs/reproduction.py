@@ -66,9 +66,14 @@ def split(challenge: str) -> str:
     return "\n\n".join([*parts, str(render(made, "markdown")).strip()]) + "\n\n"
 
 
+def table_of(name: str) -> Path:
+    """Where a study's rows are; stability and plasticity are read from table 1's."""
+    return RESULTS / f"{'rotated-mnist' if name == 'tradeoff' else name}.parquet"
+
+
 def study(name: str) -> str:
     """A section for a study, where its table is: its figure, and what its rows show."""
-    file = RESULTS / f"{name}.parquet"
+    file = table_of(name)
     if not file.exists():
         return ""
     made, rows = get(name), read_table(file)
@@ -85,7 +90,7 @@ def study(name: str) -> str:
 
 
 def missing() -> str:
-    absent = [name for name in (*SPLIT, *TITLES) if not (RESULTS / f"{name}.parquet").exists()]
+    absent = [name for name in (*SPLIT, *TITLES) if not table_of(name).exists()]
     if not absent:
         return ""
     return f"## Not here yet\n\nIn place, but not run at full size: {', '.join(f'`{name}`' for name in absent)}.\n"
