@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from glocal.algorithms import ER, SGD, Algorithm
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.engine import recorder
+from glocal.engine import recording
 from glocal.engine.recorder import Recorder
 from glocal.engine.recording import Function
 from glocal.engine.train import Execution, Snapshot
@@ -99,8 +99,40 @@ class Own(nn.Module):
         return self.inner(x) * (1 + self.calls % 2)
 
 
-def test_a_network_of_somebody_elses_is_called_at_every_step(replays: list[int]) -> None:
-    trained(SGD(), "run-by-run", lambda shape, outputs: Own(mlp(shape, outputs, (9,))))
+def with_a_hook(shape: Sequence[int], outputs: int) -> nn.Module:
+    made = mlp(shape, outputs, (9,))
+    made.layers[0].register_forward_hook(lambda layer, inputs, output: output * 2)
+    return made
+
+
+def with_another_forward(shape: Sequence[int], outputs: int) -> nn.Module:
+    made = mlp(shape, outputs, (9,))
+    original = made.layers[0].forward
+    made.layers[0].forward = lambda x: original(x) * 2
+    return made
+
+
+@pytest.mark.parametrize(
+    "network",
+    [lambda shape, outputs: Own(mlp(shape, outputs, (9,))), with_a_hook, with_another_forward],
+    ids=["module", "hook", "forward"],
+)
+def test_what_is_somebody_elses_is_called_at_every_step(network: MakeNetwork, replays: list[int]) -> None:
+    trained(SGD(), "run-by-run", network)
+    assert not replays
+
+
+@dataclass(frozen=True)
+class Hard(SGD):
+    """Learns from the examples it is bad at, as many as there are."""
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        losses = model.losses(params, batch.x, batch.y)
+        return losses[losses.detach() > losses.detach().median()].mean()
+
+
+def test_as_many_as_there_are_is_not_a_number_for_good(replays: list[int]) -> None:
+    trained(Hard(), "run-by-run")
     assert not replays
 
 
@@ -134,6 +166,6 @@ def test_neither_a_decision_nor_a_count_is_replayed(algorithm: Algorithm, replay
 
 
 def test_what_is_too_large_to_copy_is_not_recorded(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "SMALL", 1000)
+    monkeypatch.setattr(recording, "MOST", 1000)
     trained(SGD(), "vectorised")
     assert not replays

@@ -72,6 +72,28 @@ def test_put(
     assert torch.equal(alone, expected[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_tables_in_another_order_of_memory(dtype: torch.dtype) -> None:
+    values, where = table((2, 2, 3, 4, 4), dtype, 0), torch.tensor([[0, 3], [2, 1]])
+    x = torch.zeros(2, 5, 4, 4, 3, dtype=dtype).permute(0, 1, 4, 2, 3)  # channels last
+    vmap(put)(x, where, values)
+    for run in range(2):
+        assert torch.equal(x[run][where[run]], values[run])
+        assert torch.equal(take(x[run], where[run]), values[run])
+    assert x.sum() == values.sum()
+    assert torch.equal(vmap(take)(x, where), values)
+    alone = torch.zeros(5, 4, 4, 3, dtype=dtype).permute(0, 3, 1, 2)
+    assert torch.equal(put(alone, where[0], values[0])[where[0]], values[0])
+    gaps = torch.zeros(2, 7, 3, 4, 4, dtype=dtype)[:, :5]
+    assert torch.equal(vmap(put)(gaps, where, values).sum(), values.sum())
+    assert torch.equal(gaps[1][where[1]], values[1])
+
+
+def test_other_numbers_than_the_tables_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="dtype"):
+        put(torch.zeros(3, 2), torch.tensor([0]), torch.ones(1, 2, dtype=torch.int32))
+
+
 def test_what_is_not_kept_leaves_nothing_behind() -> None:
     x = torch.ones(5, 8, dtype=torch.uint8)
     put(x, torch.tensor([1, 4, 4]), torch.full((3, 8), 7, dtype=torch.uint8))

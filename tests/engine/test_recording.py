@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from glocal.engine import recording
 from glocal.engine.recorder import alike
 from glocal.engine.recording import copied, record
 
@@ -67,7 +69,31 @@ def says_nothing_of_an_argument(given: Sequence[Tensor]) -> list[Tensor]:
     return [given[1].detach().unsqueeze(0).squeeze(0)]
 
 
+def writes_to_what_it_is_told(given: Sequence[Tensor]) -> list[Tensor]:
+    """At recording nothing changes: the example's second argument is smaller everywhere."""
+    torch.minimum(given[1], given[0] + 100, out=given[1])
+    return [given[1] * 2]
+
+
+def writes_to_a_list(given: Sequence[Tensor]) -> list[Tensor]:
+    torch._foreach_mul_(list(given), 3.0)
+    return [given[0] - given[1]]
+
+
+def turns_into_the_complex_plane(given: Sequence[Tensor]) -> list[Tensor]:
+    z = torch.complex(given[0], given[1] * 0)
+    return [(z * z.conj()).real, torch.complex(*given).conj().imag.clone()]
+
+
+def has_an_expanded_part(given: Sequence[Tensor]) -> list[Tensor]:
+    return [(given[0][:1].expand(4, 3) + given[1][:1].expand(4, 3)) * 2]
+
+
 FUNCTIONS = [
+    writes_to_what_it_is_told,
+    writes_to_a_list,
+    turns_into_the_complex_plane,
+    has_an_expanded_part,
     writes_to_an_argument,
     writes_through_a_view,
     reads_before_and_after_writing,
@@ -115,9 +141,44 @@ def test_what_is_always_the_same_is_made_once() -> None:
     assert not {"f_arange", "f_cumsum", "f_flip"} & set(record(function, GIVEN).__code__.co_names)
 
 
-def test_who_looks_at_a_number_to_choose_cannot_be_recorded() -> None:
+LOOKING: dict[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {
+    "bool": lambda given: [given[0] if given[0].sum() > 0 else given[1]],
+    "item": lambda given: [given[0] * given[0].sum().item()],
+    "tolist": lambda given: [given[0] * given[0].tolist()[0][0]],
+    "numpy": lambda given: [given[0] * float(given[0].numpy().sum())],
+    "array": lambda given: [given[0] * float(np.asarray(given[0]).sum())],
+    "a mask": lambda given: [given[0][given[0] > 0].mean()],
+    "masked_select": lambda given: [given[0].masked_select(given[0] > 0).mean()],
+    "nonzero": lambda given: [given[0].nonzero().sum()],
+}
+
+
+@pytest.mark.parametrize("function", LOOKING.values(), ids=LOOKING)
+def test_who_looks_at_numbers_cannot_be_recorded(function: Callable[[Sequence[Tensor]], list[Tensor]]) -> None:
     with pytest.raises(RuntimeError):
-        record(lambda given: [given[0] if given[0].sum() > 0 else given[1]], GIVEN)
+        record(function, GIVEN)
+
+
+def test_places_given_by_number_can_be_looked_up() -> None:
+    replay = record(lambda given: [given[0][given[1].argsort(0)[:, 0]]], GIVEN)
+    other = [GIVEN[1], GIVEN[0]]
+    assert torch.equal(replay(other)[0], other[0][other[1].argsort(0)[:, 0]])
+
+
+def test_an_operation_that_checks_goes_on_checking() -> None:
+    replay = record(lambda given: [torch.linalg.cholesky(given[0])], [torch.eye(3)])
+    with pytest.raises(torch.linalg.LinAlgError):
+        replay([-torch.eye(3)])
+
+
+def test_no_more_is_held_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST", 200)
+    record(lambda given: [given[0] + given[1]], GIVEN)
+    with pytest.raises(RuntimeError, match="results"):
+        record(lambda given: [given[0] + given[1] + torch.ones(50).sum()], GIVEN)
+    monkeypatch.setattr(recording, "MOST", 90)
+    with pytest.raises(RuntimeError, match="arguments"):
+        record(lambda given: [given[0] + given[1]], GIVEN)
 
 
 def test_copies_have_the_same_strides_and_memory_of_their_own() -> None:
@@ -128,8 +189,12 @@ def test_copies_have_the_same_strides_and_memory_of_their_own() -> None:
         assert torch.equal(copy, tensor)
         copy += 1
     assert torch.equal(whole, torch.arange(24.0).reshape(2, 3, 4))
-    shared = torch.zeros(1).expand(5)
-    assert copied(shared).data_ptr() == shared.data_ptr()
+    shared = torch.arange(2.0)[:, None, None].expand(2, 3, 4)
+    copy = copied(shared)
+    assert copy.stride() == shared.stride() == (1, 0, 0)
+    copy[0, 0, 0] = 7
+    assert torch.equal(copy[0], torch.full((3, 4), 7.0))
+    assert not shared[0].any()
 
 
 def test_alike_sees_every_difference() -> None:

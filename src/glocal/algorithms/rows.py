@@ -14,7 +14,8 @@ from torch.autograd import Function
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows], of numbers that nobody differentiates."""
+    """x[rows], of numbers that nobody differentiates. Mapped, nobody checks that the rows are there: the next ones are
+    another run's."""
     return _Take.apply(x, rows)
 
 
@@ -45,7 +46,10 @@ class _Take(Function):
 class _Put(Function):
     @staticmethod
     def forward(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-        _words(x).index_copy_(0, rows, _words(values.contiguous()))
+        if x.is_contiguous() and values.dtype == x.dtype:
+            _words(x).index_copy_(0, rows, _words(values.contiguous()))
+        else:
+            x.index_copy_(0, rows, values)
         return x
 
     @staticmethod
@@ -60,8 +64,9 @@ class _Put(Function):
         values = values.expand(runs, *values.shape) if dims[2] is None else values.movedim(dims[2], 0)
         table, rows = _one_table(runs, x, _number(dims[0]), rows, dims[1])
         _Put.apply(table, rows.flatten(), values.flatten(0, 1))
-        if not x.movedim(_number(dims[0]), 0).is_contiguous():  # then the table is a copy
-            x.movedim(_number(dims[0]), 0).copy_(table.unflatten(0, (runs, -1)))
+        own = x.movedim(_number(dims[0]), 0)
+        if own.stride(0) != own.shape[1] * own.stride(1):  # then the table is a copy
+            own.copy_(table.unflatten(0, (runs, -1)))
         return x, dims[0]
 
 

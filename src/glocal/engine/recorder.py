@@ -20,8 +20,6 @@ StepOfRuns: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
 
 OFTEN = 500
 """Steps of one shape after which it is recorded: recording takes a second at first, later a tenth."""
-SMALL = 1 << 28
-"""Bytes of state up to which it is recorded. It is copied for that, and the time of larger steps goes elsewhere."""
 
 
 class Recorder:
@@ -61,8 +59,6 @@ class Recorder:
 
     def _record(self, like: State, hyper: Hyper, given: list[Tensor]) -> Function | None:
         """The recording, if there can be one and it does what the step does."""
-        if sum(t.nbytes for t in given) > SMALL:
-            return None
         names = list(tree.flatten(_held(like)))
 
         def step(given: Sequence[Tensor]) -> list[Tensor]:
@@ -104,5 +100,12 @@ def alike(one: Function, other: Function, given: Sequence[Tensor]) -> bool:
 
 
 def pure(network: nn.Module) -> bool:
-    """Whether all of a network's parts are known to do the same at every call, and to draw at random by torch alone."""
-    return all(type(part).__module__.split(".")[0] in ("glocal", "torch") for part in network.modules())
+    """Whether all of a network's parts are known to do the same at every call, and to draw at random by torch alone:
+    they are torch's and ours, and nobody's own code hangs on them."""
+    return all(_known(part) for part in network.modules())
+
+
+def _known(part: nn.Module) -> bool:
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    ours = type(part).__module__.split(".")[0] in ("glocal", "torch") and not isinstance(part, torch.jit.ScriptModule)
+    return ours and not any(hooks) and "forward" not in vars(part)

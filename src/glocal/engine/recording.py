@@ -5,8 +5,9 @@ though they are the same at every step. So they are recorded once, by `make_fx`,
 straight Python function. It makes the same operations on the same numbers in the same order: results agree to the last
 bit.
 
-What a recording holds is decided at the time: a function that looks at its tensors' values to choose its way cannot be
-recorded (an error), one that depends on anything else than its arguments must not be.
+What a recording holds is decided at the time. A function that looks at its tensors' values to choose its way, or makes
+results as long as there are values of some kind, cannot be recorded (an error); one that depends on anything else than
+its arguments must not be.
 """
 
 from __future__ import annotations
@@ -19,27 +20,42 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.overrides import TorchFunctionMode
 
 Function: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
 SHAPED = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_full"}
 """Operations that look at nothing but their argument's shape."""
+MOST = 1 << 29
+"""Bytes that may be held while a function is recorded. The time of larger ones goes elsewhere."""
 
 
 def record(function: Function, example: Sequence[Tensor]) -> Function:
     """The recorded function, for arguments of the example's shapes and strides. The example itself is left alone."""
     from torch.fx.experimental.proxy_tensor import make_fx  # a second of imports, for those who need them
 
+    if sum(t.nbytes for t in example) > MOST:
+        raise RuntimeError(f"a function of more than {MOST} bytes of arguments is not recorded.")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        traced = make_fx(lambda given: function(given))([copied(t) for t in example])
+        with Unseen():
+            traced = make_fx(lambda given: function(given))([copied(t) for t in example])
         return Recording(traced, [copied(t) for t in example]).function
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy with the same strides. A number that many places share cannot be written to and need not be copied."""
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return tensor.detach()
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor.detach())
+    """A copy with the same strides; a number that many places share is one there too."""
+    tensor = tensor.detach()
+    once = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    return torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype).copy_(once).expand(tensor.shape)
+
+
+class Unseen(TorchFunctionMode):
+    """Refuses to hand out a tensor's numbers in ways that tracing does not notice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+            raise RuntimeError("a function that looks at its tensors' values cannot be recorded.")
+        return func(*args, **(kwargs or {}))
 
 
 class Recording:
@@ -58,6 +74,7 @@ class Recording:
     def _run(self, example: list[Tensor]) -> None:
         """Make every operation once, to see what comes out. All results are kept: no two live at one address."""
         places: dict[Hashable, Node] = {}
+        sizes: dict[int, int] = {}
         given = iter(example)
         for node in self._traced.graph.nodes:
             if node.op == "placeholder":
@@ -70,7 +87,10 @@ class Recording:
                 value = self._call(node)
             self._values[node] = value
             if isinstance(value, Tensor) and value.numel():
-                where = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+                sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+                if sum(sizes.values()) > MOST:
+                    raise RuntimeError(f"a function of more than {MOST} bytes of results is not recorded.")
+                where = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg())
                 first = places.setdefault(where, node)
                 if first is not node:
                     self._same[node] = first
@@ -78,6 +98,8 @@ class Recording:
     def _call(self, node: Node) -> Any:
         args: Any = map_arg(node.args, self._values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, self._values.__getitem__)
+        if as_long_as_values_say(node, args):
+            raise RuntimeError(f"{name_of(node)} makes as many results as there are values of some kind.")
         direct = binding(node.target)
         if direct is not None:
             try:
@@ -113,7 +135,7 @@ class Recording:
             if node is output:
                 used = self._used(node)
                 lines.append(f"return {self._text(node.args[0])}")
-            elif node.op == "call_function" and (node in needed or written(node) or random(node)):
+            elif node.op == "call_function" and (node in needed or acts(node)):
                 used = self._used(node)
                 arguments = [self._text(a) for a in node.args]
                 arguments += [f"{k}={self._text(a)}" for k, a in node.kwargs.items()]
@@ -172,9 +194,27 @@ def written(node: Node) -> list[Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    marked = [a for a, s in zip(node.args, schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write]
-    return [a for a in marked if isinstance(a, Node)]
+    given = {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+    found: list[Node] = []
+    for argument in schema.arguments:
+        if argument.alias_info and argument.alias_info.is_write:
+            map_arg(given.get(argument.name), found.append)
+    return found
 
 
 def random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def acts(node: Node) -> bool:
+    """Whether an operation does more than to return something: it writes, draws, or checks and complains."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(written(node)) or random(node) or (schema is not None and not schema.returns)
+
+
+def as_long_as_values_say(node: Node, args: Any) -> bool:
+    """Whether the shape of a result depends on values, and so on the step: what a mask picks, what is not zero."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        return False
+    masks = (torch.bool, torch.uint8)
+    return name_of(node) != "index" or any(index is not None and index.dtype in masks for index in args[1])
