@@ -104,7 +104,7 @@ def test_fishers_are_loops_over_samples_and_labels(variant: Fisher, chunk: int) 
     params = elsewhere(params)
     data = batch_of(examples(17, 3), uniforms(17, seed=6).double())
     expected = fisher_by_loops(model, params, data, variant)
-    torch.testing.assert_close(task_fisher(model, params, data, variant, chunk), expected, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(task_fisher(model, params, data, variant, chunk=chunk), expected, rtol=1e-9, atol=1e-13)
 
 
 def test_every_variant_is_tested() -> None:

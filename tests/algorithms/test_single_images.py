@@ -11,11 +11,14 @@ from torch import nn
 
 from glocal import losses
 from glocal.algorithms import EWC, OGDPublished
-from glocal.algorithms.algorithm import Algorithm
+from glocal.algorithms.algorithm import Algorithm, Batch
+from glocal.algorithms.ewc import task_fisher
 from glocal.algorithms.single_images import disturbed
 from glocal.challenges import from_tasks
+from glocal.challenges.challenge import Augment
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.train import Execution, Snapshot, train
+from glocal.networks.door import Door
 from glocal.networks.model import Model
 from glocal.networks.resnet import resnet18
 
@@ -38,6 +41,45 @@ def test_it_is_a_loop_over_images_through_torchs_own_network() -> None:
     for key, value in network.named_buffers():
         torch.testing.assert_close(found[key], value)
     assert torch.equal(buffers["1.running_mean"], torch.zeros(3, dtype=torch.float64)), "what was given stays"
+
+
+def test_the_published_fisher_is_a_loop_over_images_in_training_mode() -> None:
+    torch.manual_seed(0)
+    network = resnet18((3, 16, 16), 3, width=2).double()
+    params = {k: p.detach().clone() for k, p in network.named_parameters()}
+    buffers = {k: b.clone() + 0.1 for k, b in network.named_buffers()}
+    x, y = torch.randn(5, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
+    model = Model(copy.deepcopy(network), losses.get("cross-entropy")).bind(buffers)
+    data = Batch(x, y, torch.rand(5), torch.tensor(0))
+    network.train()
+    expected = {k: torch.zeros_like(p) for k, p in params.items()}
+    for image, label in zip(x, y, strict=True):
+        loss = nn.functional.cross_entropy(network(image[None]), label[None])
+        slopes = torch.autograd.grad(loss, list(network.parameters()))
+        for (k, _), g in zip(network.named_parameters(), slopes, strict=True):
+            expected[k] += (-loss).exp().detach() * g.square() / 5
+    for chunk in (None, 2):
+        found = task_fisher(model, params, data, "published", "published", chunk)
+        for k, f in found.items():
+            torch.testing.assert_close(f, expected[k], rtol=1e-6, atol=1e-12 * float(expected[k].max() + 1))
+    kept = task_fisher(model, params, data, "published", "kept")
+    assert not torch.allclose(kept["conv.weight"], found["conv.weight"], rtol=0.1)
+
+
+def test_its_images_are_augmented_from_the_runs_own_stream() -> None:
+    torch.manual_seed(0)
+    network = resnet18((3, 16, 16), 3, width=2)
+    params = {k: p.detach().clone() for k, p in network.named_parameters()}
+    buffers = {k: b.clone() for k, b in network.named_buffers()}
+    x, y = torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
+    data = Batch(x, y, torch.rand(6), torch.tensor(0))
+    model = Model(network, losses.get("cross-entropy"), door=Door(augment=Augment(2, flip=True)))
+    keyed = lambda key: model.bind(buffers, key=torch.tensor(key))  # noqa: E731
+    first, again, other = (task_fisher(keyed(k), params, data, "published", "published") for k in (3, 3, 4))
+    plain = task_fisher(model.bind(buffers), params, data, "published", "published")
+    assert torch.equal(first["conv.weight"], again["conv.weight"])
+    assert not torch.allclose(first["conv.weight"], other["conv.weight"], rtol=1e-3)
+    assert not torch.allclose(first["conv.weight"], plain["conv.weight"], rtol=1e-3)
 
 
 def cohort(algorithm: Algorithm) -> Cohort:

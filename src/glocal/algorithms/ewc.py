@@ -25,6 +25,7 @@ from glocal.algorithms.single_images import LAST, Statistics, disturbed
 from glocal.curvature.diagonal import diagonal, samples_at_once
 from glocal.errors import require, unknown
 from glocal.losses import Loss
+from glocal.networks.batchnorm import image_by_image
 from glocal.networks.model import Model
 from glocal.tree import Params, total
 
@@ -54,16 +55,29 @@ def _published(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor
 FISHERS = {"exact": _exact, "sampled": _sampled, "empirical": _empirical, "published": _published}
 
 
-def task_fisher(model: Model, params: Params, data: Batch, variant: str, chunk: int | None = None) -> Params:
-    """F at θ over a task's data, a bounded number of examples at a time: few on a CPU, whose cache is small."""
+def task_fisher(
+    model: Model,
+    params: Params,
+    data: Batch,
+    variant: str,
+    statistics: Statistics = "kept",
+    chunk: int | None = None,
+) -> Params:
+    """F at θ over a task's data, a bounded number of examples at a time: few on a CPU, whose cache is small.
+
+    In evaluation mode; with published statistics as in training, image by image and augmented.
+    """
     evaluated = model.evaluating()
+    alone = statistics == "published" and model.has_batch_statistics
+    module = image_by_image(evaluated.module) if alone else evaluated.module
+    inputs = model.vary(data.x) if alone else data.x
     if chunk is None:
         like, most = next(iter(params.values())), 500 if data.y.device.type == "cpu" else 5000
-        chunk = samples_at_once(evaluated.module, data.x.shape[1:], like, most)
+        chunk = samples_at_once(module, data.x.shape[1:], like, most)
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
-    for x, y, random in zip(data.x.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
+    for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
         directions = partial(_directions, variant, model.criterion, y, random)
-        part = diagonal(evaluated.module, params, evaluated.buffers, evaluated.admit(x), directions)
+        part = diagonal(module, params, evaluated.buffers, evaluated.admit(x), directions)
         fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
     return fisher
 
@@ -99,7 +113,7 @@ class EWC(Algorithm):
     """Where the quadratics are centred: all at the last solution, or each at its own."""
 
     statistics: Statistics = "kept"
-    """BatchNorm's after a task: kept, or overwritten by single images, as the published numbers have them."""
+    """BatchNorm's: kept, or published: F of images one by one in training mode, which overwrites them after a task."""
 
     def __post_init__(self) -> None:
         if self.fisher not in FISHERS:
@@ -123,7 +137,7 @@ class EWC(Algorithm):
         return model.loss(params, batch.x, batch.y) + self._quadratic(memory, params, to_step=True)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        new = task_fisher(model, params, data, self.fisher)
+        new = task_fisher(model, params, data, self.fisher, self.statistics)
         kept = {k: self.decay * f for k, f in memory["fisher"].items()}
         reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
         together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "reached": reached}

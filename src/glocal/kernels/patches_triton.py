@@ -18,13 +18,13 @@ NUMBERS = 2048
 def gather(pixels: Tensor, of: Patches) -> Tensor:
     h, w = of.size
     rows = pixels.new_empty(of.groups, of.images * h * w, of.k * of.k * of.channels)
-    _launch(_gather, h * w * of.k * of.k, pixels, rows, of)
+    _launch(_gather, h * w * of.k * of.k, pixels.contiguous(), rows, of)
     return rows
 
 
 def scatter(rows: Tensor, of: Patches) -> Tensor:
     pixels = rows.new_empty(of.images, of.height, of.width, of.groups * of.channels)
-    _launch(_scatter, of.height * of.width, rows, pixels, of)
+    _launch(_scatter, of.height * of.width, rows.contiguous(), pixels, of)
     return pixels
 
 

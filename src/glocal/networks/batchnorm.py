@@ -8,7 +8,9 @@ channels are channels of one larger batch norm.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,29 @@ class BatchNorm2d(nn.BatchNorm2d):
             return functional.batch_norm(x, mean, variance, self.weight, self.bias, True, momentum, self.eps)
         scale = self.weight * (variance + self.eps).rsqrt()
         return x * scale.view(-1, 1, 1) + (self.bias - mean * scale).view(-1, 1, 1)
+
+
+class ImageNorm2d(BatchNorm2d):
+    """Batch norm with the mean and variance of every image by itself: what a batch of one image meets in training."""
+
+    def _plainly(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
+        apart = x - x.mean((-2, -1), keepdim=True)
+        z = apart * (apart.square().mean((-2, -1), keepdim=True) + self.eps).rsqrt()
+        return z * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+
+def image_by_image(module: nn.Module) -> nn.Module:
+    """The network, in evaluation mode, as it is in training for batches of one image: a sample's outputs and gradients
+    are its own, and many can be computed at once."""
+    if module not in _ALONE:
+        _ALONE[module] = copy.deepcopy(module).eval()
+        for part in _ALONE[module].modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.__class__ = ImageNorm2d
+    return _ALONE[module]
+
+
+_ALONE: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
 class Normalised(Function):

@@ -96,9 +96,13 @@ class Model:
 
     def admit(self, x: Tensor) -> Tensor:
         """Inputs as the network takes them, for whoever needs the very same ones twice: floats pass every door."""
+        return self.door.ready(self.vary(x))
+
+    def vary(self, x: Tensor) -> Tensor:
+        """Inputs as a training step sees them, augmented, and still as the challenge keeps them."""
         if self.training and self.key is not None and not x.is_floating_point():
-            x = self.door.varied(x, split(self.key, next(self._passed)))
-        return self.door.ready(x)
+            return self.door.varied(x, split(self.key, next(self._passed)))
+        return x
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""

@@ -1,10 +1,11 @@
 r"""Our Table 1 beside the published one, and the paper's own test of it (§6.1), computed.
 
-The difference of two means is told in units of its standard error √(s²/n + s'²/n'), s and s' being the deviations over
-seeds as the table prints them (ddof = 0), n and n' the numbers of seeds. The test: "take the difference in average
-forgetting between the lowest two learning rates and the highest two learning rates, for each challenge. For local
-algorithms, the difference is always negative, whereas for global algorithms the difference can be both positive and
-negative." It is taken seed by seed, and given with a t-interval over the seeds.
+The difference of two means is told in units of its standard error √(s²/(n−1) + s'²/(n'−1)), s and s' being the
+deviations over seeds as the table prints them (ddof = 0), n and n' the numbers of seeds: s²/(n−1) is the unbiased
+variance over n. One seed has no deviation, and the published variance stands in for its own. The test: "take the
+difference in average forgetting between the lowest two learning rates and the highest two learning rates, for each
+challenge. For local algorithms, the difference is always negative, whereas for global algorithms the difference can be
+both positive and negative." It is taken seed by seed, and given with a t-interval over the seeds.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from glocal.errors import GlocalError, unknown
-from glocal.metrics import OVER, Over, Scope, over_seeds, summary
+from glocal.metrics import OVER, Over, Scope, over_seeds, scope_of, summary
 from glocal.paper.published import SEEDS, Cell
 from glocal.paper.student import interval
 from glocal.paper.table1 import COLUMNS, cell, row_of
@@ -32,11 +34,18 @@ ENDS = 2
 
 @dataclass(frozen=True)
 class Number:
-    """A mean, its deviation (ddof = 0) and the number of seeds behind both."""
+    """A mean, its deviation (ddof = 0; NaN of one seed) and the number of seeds behind both."""
 
     mean: float
     std: float
     seeds: int
+
+    @property
+    def variance(self) -> float:
+        """The unbiased variance over seeds; NaN of one."""
+        # The paper does not say which deviation it prints. Taken as ddof = 0, the larger variance of the two: were it
+        # ddof = 1, its part of the standard error would be √(5/4) too large, and Δ too small, never too large.
+        return self.std**2 * self.seeds / (self.seeds - 1) if self.seeds > 1 else math.nan
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,8 @@ class Compared:
     def error(self) -> float | None:
         if self.ours is None or self.published is None:
             return None
-        return math.sqrt(sum(x.std**2 / x.seeds for x in (self.ours, self.published)))
+        own = self.ours.variance if self.ours.seeds > 1 else self.published.variance
+        return math.sqrt(own / self.ours.seeds + self.published.variance / self.published.seeds)
 
     @property
     def units(self) -> float | None:
@@ -124,31 +134,46 @@ class Comparison:
     """'published', 'seed' or both, of the rotated challenges in it."""
     unlike: tuple[str, ...] = field(default=())
     """Challenges with published numbers whose runs are not of the published size, so that nothing is compared."""
+    unmasked: tuple[str, ...] = field(default=())
+    """Challenges with published numbers among the task's own classes, where ours are among all of them."""
     over: Over = "t-1"
+    beside: bool = True
+    """Whether the published numbers have columns in the table."""
 
     @property
     def challenges(self) -> list[str]:
         return list(dict.fromkeys(line.challenge for line in self.lines))
 
 
-def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None) -> Comparison:
+def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None, published: bool = True) -> Comparison:
     """Ours and the published numbers, by challenge, global before local, algorithm, learning rate.
 
     over: forgetting over 't-1' tasks, as the published numbers have it, or over 't', as the paper states it; these
     follow from the published ones exactly, by the factor (T−1)/T. scope: which accuracy; the run's own unless given.
+    published: without it ours stand alone.
     """
     if over not in OVER:
         raise unknown("forgetting", over, OVER)
     groups = _grouped(runs)
-    lines = tuple(_line(group, scope) for group in groups)
+    lines = tuple(_line(group, scope, published) for group in groups)
     seen = [run for group in groups for run in group]
     kinds = sorted({_angles(run) for run in seen if run.challenge.startswith("rotated-")})
-    unlike = {run.challenge for run in seen if run.challenge in COLUMNS and not _published_size(run)}
-    return Comparison(lines, _trends(lines, over), " and ".join(kinds) or None, tuple(sorted(unlike)), over)
+    known = [run for run in seen if published and run.challenge in COLUMNS]
+    unlike = {run.challenge for run in known if not _published_size(run)}
+    unmasked = {run.challenge for run in known if not _published_scope(run, scope)}
+    return Comparison(
+        lines,
+        _trends(lines, over),
+        angles=" and ".join(kinds) or None,
+        unlike=tuple(sorted(unlike)),
+        unmasked=tuple(sorted(unmasked)),
+        over=over,
+        beside=published,
+    )
 
 
 def _grouped(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs of one cell, one a seed."""
+    """Runs of one cell, one a seed, equal in all but that."""
     cells: dict[tuple[str, str, str, float], dict[int, Run]] = {}
     for run in runs:
         key = run.challenge, run.locality, _name(run), run.lr
@@ -158,7 +183,43 @@ def _grouped(runs: Iterable[Run]) -> list[list[Run]]:
                 f"two runs of {key[2]} on {run.challenge} at lr {run.lr:g} with seed {run.seed} differ in their "
                 "configuration; give the runs of one size and one kind of angles."
             )
-    return [[by_seed[seed] for seed in sorted(by_seed)] for _, by_seed in sorted(cells.items())]
+    groups = [[by_seed[seed] for seed in sorted(by_seed)] for _, by_seed in sorted(cells.items())]
+    for group in groups:
+        _require_one_protocol(group)
+    return groups
+
+
+def _require_one_protocol(group: Sequence[Run]) -> None:
+    first = group[0]
+    here = _settings(first.config)
+    for run in group[1:]:
+        there = _settings(run.config)
+        for name in sorted(here.keys() | there.keys()):
+            one, other = here.get(name, "absent"), there.get(name, "absent")
+            if one != other:
+                raise GlocalError(
+                    f"the runs of {_name(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: {_short(one)} with "
+                    f"seed {first.seed}, {_short(other)} with seed {run.seed}; only equal runs are averaged: give "
+                    "those of one kind."
+                )
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a configuration but the seed, by dotted names."""
+    settings = _flat({"precision": "fp32", **config})  # a run that does not say how it multiplies is an fp32 one
+    return {name: value for name, value in settings.items() if name != "seed"}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _name(run: Run) -> str:
@@ -184,21 +245,27 @@ def _angles(run: Run) -> str:
     return "seed" if run.config["challenge"].get("options", {}).get("angles") is None else "published"
 
 
-def _counterpart(run: Run) -> Cell | None:
+def _published_scope(run: Run, scope: Scope | None) -> bool:
+    """Whether the accuracy is the published one: on split challenges that among the task's own classes."""
+    return COLUMNS[run.challenge].setting != "task" or scope_of(run, scope) == "task"
+
+
+def _counterpart(run: Run, scope: Scope | None) -> Cell | None:
     column, chosen = COLUMNS.get(run.challenge), run.config["algorithm"]
-    if column is None or not _published_size(run):
+    if column is None or not _published_size(run) or not _published_scope(run, scope):
         return None
     row = row_of(column, chosen["name"], chosen.get("options", {}))
     return None if row is None else cell(column, row, run.lr)
 
 
-def _line(group: Sequence[Run], scope: Scope | None) -> Line:
+def _line(group: Sequence[Run], scope: Scope | None, beside: bool) -> Line:
     first, finished = group[0], [run for run in group if run.diverged is None]
-    counterpart = _counterpart(first)
+    counterpart = _counterpart(first, scope) if beside else None
 
     def compared(name: str, over: Over, theirs: Number | None) -> Compared:
         found = over_seeds([{name: 100 * summary(run, scope, over=over)[name]} for run in finished])
         mean, std = found.get(name, (math.nan, math.nan))
+        std = std if len(finished) > 1 else math.nan
         return Compared(Number(mean, std, len(finished)) if math.isfinite(mean) else None, theirs)
 
     def published(over: Over) -> Number | None:

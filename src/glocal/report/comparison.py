@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 FORMATS = ("rich", "markdown", "latex", "csv", "json")
+MEASURES = ("ACC", "FGT")
 MARK = "!"
 TEXT_WIDTH = 100
 
@@ -109,7 +110,10 @@ def trend_row(trend: Trend) -> dict[str, Any]:
 
 
 def number(x: Number | None) -> str:
-    return ABSENT if x is None else f"{x.mean:.2f} ± {x.std:.2f}"
+    """Mean and deviation; of one seed, which has none, the number alone."""
+    if x is None:
+        return ABSENT
+    return f"{x.mean:.2f}" if math.isnan(x.std) else f"{x.mean:.2f} ± {x.std:.2f}"
 
 
 def ours(line: Line, x: Compared) -> str:
@@ -148,14 +152,17 @@ def notes(made: Comparison) -> list[str]:
     over = (
         "the T−1 tasks before the last, as published" if made.over == "t-1" else "all T tasks, as the paper states it"
     )
+    whose = "Ours and published" if any(line.acc.published for line in made.lines) else "Ours"
     lines = [
-        f"Ours and published: mean ± standard deviation (ddof = 0) over seeds, in percent; ours over {_span(seeds)}.",
+        f"{whose}: mean ± standard deviation over seeds, in percent; ours over {_span(seeds)}, with ddof = 0"
+        f"{'; one seed has no deviation' if seeds[0] == 1 else ''}.",
         f"FGT: loss of test accuracy since each task was learnt, averaged over {over}.",
     ]
     if any(line.acc.published for line in made.lines):
+        lone = "one seed being taken to vary as the published ones do, " if seeds[0] == 1 else ""
         lines.append(
-            "Δ: ours − published, in standard errors √(s²/n + s'²/n') of the two deviations and numbers of seeds; "
-            f"{MARK} marks more than {FAR:g}."
+            "Δ: ours − published, in standard errors √(s²/(n−1) + s'²/(n'−1)) of the two deviations and numbers of "
+            f"seeds, {lone}the published ones taken as ddof = 0; {MARK} marks more than {FAR:g}."
         )
         if made.angles == "published":
             lines.append(
@@ -167,9 +174,14 @@ def notes(made: Comparison) -> list[str]:
         if any(line.algorithm == "ogd-published" for line in made.lines):
             lines.append("Beside ogd-published stands the published OGD row; ogd-gtl is OGD as Theorem 2 has it.")
     missing = [name for name in made.challenges if not any(x.acc.published for x in made.lines if x.challenge == name)]
-    for name in missing:
-        why = "not of the published size" if name in made.unlike else "without published numbers"
-        lines.append(f"{name}: {why}, so there is nothing to compare with.")
+    for name in missing if made.beside else ():
+        if name in made.unlike or name not in made.unmasked:
+            why = "not of the published size" if name in made.unlike else "without published numbers"
+            lines.append(f"{name}: {why}, so there is nothing to compare with.")
+    for name in made.unmasked:
+        lines.append(
+            f"{name}: accuracy among all classes is not compared, for the published one is among the task's own."
+        )
     lost = [line for line in made.lines if line.diverged]
     if lost:
         where = ", ".join(f"{x.algorithm} at {plain(x.lr)} on {x.challenge}: {x.diverged} of {x.seeds}" for x in lost)
@@ -199,8 +211,8 @@ def conclusions(made: Comparison) -> list[str]:
 def markdown(made: Comparison) -> str:
     parts = []
     for challenge in made.challenges:
-        heads = ["algorithm", "lr", "ACC, ours", "published", "Δ", "FGT, ours", "published", "Δ"]
-        lines = [f"### {challenge}", "", _row(heads), _row(["---", "---:", *["---:"] * 6])]
+        names = [head for measure in MEASURES for head in heads(measure, made)]
+        lines = [f"### {challenge}", "", _row(["algorithm", "lr", *names]), _row(["---", *["---:"] * (1 + len(names))])]
         for block in blocks(made, challenge):
             for i, line in enumerate(block):
                 name = f"`{line.algorithm}` ({line.locality})" if i == 0 else ""
@@ -208,11 +220,10 @@ def markdown(made: Comparison) -> str:
         parts.append("\n".join(lines))
     parts.append("  \n".join(notes(made)))
     if made.trends:
-        heads = ["challenge", "algorithm", "low − high", f"{LEVEL:.0%} interval", "published", "seeds", "the claim"]
-        lines = ["### The paper's test", "", _row(heads), _row(["---", "---", *["---:"] * 4, "---"])]
-        for t in made.trends:
-            cells = [f"`{t.algorithm}`", signed(t.difference), bounds(t), signed(t.published), str(t.seeds), t.verdict]
-            lines.append(_row([t.challenge, *cells]))
+        numbers = ["low − high", f"{LEVEL:.0%} interval", *(["published"] if made.beside else []), "seeds"]
+        names = ["challenge", "algorithm", *numbers, "the claim"]
+        lines = ["### The paper's test", "", _row(names), _row(["---", "---", *["---:"] * len(numbers), "---"])]
+        lines += [_row([t.challenge, f"`{t.algorithm}`", *trend_texts(t, made)]) for t in made.trends]
         parts.append("\n".join(lines))
     parts.append("  \n".join(conclusions(made)))
     return "\n\n".join(parts) + "\n"
@@ -221,6 +232,8 @@ def markdown(made: Comparison) -> str:
 def latex(made: Comparison) -> str:
     """A `table` for each challenge in the paper's layout, and one for the test."""
     parts = [r"% \usepackage{booktabs, multirow, xcolor}"]
+    under = ["ours", "published", r"$\Delta$"]
+    each = len(under) if made.beside else 1
     for challenge in made.challenges:
         body = []
         for block in blocks(made, challenge):
@@ -236,11 +249,12 @@ def latex(made: Comparison) -> str:
                     r"\begin{table}[t]",
                     r"\centering",
                     f"\\caption{{\\textbf{{{escape(challenge)}}}, ours and published. {_tex(' '.join(notes(made)))}}}",
-                    r"\begin{tabular}{llcccccc}",
+                    rf"\begin{{tabular}}{{ll{2 * 'c' * each}}}",
                     r"\toprule",
-                    r"\multirow{2}{*}{Algorithm} & \multirow{2}{*}{lr} & \multicolumn{3}{c}{ACC ($\uparrow$)} & "
-                    r"\multicolumn{3}{c}{FGT ($\downarrow$)} \\",
-                    r" & & ours & published & $\Delta$ & ours & published & $\Delta$ \\",
+                    r"\multirow{2}{*}{Algorithm} & \multirow{2}{*}{lr} & "
+                    rf"\multicolumn{{{each}}}{{c}}{{ACC ($\uparrow$)}} & "
+                    rf"\multicolumn{{{each}}}{{c}}{{FGT ($\downarrow$)}} \\",
+                    rf" & & {' & '.join(2 * under[:each])} \\",
                     r"\midrule",
                     "\n\\midrule\n".join(body),
                     r"\bottomrule",
@@ -255,7 +269,7 @@ def latex(made: Comparison) -> str:
                 [
                     _tex(t.challenge),
                     _coloured(t.algorithm, t.locality),
-                    *map(_tex, (signed(t.difference), bounds(t), signed(t.published), str(t.seeds), t.verdict)),
+                    *map(_tex, trend_texts(t, made)),
                 ]
             )
             + r" \\"
@@ -267,9 +281,10 @@ def latex(made: Comparison) -> str:
                     r"\begin{table}[t]",
                     r"\centering",
                     f"\\caption{{{_tex(' '.join(conclusions(made)))}}}",
-                    r"\begin{tabular}{llccccl}",
+                    rf"\begin{{tabular}}{{ll{'c' * (4 if made.beside else 3)}l}}",
                     r"\toprule",
-                    rf"Challenge & Algorithm & low $-$ high & {100 * LEVEL:.0f}\% & published & seeds & claim \\",
+                    rf"Challenge & Algorithm & low $-$ high & {100 * LEVEL:.0f}\% & "
+                    rf"{'published & ' if made.beside else ''}seeds & claim \\",
                     r"\midrule",
                     *rows,
                     r"\bottomrule",
@@ -281,11 +296,22 @@ def latex(made: Comparison) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def heads(measure: str, made: Comparison) -> list[str]:
+    return [f"{measure}, ours", *(["published", "Δ"] if made.beside else [])]
+
+
 def texts(line: Line, made: Comparison) -> list[str]:
-    """The six cells of a line: ours, published and Δ of ACC and of FGT."""
-    return [
-        text for x in (line.acc, line.forgetting[made.over]) for text in (ours(line, x), number(x.published), units(x))
-    ]
+    """The cells of a line: ours, published and Δ of ACC and of FGT, or ours alone."""
+    both = line.acc, line.forgetting[made.over]
+    if not made.beside:
+        return [ours(line, x) for x in both]
+    return [text for x in both for text in (ours(line, x), number(x.published), units(x))]
+
+
+def trend_texts(trend: Trend, made: Comparison) -> list[str]:
+    """The cells of the test: the difference, its interval, the published one, seeds and verdict."""
+    published = [signed(trend.published)] if made.beside else []
+    return [signed(trend.difference), bounds(trend), *published, str(trend.seeds), trend.verdict]
 
 
 def _counts(found: Sequence[Trend]) -> str:

@@ -8,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from glocal.paper.comparison import Comparison, Line
-from glocal.report.comparison import MARK, blocks, bounds, conclusions, notes, signed, texts
+from glocal.report.comparison import MARK, MEASURES, blocks, conclusions, heads, notes, texts, trend_texts
 from glocal.report.groups import plain
 from glocal.report.terminal import COLOURS
 
-HEADS = ("ACC, ours", "published", "Δ", "FGT, ours", "published", "Δ")
 WIDE = 96
 """From so many cells on both measures stand beside each other."""
 
@@ -24,7 +23,9 @@ class TerminalComparison:
         self.made = made
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        parts = [slice(0, 6)] if options.max_width >= WIDE else [slice(0, 3), slice(3, 6)]
+        each = len(heads(MEASURES[0], self.made))
+        whole = options.max_width >= WIDE or each == 1
+        parts = [slice(0, 2 * each)] if whole else [slice(0, each), slice(each, 2 * each)]
         for challenge in self.made.challenges:
             for part in parts:
                 yield self._cells(challenge, part)
@@ -44,7 +45,7 @@ class TerminalComparison:
         )
         table.add_column("algorithm")
         table.add_column("lr")
-        for head in HEADS[part]:
+        for head in [head for measure in MEASURES for head in heads(measure, self.made)][part]:
             table.add_column(head, justify="right", no_wrap=True)
         for number, block in enumerate(blocks(self.made, challenge)):
             if number:
@@ -58,12 +59,12 @@ class TerminalComparison:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="The paper's test", header_style="")
         table.title_justify = "left"
         several = len(self.made.challenges) > 1
-        for head in ("algorithm", "low − high", "interval", "published", "seeds", "the claim"):
+        published = ("published",) if self.made.beside else ()
+        for head in ("algorithm", "low − high", "interval", *published, "seeds", "the claim"):
             table.add_column(head, justify="right" if head in ("low − high", "published", "seeds") else "left")
         for t in self.made.trends:
             name = f"{t.algorithm} · {t.challenge}" if several else t.algorithm
-            cells = (signed(t.difference), bounds(t), signed(t.published), str(t.seeds), t.verdict)
-            table.add_row(Text(name, style=COLOURS[t.locality]), *cells)
+            table.add_row(Text(name, style=COLOURS[t.locality]), *trend_texts(t, self.made))
         return table
 
 
