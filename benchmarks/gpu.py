@@ -187,15 +187,22 @@ def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> dict[str, flo
         torch.cuda.synchronize()
     spent: dict[str, float] = {}
     for event in seen.key_averages():
-        kind = next((k for k, words in kinds.items() if any(w in event.key for w in words)), "other")
+        matching = (k for k, words in kinds.items() if any(w in event.key for w in words))
+        kind = OURS.get(event.key) or next(matching, "other")
         spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total
     whole = sum(spent.values())
     return {k: v / whole for k, v in sorted(spent.items(), key=lambda item: -item[1])}
 
 
+OURS = {
+    **dict.fromkeys(("_moments", "_together", "_apply", "_slope_sums", "_add_up", "_slope_apply"), "batch norm"),
+    "_gather": "patches",
+    "_scatter": "patches",
+    "_descend": "descent",
+    "_widen": "descent",
+}
+"""Our own kernels by their names, which others' contain."""
 KERNELS = {
-    "batch norm": ("_moments", "_together", "_apply", "_slope"),
-    "patches": ("_gather", "_scatter"),
     "convolutions": ("implicit", "cudnn", "conv", "xmma", "Slice"),
     "products": ("gemm", "nvjet", "cutlass", "splitK", "gemv"),
     "elementwise": ("elementwise", "copy", "reduce", "Memcpy", "Memset", "index", "scatter", "gather", "cat"),

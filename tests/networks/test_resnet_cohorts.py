@@ -1,0 +1,139 @@
+"""Cohorts of residual networks make the steps and memories that single runs make on a CPU: on a GPU, if there is one.
+
+Both begin in the middle of the second task, from one and the same state, so that every tensor can be compared: later
+steps of two machines drift apart, as all deep networks do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.algorithms import AGEM, ER, EWC, OGDGTL, SGD, SI, Algorithm, ICaRL, OGDPublished
+from glocal.challenges import Challenge, from_tasks
+from glocal.challenges.challenge import Augment, Normalise
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.execute import RunByRun, Vectorised
+from glocal.engine.feed import Feed
+from glocal.engine.layout import arrange
+from glocal.engine.plan import initial_state
+from glocal.engine.precision import multiplying
+from glocal.engine.state import State
+from glocal.networks.model import Precision
+from glocal.networks.resnet import resnet18
+from glocal.resolve import label_of
+from glocal.tree import Params
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WIDTH = 48 if DEVICE.type == "cuda" else 4  # up to 384 channels: both ways to convolve
+ALGORITHMS: list[Algorithm] = [
+    SGD(),
+    ER(slots=16, replay=8),
+    AGEM(slots=16, replay=8),
+    SI(),
+    EWC(fisher="published"),
+    EWC(fisher="published", statistics="published"),
+    OGDGTL(slots=8),
+    OGDPublished(slots=8),
+    ICaRL(slots=8),
+]
+
+
+@cache
+def challenge() -> Challenge:
+    draw = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randint(256, (n, 3, 16, 16), dtype=torch.uint8, generator=draw), torch.arange(n) % 4
+
+    made = from_tasks("noise", [(part(32), part(8)) for _ in range(2)], setting="domain")
+    return replace(made, normalise=Normalise((0.5,) * 3, (0.25,) * 3), augment=Augment(4, True))
+
+
+def cohort(algorithm: Algorithm, device: torch.device, precision: Precision = "fp32") -> Cohort:
+    members = tuple(Member(seed, lr, algorithm) for seed, lr in [(0, 0.01), (0, 0.02), (1, 0.01)])
+    return Cohort(challenge(), partial(resnet18, width=WIDTH), members, 1, 8, 32, device, precision)
+
+
+def one_task_behind(algorithm: Algorithm) -> State:
+    """On a CPU, run by run."""
+    of = cohort(algorithm, torch.device("cpu"))
+    feed, executor = Feed(of), RunByRun(of)
+    feed.load_task(0)
+    state = initial_state(of, feed)
+    feed.load_epoch(0)
+    executor.before_epoch(state, 0)
+    executor.epoch(state, feed, 0, lambda steps: None)
+    with torch.no_grad():
+        executor.consolidate(state, feed)
+    return state
+
+
+def moved_to(device: torch.device, state: State) -> State:
+    own = State.from_tree(tree.map_tree(lambda t: t.to(device, copy=True), state.as_tree()), state.clock)
+    arrange(own, device)
+    return own
+
+
+def one_step(executor: RunByRun | Vectorised, state: State, feed: Feed) -> None:
+    if isinstance(executor, Vectorised):
+        executor.step(state, feed.batch(0))
+        return
+    for run in range(3):
+        executor.step_of(state, run, next(feed.batches_of(run)))
+
+
+def _from(of: Cohort, executor: RunByRun | Vectorised, begin: State) -> tuple[Params, Params, Params]:
+    state = moved_to(of.device, begin)
+    feed = Feed(of)
+    feed.load_task(1, state.memory)
+    feed.load_epoch(0)
+    before = tree.map_tree(torch.clone, state.params)
+    with multiplying(of.precision):
+        executor.before_epoch(state, 0)
+        one_step(executor, state, feed)
+        moves = {k: state.params[k] - p for k, p in before.items()}
+        statistics = dict(state.buffers)
+        ends = moved_to(of.device, begin)
+        with torch.no_grad():
+            executor.consolidate(ends, feed)
+    return tuple({k: t.double().cpu() for k, t in tree.flatten(p).items()} for p in (moves, statistics, ends.memory))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=label_of)
+def test_steps_and_memories_are_those_of_single_runs_on_a_cpu(algorithm: Algorithm) -> None:
+    begin = one_task_behind(algorithm)
+    here = cohort(algorithm, torch.device("cpu"))
+    there = cohort(algorithm, DEVICE)
+    expected, found = _from(here, RunByRun(here), begin), _from(there, Vectorised(there), begin)
+    for what, ours, theirs in zip(("moves", "statistics", "memory"), found, expected, strict=True):
+        compare(what, ours, theirs, tolerance=0.02)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="bf16 is for GPUs")
+@pytest.mark.parametrize("algorithm", [SGD(), ER(slots=16, replay=8), AGEM(slots=16, replay=8)], ids=label_of)
+def test_in_bf16_they_are_as_far_off_as_bf16_is(algorithm: Algorithm) -> None:
+    """Rounding to eight bits turns gradients on noise by a third; a tensor in a wrong order is at right angles."""
+    begin = one_task_behind(algorithm)
+    exact, rough = cohort(algorithm, DEVICE), cohort(algorithm, DEVICE, "bf16")
+    expected, found = (_from(of, Vectorised(of), begin) for of in (exact, rough))
+    for k, ours in found[0].items():
+        for run in range(3):
+            a, b = ours[run].flatten(), expected[0][k][run].flatten()
+            assert a @ b >= 0.7 * a.norm() * b.norm(), (k, run)
+    compare("statistics", found[1], expected[1], tolerance=0.05)
+
+
+def compare(what: str, ours: Params, theirs: Params, tolerance: float) -> None:
+    """‖a − b‖ ≤ tolerance · ‖b‖ for every tensor of every run; what is next to nothing may be next to anything."""
+    assert ours.keys() == theirs.keys()
+    for run in range(3):
+        whole = max(float(t[run].norm()) for t in theirs.values()) if theirs else 0.0
+        for k, b in theirs.items():
+            off = float((ours[k][run] - b[run]).norm())
+            assert off <= tolerance * float(b[run].norm()) + 1e-4 * whole, (what, k, run)
