@@ -9,16 +9,17 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from glocal import resolve
 from glocal.algorithms import Algorithm
+from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.config import RunConfig
@@ -30,6 +31,9 @@ from glocal.networks.model import PRECISIONS, MakeNetwork, Precision
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
 from glocal.version import __version__
+
+if TYPE_CHECKING:
+    from glocal.lens.monitor import Monitor
 
 POLL_SECONDS = 0.5
 
@@ -60,6 +64,7 @@ class Setup:
     memory_budget: int | None
     largest: int | None
     precision: Precision
+    monitor: float | None
 
     def cohort(self, wanted: Sequence[Wanted]) -> Cohort:
         members = tuple(w.member for w in wanted)
@@ -78,6 +83,8 @@ class Watcher(Protocol):
 
     def waiting(self, runs: int) -> None: ...
 
+    def tell(self, text: str) -> None: ...
+
     def end(self) -> None: ...
 
 
@@ -90,6 +97,8 @@ class Unwatched:
     def cohort_done(self, runs: int) -> None: ...
 
     def waiting(self, runs: int) -> None: ...
+
+    def tell(self, text: str) -> None: ...
 
     def end(self) -> None: ...
 
@@ -114,9 +123,13 @@ def sweep(
     execution: Execution = "auto",
     memory_budget: int | None = None,
     cohort_size: int | None = None,
+    monitor: float | None = None,
     watcher: Watcher | None = None,
 ) -> Runs:
     """Train every algorithm at every learning rate with every seed, and return all these runs.
+
+    monitor: an ε. Training is watched for where it leaves an old task's ε-region (`lens.monitor`), which changes
+    nothing in it, and the runs' notes say what was seen.
 
     Runs that the store already holds are not repeated, interrupted ones go on from their last task boundary, and what
     another process is training on the same store is waited for. On a terminal, progress bars show how far it is.
@@ -134,7 +147,12 @@ def sweep(
         memory_budget,
         None if cohort_size is None else _whole("cohort_size", cohort_size, 1),
         choose_precision(precision),
+        monitor,
     )
+    if monitor is not None:
+        from glocal.lens.region import positive
+
+        positive(monitor)
     seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
     wanted: dict[str, Wanted] = {}
     for one in algorithms:
@@ -260,15 +278,19 @@ def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted
             last = Snapshot(last.finished, last.state.select(ours), last.record.select(ours))
         if last is None or last.finished < setup.challenge.tasks:
             progress = _progress(setup, cohort, last, watcher)
-            for snapshot in train(cohort, last, setup.execution, progress):
+            watch = _monitor(setup, cohort, last, watcher)
+            for snapshot in train(cohort, last, setup.execution, progress, watch):
                 last = snapshot
                 if whole:
                     claim.save(snapshot)
         assert last is not None
+        seen = _seen(setup, watch)
         for i, run in enumerate(members):
             if run.hash in missing:
                 arrays = {k: v[i] for k, v in last.record.arrays().items()}
-                store.write(run.config, arrays, _info(setup, cohort, run, last, i), claim.kept_parameters(ours[i]))
+                store.write(
+                    run.config, arrays, _info(setup, cohort, run, last, i, seen(i)), claim.kept_parameters(ours[i])
+                )
         watcher.cohort_done(len(missing & wanted.keys()))
         if all(store.finished(h, claim.parameters) for h in claim.hashes):
             claim.finish(store)
@@ -282,7 +304,34 @@ def _progress(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watc
     return watcher.cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0)
 
 
-def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int) -> dict[str, Any]:
+def _monitor(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watcher) -> Monitor | None:
+    """Who watches this cohort, if somebody is to, and if he has been there from its beginning."""
+    if setup.monitor is None or last is not None:
+        return None
+    from glocal.lens.monitor import Monitor
+
+    partitioned = isinstance(cohort.algorithm, Partition)
+    return Monitor(cohort, setup.monitor, "own" if partitioned else "diagonal", tell=watcher.tell)
+
+
+def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], list[str]]:
+    """What a monitor says of a run in the end."""
+    if setup.monitor is None:
+        return lambda run: []
+    if watch is None:
+        return lambda run: ["not monitored: it went on from an earlier checkpoint"]
+
+    def told(run: int) -> list[str]:
+        found = watch.assumption(run)
+        if found.first_break is not None:
+            return [f"monitored with ε = {found.epsilon:g}: {found.first_break}"]
+        most = float(found.smallest.max()) if len(found.smallest) else 0.0
+        return [f"monitored with ε = {found.epsilon:g}: inside every old task's region, with errors up to {most:.3g}"]
+
+    return told
+
+
+def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int, seen: list[str]) -> dict[str, Any]:
     diverged = int(snapshot.state.diverged[index])
     record = snapshot.record
     device = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else platform.processor() or "CPU"
@@ -306,7 +355,7 @@ def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
             "python": platform.python_version(),
             "device": f"{setup.device.type}: {device}",
         },
-        "notes": record.notes,
+        "notes": [*record.notes, *seen],
     }
 
 

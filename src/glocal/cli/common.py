@@ -13,6 +13,7 @@ from glocal.errors import GlocalError, unknown
 
 _unless_given = {"help_behavior_hint": ""}
 Count = Annotated[int | None, tyro.conf.arg(metavar="N", **_unless_given)]
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", **_unless_given)]
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", **_unless_given)]
 Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", **_unless_given)]
 Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="LR ...", **_unless_given)]

@@ -11,6 +11,7 @@ from glocal.cli.common import (
     Count,
     Flag,
     Name,
+    Number,
     PathName,
     Texts,
     parse_options,
@@ -57,6 +58,8 @@ class Run:
     """fp32, tf32 or bf16: how exactly the network multiplies (a GPU's convolutions are far faster in bf16)."""
     keep_parameters: Flag = False
     """Keep the parameters after every task."""
+    monitor: Number = None
+    """An ε: watch for the step at which training leaves an old task's ε-region, where local approximations end."""
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -82,6 +85,7 @@ class Run:
             device=self.device,
             precision=self.precision,
             keep_parameters=self.keep_parameters,
+            monitor=self.monitor,
             watcher=Bars(),
         )
         console = Console()
@@ -89,4 +93,6 @@ class Run:
             console.print(accuracy_matrix(run))
             for note in run.info["notes"]:
                 console.print(f"Note: {note}")
+            if self.monitor is not None and not any("monitored" in note for note in run.info["notes"]):
+                console.print("Note: it was in the store already, and was not monitored; give another --store")
             console.print(f"Kept in {run.path}")

@@ -5,7 +5,8 @@ r"""Which family of algorithms a training asks for, by what the paper says of ea
 2. Where all are inside, a quadratic holds, as a penalty (ewc, laplace, optimal-soft) or as a constraint (ogd,
    optimal-hard). Theorem 1 asks that nothing was forgotten before, |E(t)| < ε, and a constraint leaves room to learn
    where few directions bend: the k largest eigenvalues have half of the trace or more. Then a constraint; else a
-   penalty.
+   penalty. It also assumes minima: where the largest eigenvalues' magnitudes are more than the trace, curvature is
+   negative elsewhere or among them, and a penalty is all that is said.
 3. Of a single task nobody knows where the next one leads. If it goes as far as the last one did: inside in all
    directions if that is less than the steepest radius; otherwise replay is the safe choice.
 
@@ -14,6 +15,7 @@ A rule of thumb with numbers in it, and not a theorem: what costs a user most (m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -35,6 +37,8 @@ EXAMPLES = {
 }
 CONCENTRATED = 0.5
 """The share of the trace from which on its largest eigenvalues are most of a Hessian."""
+DOWNWARDS = 1.05
+"""The share that no Hessian at a minimum has; a trace is estimated."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,12 @@ def advise(
         then = "can lead back" if most > 0 else "can follow the slopes that are left"
         told = f"But E(t) came to {most:.3g}, where Theorem 1 assumes 0: a penalty {then}."
         return Advice("quadratic", "local", begin + told)
+    if not share <= DOWNWARDS and not math.isnan(share):
+        return Advice(
+            "quadratic",
+            "local",
+            f"{begin}But some directions bend downwards: {part}, of which Theorem 1, at minima, says nothing.",
+        )
     if not CONCENTRATED <= share < torch.inf:
         return Advice(
             "quadratic", "local", f"{begin}Curvature is spread out: {part}; a constraint would take them all."

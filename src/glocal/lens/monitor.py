@@ -65,16 +65,17 @@ class Monitor:
         cohort: Cohort,
         epsilon: float,
         approximation: Watched = "diagonal",
-        every: int = 3,
+        every: int | None = None,
         examples: int = EXAMPLES,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         """Looks at the end of every `every`-th epoch of a task and of its last, on at most `examples` examples of each
-        finished task. Who is given as `tell` hears of every run's first break, in a sentence."""
+        finished task; if not said, of every third epoch, and more seldom as tasks to look at become more. Who is given
+        as `tell` hears of every run's first break, in a sentence."""
         positive(epsilon)
         if approximation not in WATCHED:
             raise unknown("approximation to watch", approximation, WATCHED)
-        require(every >= 1, f"a monitor looks every 1, 2, … epochs; every={every} was given.")
+        require(every is None or every >= 1, f"a monitor looks every 1, 2, … epochs; every={every} was given.")
         require(examples >= 1, f"a monitor needs 1 example of a task or more; {examples} were asked for.")
         algorithm = cohort.algorithm
         if isinstance(algorithm, Partition) and approximation != "own":
@@ -102,7 +103,7 @@ class Monitor:
             "of the others. Watch a cohort from its beginning, once.",
         )
         last = epoch + 1 == self.cohort.epochs
-        if task and (last or (epoch + 1) % self.every == 0):
+        if task and (last or (epoch + 1) % (self.every or max(3, task)) == 0):
             self._look(task, state)
         if last and task + 1 < self.cohort.challenge.tasks:
             self._finish(task, state, feed)

@@ -142,6 +142,9 @@ class Together:
     def waiting(self, runs: int) -> None:
         self._watcher.waiting(runs)
 
+    def tell(self, text: str) -> None:
+        self._watcher.tell(text)
+
     def end(self) -> None:
         """Of one sweep: others follow."""
 

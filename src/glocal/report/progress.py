@@ -65,6 +65,9 @@ class Bars:
         if self.live:
             self._progress.update(self._all, state=f"another process trains the other {runs}")
 
+    def tell(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
     def end(self) -> None:
         self._close()
         if self.live:

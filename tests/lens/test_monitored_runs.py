@@ -1,0 +1,72 @@
+"""A sweep that is monitored trains the same runs, and says where each left an old task's region."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import glocal
+from glocal.challenges import Challenge, from_tasks
+from glocal.errors import GlocalError
+from glocal.lens.monitor import Monitor
+from glocal.runs import Runs
+
+
+def two_tasks() -> Challenge:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 6)).astype("float32")
+    first, second = (x[:, :2] > 0) @ [1, 2], (x[:, 2:4] > 0) @ [1, 2]
+    return from_tasks("signs", [((x, y), (x, y)) for y in (first, second, first)], setting="domain")
+
+
+def made(store: Path, monitor: float | None, algorithm: str = "sgd") -> Runs:
+    how = {"epochs": 4, "batch_size": 10, "store": store, "monitor": monitor}
+    return glocal.sweep(two_tasks(), [algorithm], [0.01, 0.3], [1], **how)  # type: ignore[arg-type]
+
+
+def notes(runs: Runs, lr: float) -> list[str]:
+    (run,) = [run for run in runs if run.lr == lr]
+    return list(run.info["notes"])
+
+
+def test_it_changes_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
+    watched, plain = made(tmp_path / "a", 0.1), made(tmp_path / "b", None)
+    for one, other in zip(watched, plain, strict=True):
+        assert one.config == other.config
+        for name, array in other.arrays.items():
+            np.testing.assert_array_equal(one.arrays[name], array)
+    assert [len(notes(plain, lr)) for lr in (0.01, 0.3)] == [0, 0]
+    (near,), (far,) = notes(watched, 0.01), notes(watched, 0.3)
+    assert near.startswith("monitored with ε = 0.1: inside every old task's region, with errors up to")
+    assert far.startswith("monitored with ε = 0.1: locality broke at step ")
+
+
+def test_partitioned_networks_by_their_own_approximation(tmp_path: Path) -> None:
+    (note,) = notes(made(tmp_path, 0.1, "pnn"), 0.3)
+    assert note == "monitored with ε = 0.1: inside every old task's region, with errors up to 0"
+
+
+def test_no_such_region(tmp_path: Path) -> None:
+    with pytest.raises(GlocalError, match="finite ε above 0; -1"):
+        made(tmp_path, -1)
+
+
+def test_by_default_it_looks_more_seldom_as_tasks_become_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[tuple[int, int]] = []
+    monitor = object.__new__(Monitor)
+    challenge = from_tasks("many", [((np.zeros((2, 1)), np.zeros(2)),) * 2 for _ in range(9)], setting="domain")
+    monitor.cohort = type("Cohort", (), {"epochs": 6, "challenge": challenge})()
+    monitor.every, monitor._held = None, {}
+    epoch = 0
+    monkeypatch.setattr(Monitor, "_look", lambda self, task, state: looks.append((task, epoch)))
+    monkeypatch.setattr(Monitor, "_finish", lambda self, task, state, feed: self._held.update({str(task): {}}))
+    for task in range(9):
+        for epoch in range(6):
+            monitor(task, epoch, None, None)  # type: ignore[arg-type]
+    seen = {task: [e for t, e in looks if t == task] for task in range(9)}
+    assert seen[0] == []
+    assert seen[1] == seen[3] == [2, 5]
+    assert seen[4] == [3, 5]
+    assert seen[8] == [5]
