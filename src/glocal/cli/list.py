@@ -106,10 +106,12 @@ def _rows(kind: str, own: Iterable[str] = ()) -> list[Row]:
         return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
     from glocal.cli.demo import Demo
     from glocal.paper.experiments import EXPERIMENTS
+    from glocal.paper.studies import TITLES
 
     summary = (Demo.__doc__ or "").strip().splitlines()[0]
     named = [{"name": e.name, "command": e.command, "description": e.description} for e in EXPERIMENTS.values()]
-    return [{"name": "demo", "command": "glocal demo", "description": summary}, *named]
+    studies = [{"name": n, "command": f"glocal paper {n}", "description": t} for n, (_, t) in TITLES.items()]
+    return [{"name": "demo", "command": "glocal demo", "description": summary}, *named, *studies]
 
 
 def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:

@@ -48,8 +48,8 @@ can no longer see; glocal trains, measures and compares them, local and global o
 
 Start with `glocal demo`. Every command says more with --help."""
 
-INTERRUPTED = """stopped. Finished runs are in the store; unfinished ones go on from their last task when you run the
-same command again."""
+INTERRUPTED = """stopped. What was finished is in the store; run the same command again to go on: runs from their last
+task, studies from their last piece."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +85,13 @@ def _parse(arguments: list[str]) -> Any:
         arguments = ["--help"]
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise unknown("command", arguments[0], COMMANDS)
+    if arguments[0] == "paper" and len(arguments) > 1 and not arguments[1].startswith("-"):
+        from glocal.paper.experiments import EXPERIMENTS
+        from glocal.paper.studies import TITLES
+
+        named = ("list", *EXPERIMENTS, *TITLES)
+        if arguments[1] not in named:
+            raise unknown("experiment", arguments[1], named)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
