@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks import setting
+from benchmarks.device import chosen
 from benchmarks.eigen_contender import EFFORTS, PAIRS, SIDE, network
 from benchmarks.process import ROOT, Worker, WorkerError
 from benchmarks.results import Spread, machine
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=setting.THREADS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    console, device = Console(), torch.device(given.device)
+    console, device = Console(), chosen(given.device)
     if given.tiny or device.type == "cuda":
         found = large(device, given.tiny, given.chunk, console)
     else:

@@ -19,6 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.device import chosen
 from glocal import losses
 from glocal.algorithms.algorithm import Batch
 from glocal.algorithms.ewc import FISHERS, task_fisher
@@ -52,7 +53,7 @@ def seconds(work: object, device: torch.device) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    device = torch.device(parser.parse_args().device)
+    device = chosen(parser.parse_args().device)
     torch.manual_seed(0)
     module = mlp((1, 28, 28), 10).to(device)
     model = Model(module, losses.get("cross-entropy"))

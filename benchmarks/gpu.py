@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.device import chosen
 from benchmarks.results import Spread, machine
 from glocal import __version__, challenges
 from glocal.algorithms import AGEM, ER, EWC, OGDGTL, SGD, SI, Algorithm
@@ -271,7 +272,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     options = parser.parse_args()
-    device, console = torch.device(options.device), Console()
+    device, console = chosen(options.device), Console()
     cases = (case for case in CASES if options.only in case.name)
     found = measured(cases, device, options.examples, ROUNDS, console)
     show(found, console)

@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import setting
+from benchmarks.device import chosen
 from benchmarks.ours import Ready, epoch, prepare
 from benchmarks.results import Spread, machine
 from benchmarks.worker import per_step
@@ -176,7 +177,7 @@ def write(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.de
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=list(GOAL))
-    device = torch.device(parser.parse_args().device)
+    device = chosen(parser.parse_args().device)
     torch.set_num_threads(setting.THREADS)
     console = Console()
     one = [(setting.SEEDS[0], setting.LEARNING_RATE)]

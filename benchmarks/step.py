@@ -6,6 +6,7 @@ and ratios are taken within rounds. One worker works at a time.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable
@@ -70,6 +71,9 @@ def rounds(turns: list[Turn], gemm: Callable[[], float], console: Console) -> li
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.epilog = f"It takes about three minutes, and writes {FILE.name}."
+    parser.parse_args()
     console = Console()
     results = benchmark(console)
     results.write()

@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are used: `glocal --help` should not wait for PyTorch."""
     if name in _PUBLIC:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,7 +106,7 @@ class Unwatched:
 
 def sweep(
     challenge: str | Challenge,
-    algorithms: Iterable[str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]],
+    algorithms: str | Iterable[str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]],
     lrs: Iterable[float],
     seeds: Iterable[int],
     *,
@@ -155,7 +156,7 @@ def sweep(
         positive(monitor)
     seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
     wanted: dict[str, Wanted] = {}
-    for one in algorithms:
+    for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         name, options = one if isinstance(one, tuple) else (one, None)
         algorithm = resolve.algorithm(name, options)
         resolve.suited(algorithm.thing, chosen.thing)
@@ -341,6 +342,7 @@ def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
         "setting": setup.challenge.setting,
         "diverged": None if diverged < 0 else diverged,
         "steps": snapshot.state.clock,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "cost": {
             "seconds": record.seconds / len(cohort),
             "cohort_seconds": record.seconds,

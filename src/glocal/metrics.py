@@ -110,7 +110,7 @@ def summary(
 def over_seeds(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of every number over the runs of several seeds.
 
-    The deviation is √((1/n) Σ (x − x̄)²), ddof = 0, as in the published numbers; of one seed it is 0. No seeds give {}.
+    The deviation is √((1/n) Σ (x − x̄)²), ddof = 0; of one seed it is 0. No seeds give {}.
     """
     names = summaries[0] if summaries else ()
     columns = {name: np.array([s[name] for s in summaries]) for name in names}

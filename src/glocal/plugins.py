@@ -77,7 +77,7 @@ def _source(thing: Any) -> str:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.absolute()]
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else "?")
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"line {line}: {reason}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from glocal import laboratory
 from glocal.cli.main import main
 from glocal.cli.table1 import main as script
 from glocal.laboratory import load
+from glocal.paper import results
+from glocal.paper.studies import TITLES
 
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]
@@ -86,9 +89,19 @@ def test_the_table_again_from_the_file_of_results(finished: Path, capsys: pytest
         assert here["forgetting_mean"] == pytest.approx(there["forgetting_mean"], abs=1e-4)
 
 
-def test_without_the_command_lines_libraries(finished: Path, tmp_path: Path) -> None:
-    from glocal.paper import results
+def test_results_of_unequal_runs_are_not_averaged(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = load(finished / "store")
+    longer = [replace(run, config={**run.config, "seed": 13, "epochs": 3}) for run in ours]
+    capsys.readouterr()
+    assert main(["paper", "table1", "--results", str(results.write([*ours, *longer], tmp_path / "both.npz"))]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1
+    assert "rotated-digits at lr 0.02 differ in epochs: 1 with seed 11, 3 with seed 13" in err
 
+
+def test_without_the_command_lines_libraries(finished: Path, tmp_path: Path) -> None:
     file = results.write(load(finished / "store"), tmp_path / "results.npz")
     arguments = ["--results", str(file), "--out", str(tmp_path / "out")]
     done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True)
@@ -116,13 +129,25 @@ def test_icarl_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "icarl-random" in capsys.readouterr().out
     drawn = (tmp_path / "icarl.svg").read_text()
     assert all(text in drawn for text in ("split-digits", "icarl (local)", "icarl-random (local)"))
-    assert {run.config["algorithm"]["name"] for run in load(tmp_path / "store")} == {"icarl", "icarl-random"}
+    runs = load(tmp_path / "store")
+    assert {run.config["algorithm"]["name"] for run in runs} == {"icarl", "icarl-random"}
+
+    other = replace(runs[0], config={**runs[0].config, "algorithm": {"name": "sgd", "options": {}}})
+    file = str(results.write([*runs, other], tmp_path / "results.npz"))
+    again = ["paper", "icarl-buffer", "--results", file, "-o", str(tmp_path / "again.svg")]
+    assert main([*again, "--lrs", "0.3"]) == 0
+    out = capsys.readouterr().out
+    assert "icarl-random" in out and "0.3" in out and "0.05" not in out and "sgd" not in out
+    assert "icarl-random (local)" in (tmp_path / "again.svg").read_text()
+    assert main([*again, "--lrs", "0.7"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "no such run of icarl or icarl-random" in err and len(err.strip().splitlines()) == 1
 
 
 def test_lists_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "experiments", "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
-    assert names == ["demo", "table1", "distance", "icarl-buffer"]
+    assert names == ["demo", "table1", "distance", "icarl-buffer", *TITLES]
     assert main(["paper", "list"]) == 0
     out = capsys.readouterr().out
     assert "175 runs" in " ".join(out.split()) and "icarl-buffer" in out

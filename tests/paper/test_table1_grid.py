@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,54 @@ def test_published_hyperparameters_of_rotated_mnist() -> None:
         "ogd": {"slots": 500},
     }
     assert ROTATED.steps == 20 * 5 * 469
-    assert table1.COLUMNS["split-cifar10"].named("ewc").options["penalty"] == 20
-    assert table1.COLUMNS["split-tinyimagenet"].named("ewc").options["penalty"] == 50
+
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "split-cifar10": {
+        "sgd": {},
+        "agem": {"slots": 200, "filling": "batch"},
+        "er": {"slots": 200},
+        "si": {"penalty": 0.5, "damping": 1.0, "importance": "published"},
+        # λ = 10 without ½.
+        "ewc": {"penalty": 20.0, "fisher": "published", "statistics": "published"},
+        # 40 samples for each of 5 tasks.
+        "ogd-published": {"slots": 200, "statistics": "published"},
+        "ogd-gtl": {"slots": 200},
+        "icarl": {"slots": 200, "features": "raw"},
+        "icarl-random": {"slots": 200, "features": "raw"},
+        "gem": {"slots": 200, "margin": 0.5, "damping": 0.001},
+        "derpp": {"slots": 200},
+    },
+    "split-tinyimagenet": {
+        "sgd": {},
+        "agem": {"slots": 500, "filling": "batch"},
+        "er": {"slots": 500},
+        "si": {"penalty": 0.5, "damping": 1.0, "importance": "published"},
+        # λ = 25 without ½.
+        "ewc": {"penalty": 50.0, "fisher": "published", "statistics": "published"},
+        # 20 samples for each of 10 tasks.
+        "ogd-published": {"slots": 200, "statistics": "published"},
+        "ogd-gtl": {"slots": 200},
+        "icarl": {"slots": 500, "features": "raw"},
+        "icarl-random": {"slots": 500, "features": "raw"},
+        "gem": {"slots": 500, "margin": 0.5, "damping": 0.001},
+        "derpp": {"slots": 500},
+    },
+}
+
+
+@pytest.mark.parametrize(("challenge", "tasks", "epochs"), [("split-cifar10", 5, 50), ("split-tinyimagenet", 10, 100)])
+def test_published_protocol_of_the_split_challenges(challenge: str, tasks: int, epochs: int) -> None:
+    column = table1.COLUMNS[challenge]
+    assert {row.algorithm: row.options for row in (*column.rows, *column.further)} == SPLIT[challenge]
+    compared = {row.algorithm: row.published for row in (*column.rows, *column.further) if row.published}
+    names = ("agem", "er", "si", "ewc", "icarl")
+    assert compared == {name: name for name in names} | {"ogd-published": "ogd"}
+    assert (column.tasks, column.epochs, column.batch_size, column.examples) == (tasks, epochs, 32, 10_000)
+    assert (column.network, column.setting) == ("resnet18", "task")
+    assert column.lrs == (1e-4, 1e-3, 1e-2, 0.05, 0.1)
+    assert column.seeds == (11, 13, 33, 21, 55)
+    assert column.steps == tasks * epochs * 313
 
 
 def test_forgetting_is_published_over_all_tasks_but_the_last() -> None:

@@ -16,8 +16,9 @@ from rich.console import Console
 from scipy import stats
 
 from glocal.errors import GlocalError
+from glocal.metrics import Scope
 from glocal.paper import published, results
-from glocal.paper.comparison import Comparison, Line, compare
+from glocal.paper.comparison import Comparison, Line, Number, compare
 from glocal.paper.table1 import COLUMNS, cell
 from glocal.report.comparison import conclusions, render, write_all
 from glocal.store.run import Run
@@ -74,9 +75,119 @@ def test_difference_in_standard_errors_and_its_mark() -> None:
         assert (found.published.mean, found.published.std) == (73.18, 3.53)
         assert found.ours.mean == pytest.approx(73.18 + off)
         assert found.ours.std == pytest.approx(2 * SPREAD.std())
-        error = np.sqrt((2 * SPREAD).var() / 5 + 3.53**2 / 5)
+        # Ours are (−2, 1, 0, 3, −2) from their mean: the squares' sum is 18, over 4 the unbiased variance 4.5.
+        error = np.sqrt(4.5 / 5 + 3.53**2 / 4)
+        assert found.error == pytest.approx(error) == pytest.approx(2.00380, abs=1e-5)
         assert found.units == pytest.approx(off / error)
         assert found.far is far is bool(abs(off / error) > 2)
+
+
+@pytest.mark.parametrize(("off", "far"), [(8.0, False), (10.0, True)])
+def test_one_seed_is_taken_to_vary_as_the_published_ones_do(off: float, far: bool) -> None:
+    """The unbiased published variance is 3.53² 5/4: of one run all of it, of the mean of five a fifth."""
+    alone = run("ewc", 0.01, 11, 73.18 + off, 22.0)
+    made = compare([alone])
+    found = made.lines[0].acc
+    assert found.error == pytest.approx(4.32335, abs=1e-5)
+    assert found.units == pytest.approx(off / 4.32335, abs=1e-5)
+    assert found.far is far
+    (row,) = csv.DictReader(io.StringIO(render(made, "csv")))
+    assert row["acc_std"] == row["forgetting_std"] == "" and float(row["acc_published_std"]) == 3.53
+    text = render(made, "markdown")
+    assert f"| {73.18 + off:.2f} |" in text and "| 22.00 |" in text and "± 0.00" not in text
+    assert "one seed has no deviation" in text
+
+
+def test_two_seeds_and_one_that_diverged() -> None:
+    """Those of a seed count that finished: two, 4 apart, have the unbiased variance 8; one is alone again."""
+    two = [run("ewc", 0.01, 11, 72, 22), run("ewc", 0.01, 13, 76, 22)]
+    assert compare(two).lines[0].acc.error == pytest.approx(np.sqrt(8 / 2 + 3.53**2 / 4))
+    assert "one seed" not in render(compare(two), "markdown")
+    two[1] = run("ewc", 0.01, 13, 76, 22, diverged=3)
+    assert compare(two).lines[0].acc.error == pytest.approx(4.32335, abs=1e-5)
+    assert "one seed has no deviation" in render(compare(two), "markdown")
+
+
+def split_run(seed: int = 11, setting: str = "task", **more: Any) -> Run:
+    """SI on split-cifar10 at lr 0.01, of the published size."""
+    column = COLUMNS["split-cifar10"]
+    made = fake_run(
+        "si",
+        0.01,
+        seed,
+        challenge="split-cifar10",
+        tasks=5,
+        epochs=50,
+        setting=setting,
+        network={"name": "resnet18"},
+        options={"options": dict(column.named("si").options)},
+    )
+    return replace(made, config={**made.config, "batch_size": 32, "precision": "bf16", **more})
+
+
+@pytest.mark.parametrize(
+    ("setting", "scope", "compared"),
+    [("task", None, True), ("task", "task", True), ("task", "class", False), ("class", None, False)],
+)
+def test_split_challenges_are_compared_among_the_tasks_own_classes(
+    setting: str, scope: Scope | None, compared: bool
+) -> None:
+    made = compare([split_run(setting=setting)], scope=scope)
+    assert (made.lines[0].acc.published is not None) is compared
+    if compared:
+        assert made.lines[0].acc.published == Number(63.91, made.lines[0].acc.published.std, 5)  # type: ignore[union-attr]
+    said = "split-cifar10: accuracy among all classes is not compared"
+    for format in ("markdown", "latex"):
+        assert (said in str(render(made, format))) is not compared
+    assert "without published numbers" not in render(made, "markdown")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": 1}, r"differ in epochs: 50 with seed 11, 1 with seed 13"),
+        ({"precision": "tf32"}, r"differ in precision: bf16 with seed 11, tf32 with seed 13"),
+        ({"batch_size": 64}, r"differ in batch_size: 32 with seed 11, 64 with seed 13"),
+        ({"network": {"name": "resnet18", "width": 20}}, r"differ in network.width: absent with seed 11, 20 with"),
+        (
+            {"challenge": {"name": "split-cifar10", "tasks": 5, "options": {"angles": list(range(99))}}},
+            r"challenge.options.angles: None with seed 11, \[0, 1, .*\.\.\. with seed 13",
+        ),
+    ],
+)
+def test_runs_of_one_cell_differ_in_their_seed_alone(change: dict[str, Any], said: str) -> None:
+    compare([split_run(), split_run(13)])
+    with pytest.raises(GlocalError, match=said):
+        compare([split_run(), split_run(13, **change)])
+
+
+def test_options_that_the_row_does_not_fix_are_equal_too() -> None:
+    one, other = run("er", 0.01, 11, 80, 5), run("er", 0.01, 13, 80, 5)
+    chosen = {"name": "er", "options": {"slots": 500, "replay": 64}}
+    other = replace(other, config={**other.config, "algorithm": chosen})
+    with pytest.raises(GlocalError, match=r"er on rotated-mnist at lr 0.01 .* algorithm.options.replay: 0 .* 64"):
+        compare([one, other])
+
+
+def test_fp32_is_what_is_not_said() -> None:
+    one, other = run("er", 0.01, 11, 80, 5), run("er", 0.01, 13, 80, 5)
+    compare([one, replace(other, config={**other.config, "precision": "fp32"})])
+    with pytest.raises(GlocalError, match="precision: fp32 with seed 11, bf16"):
+        compare([one, replace(other, config={**other.config, "precision": "bf16"})])
+
+
+def test_ours_alone() -> None:
+    """Without the published numbers no format that is read by people has a column for them."""
+    made = compare(runs_of("ewc", 1.0), published=False)
+    assert all(x.acc.published is None and x.acc.units is None for x in made.lines)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(render(made, "rich"))
+    for text in (render(made, "markdown"), render(made, "latex"), console.file.getvalue()):  # type: ignore[attr-defined]
+        assert "published" not in text.lower().replace("as published", "") and "Δ" not in text and "Delta" not in text
+    head, rule, first = render(made, "markdown").splitlines()[2:5]
+    assert head.count("|") == rule.count("|") == first.count("|") == 5
+    assert r"\begin{tabular}{llcc}" in render(made, "latex") and r"\multicolumn{1}{c}" in render(made, "latex")
+    assert r"\begin{tabular}{llcccccc}" in render(compare(runs_of("ewc", 1.0)), "latex")
 
 
 def test_forgetting_over_all_tasks_follows_from_the_published_number() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 
 import glocal
 from glocal.algorithms import EWC
+from glocal.paper import results
 from glocal.store.files import read_tensors
 from glocal.store.store import Store
 
@@ -37,6 +40,19 @@ def test_what_is_finished_is_not_repeated(tmp_path: Path) -> None:
     assert both[0].path is not None and both[0].path.stat().st_mtime_ns == written
     assert [r.lr for r in both] == [0.1, 0.2]
     arrays_equal(first, both[:1])
+
+
+def test_a_run_says_when_it_was_finished(tmp_path: Path) -> None:
+    """Also after it was written to a file of results; one that came without a date has none."""
+    before = datetime.now(UTC).replace(microsecond=0)
+    (run,) = glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], store=tmp_path / "store", **QUICK)
+    assert run.finished is not None
+    assert before <= datetime.fromisoformat(run.finished) <= datetime.now(UTC)
+    (kept,) = results.read(results.write([run], tmp_path / "results.npz"))
+    assert kept.info["finished"] == kept.finished == run.finished
+    info = {k: v for k, v in run.info.items() if k != "finished"}
+    (undated,) = results.read(results.write([replace(run, info=info)], tmp_path / "undated.npz"))
+    assert undated.finished is None
 
 
 def test_a_run_is_named_by_all_that_it_depends_on(tmp_path: Path) -> None:

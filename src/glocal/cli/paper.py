@@ -14,6 +14,7 @@ from glocal.paper.studies import TITLES
 
 if TYPE_CHECKING:
     from glocal.cli.table1 import Job
+    from glocal.runs import Runs
 
 Output = Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")]
 Paths = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")]
@@ -159,18 +160,40 @@ class IcarlBuffer:
     """A folder with data sets, looked at first."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    results: Paths = ()
+    """Files of results to read instead of training."""
     output: Output = None
     """The file to write: .png, .pdf or .svg (icarl-buffer.png unless given)."""
 
     def __call__(self) -> None:
-        from glocal.cli.table1 import bars, show
-        from glocal.paper import icarl_buffer
+        from glocal.cli.table1 import show
         from glocal.paper.comparison import compare, titled
-        from glocal.paper.selection import selected, train
         from glocal.report.figures import draw
-        from glocal.runs import Runs
 
         path = _writable(self.output or Path("icarl-buffer.png"))
+        runs = self._read() if self.results else self._trained()
+        show(compare(runs, scope=self.scope))
+        print(f"Wrote {draw(titled(runs), 'forgetting', path, scope=self.scope)}")
+
+    def _read(self) -> Runs:
+        from glocal.cli.table1 import Job
+        from glocal.paper import icarl_buffer
+
+        job = Job(challenge=self.challenge, lrs=self.lrs, seeds=self.seeds, results=self.results)
+        found = icarl_buffer.only(job.runs())
+        if not found:
+            raise GlocalError(
+                f"no such run of {' or '.join(icarl_buffer.ALGORITHMS)} is in {', '.join(map(str, self.results))}; "
+                "`glocal paper table1 --further --out FOLDER` writes results with both."
+            )
+        return found
+
+    def _trained(self) -> Runs:
+        from glocal.cli.table1 import bars
+        from glocal.paper import icarl_buffer
+        from glocal.paper.selection import selected, train
+        from glocal.runs import Runs
+
         if self.demo and self.challenge:
             raise GlocalError("--demo has a challenge of its own, split-digits: leave --challenge out.")
         names = self.challenge or ("split-cifar10",)
@@ -180,8 +203,7 @@ class IcarlBuffer:
         for part in selected(columns, lambda column: column.rows, *choice, precision=self.precision):
             more = train(part, store=self.store, data=self.data, device=self.device, watcher=watcher)
             runs = Runs([*runs, *more])
-        show(compare(runs, scope=self.scope))
-        print(f"Wrote {draw(titled(runs), 'forgetting', path, scope=self.scope)}")
+        return runs
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when the same configuration would give other numbers than before."""
 
 

@@ -198,9 +198,9 @@ def _require_one_protocol(group: Sequence[Run]) -> None:
             one, other = here.get(name, "absent"), there.get(name, "absent")
             if one != other:
                 raise GlocalError(
-                    f"the runs of {_name(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: {_short(one)} with "
-                    f"seed {first.seed}, {_short(other)} with seed {run.seed}; only equal runs are averaged: give "
-                    "those of one kind."
+                    f"the runs of {_name(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: {_short(one)} "
+                    f"with seed {first.seed}, {_short(other)} with seed {run.seed}; runs of one cell may differ in "
+                    "their seed alone."
                 )
 
 

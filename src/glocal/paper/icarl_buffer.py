@@ -5,11 +5,16 @@ The claim: with herding iCaRL forgets more at high learning rates than at low on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from glocal.errors import unknown
 from glocal.paper import table1
 from glocal.paper.table1 import Column, Row
+from glocal.runs import Runs
+from glocal.store.run import Run
+
+ALGORITHMS = ("icarl", "icarl-random")
 
 
 def _rows(herding: Row) -> tuple[Row, ...]:
@@ -36,6 +41,11 @@ DEMO = Column(
     seeds=table1.DEMO.seeds,
     train_eval=500,
 )
+
+
+def only(runs: Iterable[Run]) -> Runs:
+    """Of the runs of a whole table, those of the figure."""
+    return Runs([run for run in runs if run.config["algorithm"]["name"] in ALGORITHMS])
 
 
 def column(challenge: str) -> Column:

@@ -152,14 +152,15 @@ def notes(made: Comparison) -> list[str]:
     over = (
         "the T−1 tasks before the last, as published" if made.over == "t-1" else "all T tasks, as the paper states it"
     )
+    single = any(line.acc.ours is not None and line.acc.ours.seeds == 1 for line in made.lines)
     whose = "Ours and published" if any(line.acc.published for line in made.lines) else "Ours"
     lines = [
         f"{whose}: mean ± standard deviation over seeds, in percent; ours over {_span(seeds)}, with ddof = 0"
-        f"{'; one seed has no deviation' if seeds[0] == 1 else ''}.",
+        f"{'; one seed has no deviation' if single else ''}.",
         f"FGT: loss of test accuracy since each task was learnt, averaged over {over}.",
     ]
     if any(line.acc.published for line in made.lines):
-        lone = "one seed being taken to vary as the published ones do, " if seeds[0] == 1 else ""
+        lone = "one seed being taken to vary as the published ones do, " if single else ""
         lines.append(
             "Δ: ours − published, in standard errors √(s²/(n−1) + s'²/(n'−1)) of the two deviations and numbers of "
             f"seeds, {lone}the published ones taken as ddof = 0; {MARK} marks more than {FAR:g}."
@@ -233,7 +234,7 @@ def latex(made: Comparison) -> str:
     """A `table` for each challenge in the paper's layout, and one for the test."""
     parts = [r"% \usepackage{booktabs, multirow, xcolor}"]
     under = ["ours", "published", r"$\Delta$"]
-    each = len(under) if made.beside else 1
+    each, title = (len(under), "ours and published") if made.beside else (1, "ours")
     for challenge in made.challenges:
         body = []
         for block in blocks(made, challenge):
@@ -248,7 +249,7 @@ def latex(made: Comparison) -> str:
                 [
                     r"\begin{table}[t]",
                     r"\centering",
-                    f"\\caption{{\\textbf{{{escape(challenge)}}}, ours and published. {_tex(' '.join(notes(made)))}}}",
+                    f"\\caption{{\\textbf{{{escape(challenge)}}}, {title}. {_tex(' '.join(notes(made)))}}}",
                     rf"\begin{{tabular}}{{ll{2 * 'c' * each}}}",
                     r"\toprule",
                     r"\multirow{2}{*}{Algorithm} & \multirow{2}{*}{lr} & "

@@ -22,7 +22,7 @@ class Run:
         initialisation; NaN where the run had diverged), 'from_start' and 'from_previous' (T,), 'epoch_loss'
         (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged'
-        (the step, or None), 'steps', 'cost', 'versions', 'notes'.
+        (the step, or None), 'steps', 'cost', 'versions', 'notes', 'finished' (when).
     """
 
     config: Mapping[str, Any]
@@ -61,6 +61,11 @@ class Run:
     @property
     def diverged(self) -> int | None:
         return self.info["diverged"]
+
+    @property
+    def finished(self) -> str | None:
+        """When it was, in UTC (ISO 8601); runs of earlier versions do not say."""
+        return self.info.get("finished")
 
     def state(self, task: int) -> Params:
         """θ_t after `task` tasks and the network's other tensors, by name; 0 is the initialisation. Who wants it asks
