@@ -30,7 +30,8 @@ algorithms that speaks for. `python docs/locality.py` makes this page.
 ## From checkpoints to a figure
 
 [examples/checkpoints.py](../examples/checkpoints.py) is a training in plain PyTorch: three tasks of turned digits, a
-small network, SGD. `python examples/checkpoints.py` leaves `theta-0.pt`, the initialisation, to `theta-3.pt`. Then:
+small network, SGD. In its folder, `python checkpoints.py` leaves `theta-0.pt`, the initialisation, to `theta-3.pt`;
+and there:
 
 ```python
 import torch
@@ -50,7 +51,9 @@ found.plot("lens.png")
 ```
 
 The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that is a mean over samples. At
-most 2,000 examples of a task are looked at (`examples=`). The same as a command, with a function that returns the four:
+most 2,000 examples of a task are looked at (`examples=`): evenly spaced ones of tensors, of a Dataset and of a
+DataLoader that gives all of one; the first ones of whatever else gives batches, so mix those. Networks with attention
+or recurrent layers will do. The same as a command, with a function that returns the four:
 
 ```
 glocal lens examples/checkpoints.py:make_subject -o lens.png

@@ -124,7 +124,8 @@ def study(name: str) -> str:
     file = table_of(name)
     if not file.exists():
         return ""
-    made, rows = get(name), read_table(file)
+    made = get(name)
+    rows = read_table(file, made)
     picture = draw(made, rows, HERE / "images" / f"{name}.png")
     _, title = TITLES[name]
     told = " ".join(made.conclude(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.errors import GlocalError
-from glocal.losses import Loss
+from glocal.losses import Loss, OwnLoss
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 CROSS_ENTROPY = losses.get("cross-entropy")
@@ -134,3 +135,73 @@ def test_squared_error_has_no_labels_to_draw() -> None:
 def test_an_unknown_loss_is_told_the_nearest_name() -> None:
     with pytest.raises(GlocalError, match="Did you mean 'cross-entropy'"):
         losses.get("crossentropy")
+
+
+def test_squared_errors_of_other_shapes_are_refused() -> None:
+    with pytest.raises(GlocalError, match=r"outputs \(4, 1\) and targets \(4,\)"):
+        SQUARED_ERROR.per_sample(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(GlocalError, match="one shape"):
+        SQUARED_ERROR.score(torch.zeros(4, 2), torch.zeros(4, 1))
+    outputs, y = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
+    mapped = torch.func.vmap(SQUARED_ERROR.per_sample)(outputs, y)
+    torch.testing.assert_close(mapped, (outputs - y).square().sum(-1) / 2)
+    with pytest.raises(GlocalError, match=r"\(4, 2\) and targets \(2,\)"):
+        torch.func.vmap(SQUARED_ERROR.per_sample)(outputs, y[:, 0])
+
+
+def logistic(outputs: Tensor, y: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(outputs, y)
+
+
+MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": functional.cross_entropy,
+    "squared-error": functional.mse_loss,
+    "logistic": logistic,
+}
+
+
+def own(mean: str) -> tuple[OwnLoss, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 3, dtype=torch.float64, generator=draw)
+    y: Tensor = torch.rand(6, 3, dtype=torch.float64, generator=draw)
+    y = y.argmax(1) if mean == "cross-entropy" else y.round() if mean == "logistic" else y
+    loss = OwnLoss(MEANS[mean])
+    loss.examples = (outputs, y)
+    return loss, outputs, y
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_derivatives_of_a_loss_of_ones_own(mean: str) -> None:
+    loss, outputs, y = own(mean)
+    assert float(loss.per_sample(outputs, y).mean()) == pytest.approx(float(MEANS[mean](outputs, y)))
+    if mean == "cross-entropy":
+        p = outputs.softmax(-1)
+        score, bend = p - functional.one_hot(y, 3), p.diag_embed() - p[:, :, None] * p[:, None]
+    elif mean == "squared-error":  # a mean over the outputs too
+        score, bend = 2 / 3 * (outputs - y), torch.full_like(y, 2 / 3).diag_embed()
+    else:
+        p = outputs.sigmoid()
+        score, bend = (p - y) / 3, (p * (1 - p) / 3).diag_embed()
+    torch.testing.assert_close(loss.score(outputs, y), score)
+    root = loss.hessian_root(outputs)
+    torch.testing.assert_close(root.mT @ root, bend)
+    torch.testing.assert_close(loss.likelihood(outputs, y), (-loss.per_sample(outputs, y)).exp())
+    with pytest.raises(GlocalError, match="labels are sampled"):
+        loss.draw(outputs, y)
+
+
+def test_a_loss_whose_bend_depends_on_labels_has_no_root() -> None:
+    def quartic(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs - y).pow(4).mean()
+
+    def concave(outputs: Tensor, y: Tensor) -> Tensor:
+        return -functional.mse_loss(outputs, y)
+
+    _, outputs, y = own("squared-error")
+    for mean in (quartic, concave):
+        loss = OwnLoss(mean)
+        for examples in (None, (outputs, y)):
+            loss.examples = examples
+            with pytest.raises(GlocalError, match="does not depend on the labels"):
+                loss.hessian_root(outputs)
+        assert loss.score(outputs, y).shape == outputs.shape

@@ -3,10 +3,13 @@ r"""The loss ℓ(f, y) of a network's outputs f, with the derivatives in f that 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.func import grad, jacrev, vmap
 
 from glocal.errors import GlocalError, unknown
 
@@ -71,9 +74,12 @@ class SquaredError:
     name = "squared-error"
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return 0.5 * (outputs - y).square().sum(-1)
+        return 0.5 * self.score(outputs, y).square().sum(-1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.shape != y.shape:  # (n, 1) and (n,) would become (n, n)
+            both = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} were given"
+            raise GlocalError(f"the squared error is between tensors of one shape; {both}.")
         return outputs - y
 
     def hessian_root(self, outputs: Tensor) -> Tensor:
@@ -85,6 +91,64 @@ class SquaredError:
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (-self.per_sample(outputs, y)).exp() * (2 * math.pi) ** (-outputs.shape[-1] / 2)
+
+
+class OwnLoss:
+    r"""Any function (outputs, y) that is a mean over samples, with its derivatives by autograd.
+
+    ∇²_f ℓ has a root that asks for no label where it is positive and the same for all of them, as for every negative
+    log-likelihood of an exponential family in its natural parameters f (cross-entropy, squared error, logistic,
+    Poisson): log p(y | f) = ⟨f, T(y)⟩ − A(f) + h(y), and ∇²_f ℓ = ∇²A(f). Whether it is such a loss is tried on some
+    `examples`, outputs (m, K) and their labels; without them nobody knows, and it has no root.
+    """
+
+    name = "own"
+
+    def __init__(self, mean: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.mean = mean
+        self.examples: tuple[Tensor, Tensor] | None = None
+
+    def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return vmap(self._one)(outputs, y)
+
+    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return vmap(grad(self._one))(outputs, y)
+
+    def hessian_root(self, outputs: Tensor) -> Tensor:
+        """√λ_c v_c of the eigenpairs of ∇²_f ℓ."""
+        label = self._any_label.to(outputs.device)
+        label = label.to(outputs.dtype) if label.is_floating_point() else label
+        values, vectors = torch.linalg.eigh(self._bends(outputs, label.expand(len(outputs), *label.shape)))
+        return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
+
+    def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        raise GlocalError("labels are sampled from a network's classes; a loss of one's own says of none. Use 'exact'.")
+
+    def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Of a loss that is a negative log-likelihood."""
+        return (-self.per_sample(outputs, y)).exp()
+
+    @cached_property
+    def _any_label(self) -> Tensor:
+        """A label to differentiate at, if ∇²_f ℓ is positive and the same at those of all examples."""
+        if self.examples is not None and self.examples[0].dim() == 2:
+            outputs, y = self.examples
+            every = torch.stack([self._bends(outputs, label.expand_as(y)) for label in y])
+            rounding = 1e-4 * every.abs().amax()
+            same = bool(((every - every[0]).abs() <= rounding).all())  # not so where one is no number
+            if same and bool((torch.linalg.eigvalsh(every[0]) >= -rounding).all()):
+                return y[0]
+        raise GlocalError(
+            "the outer-product Hessian asks for a loss whose second derivative in the outputs is positive and does not "
+            "depend on the labels, such as cross-entropy or squared error; another function was given."
+        )
+
+    def _one(self, f: Tensor, y: Tensor) -> Tensor:
+        return self.mean(f.unsqueeze(0), y.unsqueeze(0)).sum()
+
+    def _bends(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """∇²_f ℓ, (n, K, K)."""
+        return vmap(jacrev(grad(self._one)))(outputs, y)
 
 
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredError())}

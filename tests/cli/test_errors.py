@@ -33,6 +33,7 @@ def make():
     module = torch.nn.Linear(2, 2)
     return module, "cross-entropy", [(torch.ones(1, 2), torch.zeros(1).long())], [module.state_dict()]
 """
+TRAINED = SUBJECT.replace("[module.state_dict()]", "2 * [module.state_dict()]")
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown command": (lambda p: ["swep"], ["unknown command 'swep'", "'sweep'"]),
@@ -304,6 +305,22 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         ["nn.Module", "int"],
     ),
     "lens on one checkpoint": (lambda p: ["lens", write(p / "m.py", SUBJECT) + ":make"], ["1 checkpoints", "θ_0, θ_1"]),
+    "lens on no tasks": (
+        lambda p: ["lens", write(p / "m.py", TRAINED.replace("[(torch", "None and [(torch")) + ":make"],
+        ["tasks", "NoneType"],
+    ),
+    "lens on modules for checkpoints": (
+        lambda p: ["lens", write(p / "m.py", SUBJECT.replace("[module.state_dict()]", "[module, module]")) + ":make"],
+        ["a Linear was given", "state_dict()"],
+    ),
+    "lens on labels beyond the classes": (
+        lambda p: ["lens", write(p / "m.py", TRAINED.replace("zeros(1)", "full((1,), 7)")) + ":make"],
+        ["labels 7 to 7", "0 to 1"],
+    ),
+    "lens on more inputs than labels": (
+        lambda p: ["lens", write(p / "m.py", TRAINED.replace("ones(1", "ones(2")) + ":make"],
+        ["x (2, 2) and y (1,)"],
+    ),
     "lens into a text": (lambda p: ["lens", "m.py:make", "-o", "lens.txt"], ["suffix", ".txt", ".png"]),
     "unknown list": (lambda p: ["list", "algoritms"], ["algorithms"]),
 }

@@ -32,7 +32,7 @@ def rows() -> list[Row]:
 
 
 def test_rows_are_complete(rows: list[Row]) -> None:
-    assert len({tuple(row) for row in rows}) == 1
+    assert {tuple(row) for row in rows} == {tuple(STUDY.columns.split())}
     rays = [row for row in where(rows, kind="radius") if row["direction"] != "trajectory"]
     assert len(rays) == 2 * 3 * len(EPSILONS) * 5  # rates, orders, and both senses of the eigenvector among directions
     assert len(where(rows, direction="trajectory")) == len(where(rows, kind="break")) == 2 * len(EPSILONS)

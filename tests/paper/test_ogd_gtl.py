@@ -25,6 +25,7 @@ SMALL = DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}
 def test_the_equal_split_in_closed_form(tmp_path: Path) -> None:
     rows = STUDY.measure(CLOSED, Place(torch.device("cpu"), None, tmp_path))
     assert len(rows) == len(CLOSED["classes"]) * len(CLOSED["confidences"])
+    assert {tuple(row) for row in rows} == {tuple(STUDY.columns.split())}
     for row in rows:
         k, p = int(row["classes"] or 0), float(row["confidence"] or 0)
         probabilities = np.full(k, (1 - p) / (k - 1))

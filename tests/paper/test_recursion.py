@@ -123,6 +123,10 @@ def test_a_diverged_run_has_rows() -> None:
 
 def test_pieces_fit_their_cost() -> None:
     for demo in (False, True):
-        mlp, linear = STUDY.pieces(demo)
-        assert mlp["hidden"] and not linear["hidden"]
+        pieces = STUDY.pieces(demo)
+        for network in ("mlp", "linear"):
+            own = [piece for piece in pieces if piece["network"] == network]
+            assert all(bool(piece["hidden"]) == (network == "mlp") for piece in own)
+            runs = sum(len(piece["lrs"]) * len(piece["seeds"]) for piece in own)
+            assert f"{runs} runs" in STUDY.cost(demo)
         assert "Hessian products" in STUDY.cost(demo)

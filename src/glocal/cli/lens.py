@@ -86,7 +86,7 @@ class Lens:
         module, loss, tasks, checkpoints = made
         _check(self.target, module)
         how: dict[str, Any] = {"examples": self.examples, "eigenvalues": self.eigenvalues, "seed": self.seed}
-        return examine(module.to(device), loss, list(tasks), list(checkpoints), self.epsilon, **how)
+        return examine(module.to(device), loss, tasks, checkpoints, self.epsilon, **how)
 
 
 _RETURNED = "(module, loss, tasks, checkpoints)"

@@ -232,7 +232,7 @@ class Conducted:
 
         study = get(self.study)
         if self.results:
-            rows = [row for path in self.results for row in read_table(path)]
+            rows = [row for path in self.results for row in read_table(path, study)]
         else:
             place = Place(choose_device(self.device), self.data, self.store)
             with progress(study.name) as tell:

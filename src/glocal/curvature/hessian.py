@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from glocal.curvature.outputs import dense_in_chunks
-from glocal.curvature.products import Product, functional_product, hessian_product
+from glocal.curvature.products import (
+    Product,
+    differentiable,
+    functional_product,
+    gauss_newton_product,
+    hessian_product,
+    in_evaluation,
+    recurrent,
+)
 from glocal.curvature.vector import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -50,10 +58,14 @@ def outer_product(
     module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, loss: Loss
 ) -> Tensor:
     """The outer-product Hessian, that is the Gauss–Newton matrix, (P, P); it asks for no labels."""
+    if recurrent(module):  # which torch cannot map over samples
+        return dense(gauss_newton_product(module, params, buffers, x, loss), params)
+    in_evaluation(module)
     total: Tensor | None = None
-    for gradients in dense_in_chunks(module, params, buffers, x, loss.hessian_root):
-        rows = vmap(vmap(flatten))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
-        total = rows.mT @ rows if total is None else total + rows.mT @ rows
+    with differentiable(module):
+        for gradients in dense_in_chunks(module, params, buffers, x, loss.hessian_root):
+            rows = vmap(vmap(flatten))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
+            total = rows.mT @ rows if total is None else total + rows.mT @ rows
     assert total is not None
     return total / x.shape[0]
 

@@ -6,7 +6,8 @@ From a start q_1 it builds an orthonormal basis Q of m vectors in which A is tri
 
 and takes the eigenpairs (λ, s) of that small matrix T: λ and v = Qᵀ s are approximate eigenpairs of A, whose error is
 known, ‖A v − λ v‖ = β_m |s_m|. The extreme ones come first. Rounding makes the recurrence forget its past, so every new
-vector is made orthogonal to all before it, twice.
+vector is made orthogonal to all before it, twice. What it leaves in the products themselves no step mends: for a
+machine's ε it is taken to be 10 ε max_j ‖A q_j‖, and is a part of the error that is told.
 
 Where the basis spans an invariant subspace, β_j = 0 and nothing is left to go on with: the method then goes on from a
 vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases.
@@ -24,6 +25,9 @@ from torch import Tensor
 from glocal.curvature.symmetric import eigh
 
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
+ROUNDING = 10
+"""A product is exact to so many ε of the largest one."""
+BLOCK = 4096
 
 
 class Eigenpairs(NamedTuple):
@@ -31,7 +35,7 @@ class Eigenpairs(NamedTuple):
 
     values: Tensor  # (k,)
     vectors: Tensor  # (k, P), orthonormal rows
-    residuals: Tensor  # (k,), ‖A v − λ v‖
+    residuals: Tensor  # (k,), ‖A v − λ v‖ or a little more: with what rounding may have left
 
 
 def lanczos(
@@ -46,7 +50,8 @@ def lanczos(
 
     `matvec` multiplies flat vectors of the shape of `start`. `steps` is the number m of products, the larger of 60
     and 2k + 20 if not said; m = P gives all eigenpairs to rounding. With a `tolerance` fewer are made where all k
-    residuals come to less than that part of the largest eigenvalue (not under `vmap`, where runs would differ).
+    residuals, but for rounding, come to less than that part of the largest eigenvalue (not under `vmap`, where runs
+    would differ).
     """
     size = start.numel()
     steps = min(size, max(60, 2 * k + 20) if steps is None else steps)
@@ -59,7 +64,7 @@ def lanczos(
     with torch.no_grad():
 
         def top(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """The chosen λ, their s as columns, and their residuals, from the α and β so far."""
+            """The chosen λ, their s as columns, and their β_m |s_m|, from the α and β so far."""
             values, s = eigh(alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1))
             order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
             return values[order], s[:, order], (betas[-1] * s[-1, order]).abs()
@@ -68,12 +73,12 @@ def lanczos(
             """Asked once in a while: it decomposes T anew."""
             if len(alphas) < 2 * k or len(alphas) % 5 or not (betas > 0).all():
                 return False  # from an invariant subspace on, what else there is must be looked for
-            values, _, residuals = top(alphas, betas)
-            return bool((residuals < tolerance * values.abs().amax()).all())
+            values, _, lacking = top(alphas, betas)
+            return bool((lacking < tolerance * values.abs().amax()).all())
 
         basis, alphas, betas = tridiagonal(matvec, start, steps, enough if tolerance else None)
-        values, s, residuals = top(alphas, betas)
-        return Eigenpairs(values, s.mT @ basis, residuals)
+        values, s, lacking = top(alphas, betas)
+        return Eigenpairs(values, s.mT @ basis, lacking + _rounding(alphas, betas))
 
 
 def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -94,22 +99,22 @@ def tridiagonal(
     tiny = torch.finfo(start.dtype).tiny
     zero = start.square().sum() == 0
     q = torch.where(zero, _outside(start, 0), start)
-    q = q / q.norm()
+    q = q / _norm(q)
     w = matvec(q)
     basis = w.new_empty(
         steps, start.numel()
     )  # as many runs as the products have; rows are written before they are read
     alphas, betas = [], []
-    scale = w.norm()
+    scale = _norm(w)
     for j in range(steps):
         basis[j] = q
         if j > 0:
             w = matvec(q)
-            scale = torch.maximum(scale, w.norm())
-        alphas.append(q @ w)
+            scale = torch.maximum(scale, _norm(w))
+        alphas.append(_dot(q, w))
         w = _orthogonal(w, basis[: j + 1])
-        beta = w.norm()
-        ends = beta <= 10 * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
+        beta = _norm(w)
+        ends = beta <= ROUNDING * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
         beta = torch.where(ends, 0.0, beta)
         betas.append(beta)
         if enough is not None and enough(torch.stack(alphas), torch.stack(betas)):
@@ -119,7 +124,7 @@ def tridiagonal(
             if not _surely_not(ends):
                 fresh = _orthogonal(_outside(start, j + 1), basis[: j + 1])
                 q = torch.where(ends, fresh, w)
-            q = q / q.norm().clamp(min=tiny)
+            q = q / _norm(q).clamp(min=tiny)
     return basis, torch.stack(alphas), torch.stack(betas)
 
 
@@ -133,9 +138,33 @@ def _surely_not(condition: Tensor) -> bool:
         return False
 
 
+def _rounding(alphas: Tensor, betas: Tensor) -> Tensor:
+    """What products in floating point leave of a residual; ‖A q_j‖ is at most β_{j−1} + |α_j| + β_j, a row of T."""
+    rows = alphas.abs() + betas
+    rows = torch.cat([rows[:1], rows[1:] + betas[:-1]])
+    return ROUNDING * torch.finfo(alphas.dtype).eps * rows.amax()
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀb, added up in a tree: `@` and `norm` on a CPU add one by one, and lose digits where there are many."""
+    return (a * b).sum()
+
+
+def _norm(a: Tensor) -> Tensor:
+    return _dot(a, a).sqrt()
+
+
+def _along(basis: Tensor, w: Tensor) -> Tensor:
+    """basis @ w, on a CPU a block of columns at a time, for the same reason."""
+    if w.is_cuda or w.shape[0] <= BLOCK:
+        return basis @ w
+    parts = zip(basis.split(BLOCK, 1), w.split(BLOCK), strict=True)
+    return torch.stack([columns @ part for columns, part in parts]).sum(0)
+
+
 def _orthogonal(w: Tensor, basis: Tensor) -> Tensor:
     for _ in range(2):
-        w = w - (basis @ w) @ basis
+        w = w - _along(basis, w) @ basis
     return w
 
 

@@ -9,20 +9,27 @@ the map v ↦ product between dicts shaped as θ. For vectors side by side map i
 depend on v are shared. All is reverse mode: a second backward pass is faster here than a forward-mode one, and more
 layers have it.
 
-`module` should be in evaluation mode. At most `chunk` samples are differentiated at once. Where that is all of them,
-the passes that do not depend on v are made once and kept with the map; otherwise they are made anew for every product.
+`module` is in evaluation mode: with dropout or batch statistics L would be another function at every pass. At most
+`chunk` samples are differentiated at once. Where that is all of them, the passes that do not depend on v are made once
+and kept with the map; otherwise they are made anew for every product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.func import functional_call, grad, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature.layers import Params
+from glocal.errors import require
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
@@ -48,7 +55,7 @@ def hessian_product(
 
         return _second_derivative(share, params)
 
-    return _sum_over_chunks(of_chunk, (x, y), chunk)
+    return _sum_over_chunks(module, of_chunk, (x, y), chunk)
 
 
 def functional_product(
@@ -71,7 +78,7 @@ def functional_product(
 
         return _second_derivative(share, params)
 
-    return _sum_over_chunks(of_chunk, (x, y), chunk)
+    return _sum_over_chunks(module, of_chunk, (x, y), chunk)
 
 
 def gauss_newton_product(
@@ -100,7 +107,38 @@ def gauss_newton_product(
 
         return product
 
-    return _sum_over_chunks(of_chunk, (x,), chunk)
+    return _sum_over_chunks(module, of_chunk, (x,), chunk)
+
+
+def in_evaluation(module: nn.Module) -> None:
+    """Refuse a network that is not one function of its parameters and one sample."""
+    for name, part in module.named_modules():
+        chance = isinstance(part, _DropoutNd) and part.p > 0
+        chance = chance or (isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0)
+        fixed = not part.training or not (chance or isinstance(part, _BatchNorm))
+        which = f"{type(part).__name__} '{name}'" if name else type(part).__name__
+        require(fixed, f"a network whose {which} is in training mode was given; curvature asks for module.eval().")
+
+
+def recurrent(module: nn.Module) -> bool:
+    """Whether it has recurrent layers of torch's."""
+    return any(isinstance(part, nn.RNNBase) for part in module.modules())
+
+
+@contextmanager
+def differentiable(module: nn.Module) -> Iterator[None]:
+    """Passes by operations that can be differentiated twice and mapped, as torch's fused attention and recurrent layers
+    cannot. Convolutions lose their fast kernels beside recurrent layers alone."""
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        if recurrent(module):
+            for backend in (torch.backends.mkldnn, torch.backends.cudnn):
+                # Not by `flags`, which sets their precision and determinism too.
+                stack.callback(setattr, backend, "enabled", backend.enabled)
+                setattr(backend, "enabled", False)  # noqa: B010
+        yield
 
 
 def _second_derivative(value: Callable[[Params], Tensor], params: Mapping[str, Tensor]) -> Product:
@@ -108,13 +146,17 @@ def _second_derivative(value: Callable[[Params], Tensor], params: Mapping[str, T
     return lambda v: pull(v)[0]
 
 
-def _sum_over_chunks(of_chunk: Callable[..., Product], data: Sequence[Tensor], chunk: int) -> Product:
+def _sum_over_chunks(
+    module: nn.Module, of_chunk: Callable[..., Product], data: Sequence[Tensor], chunk: int
+) -> Product:
+    in_evaluation(module)
     parts = list(zip(*(t.split(chunk) for t in data), strict=True))
-    with torch.no_grad():  # no graph reaches out of a product, even where the parameters are leaves of one
+    # No graph reaches out of a product, even where the parameters are leaves of one.
+    with torch.no_grad(), differentiable(module):
         kept = of_chunk(*data) if len(parts) == 1 else None
 
     def product(v: Params) -> Params:
-        with torch.no_grad():
+        with torch.no_grad(), differentiable(module):
             if kept is not None:
                 return kept(v)
             total = {k: torch.zeros_like(t) for k, t in v.items()}

@@ -10,33 +10,27 @@ and what follows for the choice of an algorithm (`advice`). Tasks are counted fr
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from glocal.challenges.challenge import Data
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
-from glocal.engine.feed import evenly_spaced
-from glocal.errors import GlocalError, require
+from glocal.errors import require
 from glocal.lens import flat
 from glocal.lens.advice import Advice, advise
 from glocal.lens.forgetting import Forgetting, average, forgetting
+from glocal.lens.given import AnyLoss, TaskData, listed
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
 from glocal.lens.subject import CHUNK, Subject, of_module
-from glocal.losses import LOSSES, Loss
 
-TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
-AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
 OF_WHAT_IS_LEARNT = 0.1
 """ε, if not said, as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), in the mean over the tasks."""
 RANDOM = 5
@@ -151,20 +145,18 @@ def examine(
 
     loss: 'cross-entropy', 'squared-error', or any function (outputs, y) that is a mean over samples.
     tasks: for each a pair of tensors, a DataLoader, a Dataset, or whatever else gives batches (x, y); of every one at
-    most so many `examples` are taken. checkpoints: state dicts θ_0 (the initialisation), θ_1 (after task 0), …
-    The module itself is left as it is.
+    most so many `examples` are taken, evenly spaced ones, or the first where it can only be read from its beginning.
+    checkpoints: state dicts θ_0 (the initialisation), θ_1 (after task 0), … The module itself is left as it is.
     """
-    require(len(checkpoints) >= 2, f"{len(checkpoints)} checkpoints were given; allowed: θ_0, θ_1 and more.")
-    own = copy.deepcopy(module)
-    device = next(iter(own.parameters())).device
-    data = [gathered(task, examples, device) for task in tasks]
-    try:
-        subject = of_module(own, _loss(loss), data, checkpoints)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
-    check(subject, loss)
-    return of_subject(subject, epsilon, eigenvalues, seed)
+    points = listed("checkpoints", checkpoints)
+    require(len(points) >= 2, f"{len(points)} checkpoints were given; allowed: θ_0, θ_1 and more.")
+    every = listed("tasks", tasks)
+    require(
+        len(points) == len(every) + 1,
+        f"{len(points)} checkpoints were given for {len(every)} tasks, which have {len(every) + 1}: θ_0, the "
+        "initialisation, and one after every task. Of a training under way give the finished tasks alone.",
+    )
+    return of_subject(of_module(module, loss, every, points, examples), epsilon, eigenvalues, seed)
 
 
 def of_subject(subject: Subject, epsilon: float | None = None, eigenvalues: int = 10, seed: int = 0) -> Examination:
@@ -266,63 +258,3 @@ def default_epsilon(subject: Subject) -> float:
     mean = float(gained.mean()) if len(gained) else math.nan
     require(mean > 0, f"learning lowered the losses by {mean:.3g} in the mean, from which no ε follows: give epsilon.")
     return OF_WHAT_IS_LEARNT * mean
-
-
-def gathered(task: TaskData, examples: int, device: torch.device) -> Data:
-    """At most so many examples: evenly spaced ones of tensors, the first of what comes in batches."""
-    require(examples >= 1, f"examples = {examples} were given; allowed: 1 and more.")
-    if isinstance(task, Data) or (isinstance(task, tuple) and len(task) == 2 and isinstance(task[0], Tensor)):
-        x, y = evenly_spaced(Data(*task), examples)
-        return Data(x.to(device), y.to(device))
-    if isinstance(task, Dataset):
-        task = DataLoader(task, batch_size=min(examples, 500))
-    if not isinstance(task, Iterable):
-        raise GlocalError(f"a task is (x, y), a DataLoader or a Dataset; a {type(task).__name__} was given.")
-    xs, ys, count = [], [], 0
-    for batch in task:
-        fits = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
-        require(fits, "a task's batches are pairs of tensors (x, y); others were given.")
-        xs.append(batch[0])
-        ys.append(batch[1])
-        count += len(ys[-1])
-        if count >= examples:
-            break
-    require(count > 0, "a task without examples was given; allowed: 1 and more.")
-    return Data(torch.cat(xs)[:examples].to(device), torch.cat(ys)[:examples].to(device))
-
-
-class OwnLoss:
-    """Any mean over samples, sample by sample. What is known of others in closed form, nobody asks of it here."""
-
-    name = "own"
-
-    def __init__(self, mean: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.mean = mean
-
-    def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return torch.func.vmap(lambda f, t: self.mean(f.unsqueeze(0), t.unsqueeze(0)))(outputs, y).flatten()
-
-
-def _loss(given: AnyLoss) -> str | Loss:
-    if isinstance(given, str) or hasattr(given, "per_sample"):
-        return given  # type: ignore[return-value]
-    if not callable(given):
-        allowed = ", ".join(map(repr, LOSSES))
-        raise GlocalError(f"a loss is {allowed}, or a function of outputs and y; {given!r} was given.")
-    return OwnLoss(given)  # type: ignore[return-value]
-
-
-def check(subject: Subject, given: AnyLoss) -> None:
-    """Whether the network and the loss take every task's data, and a function of one's own is a mean over samples."""
-    for o, (x, y) in enumerate(subject.tasks):
-        x, y = x[:8], y[:8]
-        try:
-            with torch.no_grad():
-                outputs = subject.outputs(subject.solutions[0], x)
-                mean = subject.loss.per_sample(outputs, y).mean()
-                whole = given(outputs, y) if isinstance(subject.loss, OwnLoss) else mean  # type: ignore[operator]
-        except Exception as error:
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            raise GlocalError(f"the network and the loss cannot take the data of task {o}: {reason}") from error
-        same = whole.numel() == 1 and torch.allclose(whole.flatten(), mean.flatten(), rtol=1e-3, equal_nan=True)
-        require(same, "the loss is no mean over samples: one that adds them up, or weighs them, was given.")

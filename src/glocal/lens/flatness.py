@@ -24,7 +24,7 @@ class Flatness:
     """Of every learnt task o, each (N,); nothing followed the last one, whose forgetting and distance are NaN."""
 
     top: Tensor
-    top_error: Tensor  # ‖H v − λ v‖: some eigenvalue is as near as that
+    top_error: Tensor  # ‖H v − λ v‖, with what rounding may have left: some eigenvalue is as near as that
     trace: Tensor
     trace_error: Tensor  # its standard error
     after_next: Tensor  # E_o(θ_{o+1})

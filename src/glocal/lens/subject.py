@@ -4,10 +4,12 @@ training passed on its way through them. Tasks are counted from 0: θ_o, the sol
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +17,13 @@ from torch.func import functional_call
 
 from glocal import losses, tree
 from glocal.challenges.challenge import Data
-from glocal.curvature.products import Product, gauss_newton_product, hessian_product
+from glocal.curvature.products import Product, differentiable, gauss_newton_product, hessian_product
 from glocal.engine.cohort import Cohort, constants, seeded_network
 from glocal.engine.feed import evenly_spaced
 from glocal.engine.train import Execution, Progress, train
-from glocal.errors import require
+from glocal.errors import GlocalError, require
+from glocal.lens import given
+from glocal.lens.given import AnyLoss, TaskData
 from glocal.losses import Loss
 from glocal.tree import Params
 
@@ -56,7 +60,8 @@ class Subject:
 
     def outputs(self, point: Point, x: Tensor) -> Tensor:
         """f_θ(x)."""
-        return functional_call(self.module, {**point.params, **point.buffers}, (x,))
+        with differentiable(self.module):
+            return functional_call(self.module, {**point.params, **point.buffers}, (x,))
 
     def value(self, task: int, point: Point) -> Tensor:
         """L_o(θ), the mean over the task's data, a bounded number of examples at a time."""
@@ -70,7 +75,7 @@ class Subject:
         """∇L_o(θ)."""
         leaves = {k: p.detach().requires_grad_() for k, p in point.params.items()}
         data, total = self.tasks[task], {k: torch.zeros_like(p) for k, p in point.params.items()}
-        with torch.enable_grad():
+        with torch.enable_grad(), differentiable(self.module):
             for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
                 share = self.loss.per_sample(self.outputs(Point(leaves, point.buffers), x), y).sum() / len(data.y)
                 slopes = torch.autograd.grad(share, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -95,16 +100,39 @@ class Subject:
 
 
 def of_module(
-    module: nn.Module, loss: str | Loss, tasks: Sequence[Data | tuple[Tensor, Tensor]], checkpoints: Sequence[Mapping]
+    module: nn.Module,
+    loss: AnyLoss,
+    tasks: Sequence[TaskData],
+    checkpoints: Sequence[Mapping[str, Any]],
+    examples: int | None = None,
 ) -> Subject:
-    """A subject from what a user has: a network, every task's (x, y), and state dicts θ_0, θ_1, … of the network."""
-    points = []
-    for state in checkpoints:
+    """A subject from what a user has: a network, which is copied; a loss by name or as a function that is a mean over
+    samples; for every task (x, y), a DataLoader or a Dataset, of which at most so many examples are taken (all if not
+    said); and state dicts θ_0, θ_1, … of the network."""
+    require(isinstance(module, nn.Module), f"a network is an nn.Module; a {type(module).__name__} was given.")
+    own = copy.deepcopy(module)
+    learnt = [p for p in own.parameters() if p.requires_grad]
+    require(bool(learnt), f"the network {type(module).__name__} has no parameters that are learnt: nothing moves.")
+    chosen = given.chosen(loss)
+    data = [given.gathered(task, examples, learnt[0].device) for task in given.listed("tasks", tasks)]
+    subject = Subject(own, chosen, data, [_point(own, state) for state in given.listed("checkpoints", checkpoints)])
+    given.check(subject)
+    given.show(subject)
+    return subject
+
+
+def _point(module: nn.Module, state: Any) -> Point:
+    what = f"a checkpoint is a state dict; a {type(state).__name__} was given"
+    require(not isinstance(state, nn.Module), f"{what}: give a copy of its state_dict().")
+    require(not isinstance(state, str | Path), f"{what}: give torch.load('{state}').")
+    require(isinstance(state, Mapping), f"{what}.")
+    try:
         module.load_state_dict(state)
-        params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
-        points.append(Point(params, {k: b.clone() for k, b in constants(module).items()}))
-    chosen = losses.get(loss) if isinstance(loss, str) else loss
-    return Subject(module, chosen, [Data(*task) for task in tasks], points)
+    except (RuntimeError, AttributeError) as error:  # the second where it holds no tensors
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
+    params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
+    return Point(params, {k: b.clone() for k, b in constants(module).items()})
 
 
 def of_training(

@@ -50,6 +50,8 @@ class Study(Protocol):
     """An experiment of the paper."""
 
     name: str
+    columns: str
+    """The names that all its rows have, with spaces between; a table may have others beside them."""
 
     def pieces(self, demo: bool) -> Sequence[Piece]:
         """The whole experiment, or one of the same kind on embedded data that takes less than a minute on two cores."""
@@ -60,7 +62,7 @@ class Study(Protocol):
         ...
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
-        """One piece of work. All rows of a study have the same names."""
+        """One piece of work."""
         ...
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
@@ -145,17 +147,39 @@ def write_table(rows: Sequence[Row], path: Path) -> Path:
     return path
 
 
-def read_table(path: Path) -> list[Row]:
+def read_table(path: Path, study: Study | None = None) -> list[Row]:
+    """The rows of a Parquet file, which have to have a study's columns if one is named."""
     if not path.exists():
         raise GlocalError(f"there is no table at '{path}'.")
     try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise GlocalError(f"the table '{path}' cannot be read: {error.strerror or error}.") from error
+    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
+        raise GlocalError(f"'{path}' is no table of a study: it is not Parquet, or not the whole file.")
+    try:
+        rows = _parquet(content)
+    except ImportError as error:
+        raise GlocalError(f"to read '{path}' polars or pyarrow must be installed.") from error
+    except Exception as error:  # every library has its own
+        raise GlocalError(f"'{path}' is no table of a study: {str(error).partition(chr(10))[0]}.") from error
+    if not rows:
+        raise GlocalError(f"'{path}' is no table of a study: it has no rows.")
+    if study is not None and (missing := [name for name in study.columns.split() if name not in rows[0]]):
+        raise GlocalError(f"'{path}' is no table of {study.name}: it has no {', '.join(missing)}.")
+    return rows
+
+
+def _parquet(content: bytes) -> list[Row]:
+    try:
         import polars
 
-        return polars.read_parquet(path).to_dicts()
+        return polars.read_parquet(content).to_dicts()
     except ImportError:
+        import pyarrow
         import pyarrow.parquet
 
-        return pyarrow.parquet.read_table(path).to_pylist()
+        return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
 
 
 def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:

@@ -37,7 +37,7 @@ from glocal.lens.approximation import (
 from glocal.lens.subject import Point, Subject
 from glocal.lens.taylor import taylor
 from glocal.lens.whole import whole, within
-from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
+from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lines import listed
 from glocal.paper.studies.rows import against, column, distinct, median, told, where
 
@@ -107,8 +107,13 @@ class Series(NamedTuple):
 
 class ApproximationError:
     name = "approximation-error"
+    columns = "algorithm approximation locality lr seed learnt task error true approximate distance ray exponent"
 
     def pieces(self, demo: bool) -> list[Piece]:
+        return self._algorithms(demo) if demo else by_seed(self._algorithms(demo))
+
+    def _algorithms(self, demo: bool) -> list[Piece]:
+        """All seeds of each."""
         base = (
             DEMO | {"lrs": [0.01, 0.1], "seeds": [0, 1]} if demo else FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
         )
@@ -123,7 +128,7 @@ class ApproximationError:
         return [piece | base for piece in (expansions, *own)]
 
     def cost(self, demo: bool) -> str:
-        pieces = self.pieces(demo)
+        pieces = self._algorithms(demo)
         expansions = (pieces[0]["tasks"] - 1) * len(pieces[0]["lrs"]) * len(pieces[0]["seeds"])
         return f"{cost_of(pieces[0], len(pieces))}; about {60 * expansions:,} Hessian products"
 

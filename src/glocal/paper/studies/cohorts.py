@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -34,6 +35,14 @@ def cohort_of(piece: Piece, place: Place, challenge: Challenge) -> Cohort:
     members = tuple(Member(seed, lr, algorithm) for seed in piece["seeds"] for lr in piece["lrs"])
     make = partial(mlp, hidden=tuple(piece["hidden"]))
     return Cohort(challenge, make, members, piece["epochs"], challenge.batch_size, train_eval=1, device=place.device)
+
+
+def by_seed(pieces: Sequence[Piece]) -> list[Piece]:
+    """A piece for every seed of each: their runs know nothing of each other, and who stops loses one seed's alone.
+
+    Demos have all in one: they are short, and a larger cohort takes less time.
+    """
+    return [piece | {"seeds": [seed]} for piece in pieces for seed in piece["seeds"]]
 
 
 def cost_of(piece: Piece, pieces: int) -> str:

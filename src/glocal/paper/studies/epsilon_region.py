@@ -45,6 +45,7 @@ TOLERANCE = 0.01
 
 class EpsilonRegion:
     name = "epsilon-region"
+    columns = "lr seed kind task order epsilon direction radius distance learnt step smallest"
 
     def pieces(self, demo: bool) -> list[Piece]:
         if demo:

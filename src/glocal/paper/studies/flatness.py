@@ -19,7 +19,7 @@ import numpy as np
 from glocal.lens.flatness import Flatness, flatness
 from glocal.lens.subject import of_training
 from glocal.paper.published import SEEDS
-from glocal.paper.studies.cohorts import challenge_of, cohort_of, cost_of
+from glocal.paper.studies.cohorts import by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.rows import column, distinct, where
 
 if TYPE_CHECKING:
@@ -60,9 +60,12 @@ SHARPNESS = (
 
 class FlatMinima:
     name = "flatness"
+    columns = "challenge algorithm lr seed task top top_error trace trace_error after_next at_end moved"
 
     def pieces(self, demo: bool) -> list[Piece]:
-        return [regime | (DEMO if demo else FULL) for regime in REGIMES.values()]
+        if demo:
+            return [regime | DEMO for regime in REGIMES.values()]
+        return by_seed([regime | FULL for regime in REGIMES.values()])
 
     def cost(self, demo: bool) -> str:
         piece = DEMO if demo else FULL

@@ -59,6 +59,7 @@ class Pooled(nn.Module):
 
 class HessianRank:
     name = "hessian-rank"
+    columns = "challenge seed lr parameters tasks kind threshold rank top"
 
     def pieces(self, demo: bool) -> list[Piece]:
         return [DEMO | {"seed": s} for s in SEEDS[:3]] if demo else [FULL | {"seed": s} for s in SEEDS]

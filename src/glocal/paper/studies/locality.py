@@ -33,6 +33,10 @@ class Locality:
     """Each algorithm's verdict, a row for each θ that its \\hat L_o was looked at from."""
 
     name = "locality"
+    columns = (
+        "challenge algorithm family declared found p_value explained involved information over_theta solutions draws "
+        "lost distance probe place probe_explained probe_involved probe_information probe_p_value"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
         """A demo has each algorithm once: on turned digits, or on split ones where it needs new classes."""

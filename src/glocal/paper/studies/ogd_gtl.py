@@ -63,6 +63,10 @@ class TrueLabel:
     """Rows of three kinds: entries in closed form, entries of trained networks, forgetting of runs; NaN elsewhere."""
 
     name = "ogd-gtl"
+    columns = (
+        "part classes algorithm locality lr seed confidence dominance of_trace of_squares of_total_trace acc "
+        "forgetting learning_accuracy"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
         size = DEMO if demo else FULL

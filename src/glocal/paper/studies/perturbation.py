@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -85,6 +85,10 @@ class PerturbationScore:
     returns: bool
     """Whether the paper finds that far from the solution the score falls to 1."""
     claim: str
+    columns: ClassVar = (
+        "challenge network statistics seed task parameters lr split kind direction base eigenvalue residual radius "
+        "loss score known"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
         base = self.small if demo else self.full

@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import Forgetting, forgetting, recursion
 from glocal.lens.subject import Point, Subject, of_training
-from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
+from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lines import listed, rate_colours
 from glocal.paper.studies.rows import against, column, distinct, median, told, where
 
@@ -36,8 +36,16 @@ TERMS = {"gradient": "gradient", "quadratic": "Hessian", "remainder": "beyond th
 
 class Recursion:
     name = "recursion"
+    columns = (
+        "network lr seed kind task learnt measured predicted before gradient quadratic v remainder gradient_share "
+        "quadratic_share remainder_share"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
+        return self._networks(demo) if demo else by_seed(self._networks(demo))
+
+    def _networks(self, demo: bool) -> list[Piece]:
+        """All seeds of both networks."""
         if demo:
             base = DEMO | {"seeds": [0, 1], "examples": 500}
             lrs, slow = [0.01, 0.03, 0.1, 0.3], [0.001, 0.01]
@@ -48,7 +56,7 @@ class Recursion:
         return [{"network": "mlp"} | base | {"lrs": lrs}, {"network": "linear"} | base | {"hidden": [], "lrs": slow}]
 
     def cost(self, demo: bool) -> str:
-        pieces = self.pieces(demo)
+        pieces = self._networks(demo)
         pairs = (
             sum(len(p["lrs"]) * len(p["seeds"]) for p in pieces) * pieces[0]["tasks"] * (pieces[0]["tasks"] - 1) // 2
         )

@@ -56,6 +56,7 @@ class Stability:
     """After every task: accuracy, forgetting, and how far θ_t is from θ_0 and from θ_{t−1}."""
 
     name = "stable-sgd"
+    columns = "algorithm locality lr seed t acc forgetting learning_accuracy from_start from_previous"
 
     def pieces(self, demo: bool) -> list[Piece]:
         """Regimes of one algorithm differ in numbers alone, and are trained together."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.theorem1 import theorem1
+from glocal.paper.studies.cohorts import by_seed
 from glocal.paper.studies.lines import finite, listed, lost, names, pens, rate_colours, title
 from glocal.paper.studies.rows import column, distinct, told, where
 from glocal.paper.studies.watched import rotations, watched
@@ -66,10 +67,14 @@ class Prediction:
     """Both sides of the theorem and its premises after every task from the second on."""
 
     name = "theorem1"
+    columns = (
+        "algorithm locality lr seed t measured quadratic second_order condition relative forgotten slope lowest reach"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
         size, smaller = (DEMO, SMALLER) if demo else (FULL, {})
-        return [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
+        whole = [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
+        return whole if demo else by_seed(whole)
 
     def cost(self, demo: bool) -> str:
         size = DEMO if demo else FULL

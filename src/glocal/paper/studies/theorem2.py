@@ -17,6 +17,7 @@ import torch
 from glocal.lens.forgetting import average, measured
 from glocal.lens.theorem2 import theorem2
 from glocal.paper.studies import theorem1
+from glocal.paper.studies.cohorts import by_seed
 from glocal.paper.studies.lines import finite, listed, log_y, lost, names, order, over_lr, pens
 from glocal.paper.studies.rows import column, distinct, told, where
 from glocal.paper.studies.watched import rotations, watched
@@ -52,10 +53,14 @@ class Constraint:
     """The three quadratics of every update, averaged over the tasks before it, and the forgetting beside them."""
 
     name = "theorem2"
+    columns = (
+        "algorithm locality lr seed t hessian outer functional functional_share rayleigh relative length forgetting"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
         size, smaller = (DEMO, SMALLER) if demo else (FULL, {})
-        return [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
+        whole = [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
+        return whole if demo else by_seed(whole)
 
     def cost(self, demo: bool) -> str:
         size = DEMO if demo else FULL

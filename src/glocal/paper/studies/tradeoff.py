@@ -39,6 +39,10 @@ class Tradeoff:
     """A row for every run of Table 1's column: accuracies and forgetting in percent."""
 
     name = "tradeoff"
+    columns = (
+        "challenge algorithm locality lr seed acc forgetting backward_transfer forward_transfer learning_accuracy "
+        "distance"
+    )
 
     def pieces(self, demo: bool) -> list[Piece]:
         chosen = _column(demo)

@@ -1,0 +1,184 @@
+"""What a user gives the lens, as it takes it: tasks in any form as tensors, a loss, and whether all fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import data as loading
+from torch.utils.data import DataLoader, Dataset
+
+from glocal import losses
+from glocal.challenges.challenge import Data
+from glocal.engine.feed import evenly_spaced
+from glocal.errors import GlocalError, require
+from glocal.losses import LOSSES, CrossEntropy, Loss, OwnLoss, SquaredError
+
+if TYPE_CHECKING:
+    from glocal.lens.subject import Subject
+
+TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
+AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
+OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
+AT_ONCE = 500
+"""Examples read, or passed through the network, at once."""
+LOOKED_AT = 8
+"""Labels at which the second derivative of a loss of one's own is compared."""
+
+
+def listed(what: str, given: Any) -> list[Any]:
+    """Tasks or checkpoints as a list."""
+    single = isinstance(given, str | Mapping | Tensor | Dataset | DataLoader | nn.Module) or _is_pair(given)
+    many = isinstance(given, Iterable) and not single
+    require(many, f"{what} are a list, one item each; {_said(given)} was given.")
+    return list(given)
+
+
+def gathered(task: TaskData, examples: int | None = None, device: torch.device | str = "cpu") -> Data:
+    """At most so many examples, all if not said: evenly spaced ones where any can be taken, of tensors, map-style
+    Datasets and DataLoaders of one; the first of what else comes in batches."""
+    require(examples is None or examples >= 1, f"examples = {examples} were given; allowed: 1 and more.")
+    x, y = _paired(task) if _is_pair(task) else _read(task, examples)
+    some = Data(x, y) if examples is None else evenly_spaced(Data(x, y), examples)
+    return Data(some.x.to(device), some.y.to(device))
+
+
+def chosen(given: AnyLoss) -> Loss:
+    """The loss by its name, or from a function."""
+    if isinstance(given, str):
+        return losses.get(given)
+    if hasattr(given, "per_sample"):
+        return given  # type: ignore[return-value]
+    if not callable(given):
+        allowed = ", ".join(map(repr, LOSSES))
+        raise GlocalError(f"a loss is {allowed}, or a function of outputs and y; {given!r} was given.")
+    return OwnLoss(given)
+
+
+def check(subject: Subject) -> None:
+    """Whether the network and the loss take every task's data, and a function of one's own is a mean over samples."""
+    for o, (x, y) in enumerate(subject.tasks):
+        try:
+            with torch.no_grad():
+                point = subject.solutions[0]
+                outputs = torch.cat([subject.outputs(point, part) for part in x.split(AT_ONCE)])
+            _check_labels(o, subject.loss, outputs, y)
+            with torch.no_grad():
+                each = subject.loss.per_sample(outputs, y)
+                whole = subject.loss.mean(outputs, y) if isinstance(subject.loss, OwnLoss) else each.mean()
+        except GlocalError:
+            raise
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            raise GlocalError(f"the network and the loss cannot take the data of task {o}: {reason}") from error
+        if not outputs.isfinite().all():
+            continue  # a network beyond numbers says nothing of the data
+        unknown = each.isnan()
+        if unknown.any():
+            first = int(unknown.int().argmax())
+            raise GlocalError(
+                f"the loss of {int(unknown.sum())} examples of task {o} is not a number, first of example {first}, "
+                f"whose y is {y[first].tolist()!r:.60}: leave them out."
+            )
+        same = whole.numel() == 1 and torch.allclose(whole.flatten(), each.mean().flatten(), rtol=1e-3)
+        require(same, "the loss is no mean over samples: one that adds them up, or weighs them, was given.")
+
+
+def show(subject: Subject) -> None:
+    """Give a loss of one's own some outputs and labels to know itself by."""
+    if not isinstance(subject.loss, OwnLoss):
+        return
+    some = [evenly_spaced(task, LOOKED_AT) for task in subject.tasks]
+    with torch.no_grad():
+        outputs = torch.cat([subject.outputs(subject.solutions[0], x) for x, _ in some])
+    subject.loss.examples = evenly_spaced(Data(outputs, torch.cat([y for _, y in some])), LOOKED_AT)
+
+
+def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    shapes = f"outputs {tuple(outputs.shape)} and y {tuple(y.shape)}"
+    if isinstance(loss, CrossEntropy | SquaredError):
+        each = outputs.shape if isinstance(loss, SquaredError) else outputs.shape[:1]
+        allowed = "(n, K) and (n, K)" if isinstance(loss, SquaredError) else "(n, K) and (n,)"
+        fits = outputs.dim() == 2 and y.shape == each
+        require(fits, f"{loss.name} takes outputs and y of the shapes {allowed}; task {task} has {shapes}.")
+    elif y.is_floating_point() and y.numel() == outputs.numel():
+        # Many a function would broadcast (n, 1) and (n,) to (n, n).
+        require(y.shape == outputs.shape, f"task {task} has {shapes}: give both one shape.")
+    if isinstance(loss, CrossEntropy):
+        integers = y.dtype == torch.int64
+        require(integers, f"cross-entropy takes classes of torch.int64; those of task {task} are {y.dtype}.")
+    if _counts_classes(loss) and y.dtype == torch.int64 and outputs.dim() > 1:
+        low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
+        inside = low >= 0 and high < classes
+        require(
+            inside, f"task {task} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}."
+        )
+
+
+def _counts_classes(loss: Loss) -> bool:
+    if not isinstance(loss, OwnLoss):
+        return isinstance(loss, CrossEntropy)
+    return loss.mean in OF_CLASSES or isinstance(loss.mean, nn.CrossEntropyLoss | nn.NLLLoss)
+
+
+def _is_pair(task: Any) -> bool:
+    return isinstance(task, tuple | list) and len(task) == 2 and all(isinstance(part, Tensor) for part in task)
+
+
+def _paired(batch: Any) -> Data:
+    require(_is_pair(batch), "a task's batches are pairs of tensors (x, y); others were given.")
+    x, y = batch
+    shapes = f"x {tuple(x.shape)} and y {tuple(y.shape)} were given"
+    fits = x.dim() > 0 and y.dim() > 0 and len(x) == len(y)
+    require(fits, f"a task has as many inputs as labels, along their first dimension; {shapes}.")
+    require(len(y) > 0, f"a task without examples was given; allowed: 1 and more. {shapes[0].upper()}{shapes[1:]}.")
+    return Data(x, y)
+
+
+def _read(task: Any, examples: int | None) -> Data:
+    taken = _taken(task)
+    if taken is not None:
+        places = torch.arange(len(taken))
+        if examples is not None and len(places):
+            places = evenly_spaced(Data(places, places), examples).x
+        task = DataLoader(loading.Subset(taken, places.tolist()), batch_size=AT_ONCE)
+    elif isinstance(task, Dataset):
+        task = DataLoader(task, batch_size=AT_ONCE)
+    if not isinstance(task, Iterable):
+        raise GlocalError(f"a task is (x, y), a DataLoader or a Dataset; {_said(task)} was given.")
+    batches: list[Data] = []
+    count = 0
+    try:
+        for batch in task:
+            batches.append(_paired(batch))
+            count += len(batches[-1].y)
+            if examples is not None and count >= examples:
+                break
+    except TypeError as error:  # of what torch cannot put together, such as images that are no tensors
+        raise GlocalError(f"a task's examples cannot be read as tensors (x, y): {error}") from error
+    require(count > 0, "a task without examples was given; allowed: 1 and more.")
+    try:
+        x, y = (torch.cat(parts)[:examples] for parts in zip(*batches, strict=True))
+    except RuntimeError as error:
+        raise GlocalError(f"a task's batches have one shape but for their lengths: {error}") from error
+    return Data(x, y)
+
+
+def _taken(task: Any) -> Any:
+    """A data set of which any example can be taken, if the task is one, or gives all of one in some order."""
+    if isinstance(task, DataLoader):
+        sampler = task.sampler
+        shuffled = type(sampler) is loading.RandomSampler and not sampler.replacement
+        every = type(sampler) is loading.SequentialSampler or shuffled
+        plain = task.collate_fn is loading.default_collate and type(task.batch_sampler) is loading.BatchSampler
+        complete = every and plain and len(sampler) == len(task.dataset)  # type: ignore[arg-type]
+        return _taken(task.dataset) if complete else None
+    whole = isinstance(task, Dataset) and not isinstance(task, loading.IterableDataset)
+    return task if whole and hasattr(task, "__len__") else None
+
+
+def _said(given: Any) -> str:
+    return "one (x, y)" if _is_pair(given) else f"a {type(given).__name__}"

@@ -1,0 +1,146 @@
+"""Curvature of networks whose layers torch fuses, attention and recurrent ones, against dense matrices by autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import Case, apart, dense_gauss_newton, dense_hessian, joined, some_vector
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from glocal import losses
+from glocal.curvature.hessian import decomposition, hessian, outer_product
+from glocal.curvature.products import Product, differentiable, functional_product, gauss_newton_product, hessian_product
+from glocal.errors import GlocalError
+from glocal.tree import select, stack
+
+
+class Attentive(nn.Module):
+    """Five tokens of four numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.1, activation="gelu", batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x.view(-1, 5, 4)).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
+        super().__init__()
+        self.layers = kind(4, 3, 2, batch_first=True)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x.view(-1, 5, 4))[0][:, -1])
+
+
+NETWORKS = {"attention": Attentive, "lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU)}
+ON_BOTH = pytest.mark.parametrize("network", ["attention", "lstm"])
+
+
+def make(network: str, dtype: torch.dtype = torch.float64) -> Case:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = NETWORKS[network]().eval().double()
+    x = torch.randn(6, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    params = {k: p.detach().to(dtype) for k, p in module.named_parameters()}
+    return Case(module.to(dtype), params, {}, x.to(dtype), torch.arange(6) % 3, losses.get("cross-entropy"))
+
+
+def products(case: Case, chunk: int) -> dict[str, Product]:
+    module, params, buffers, x, y, loss = case
+    return {
+        "hessian": hessian_product(module, params, buffers, x, y, loss, chunk),
+        "functional": functional_product(module, params, buffers, x, y, loss, chunk),
+        "gauss-newton": gauss_newton_product(module, params, buffers, x, loss, chunk),
+    }
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_are_those_of_dense_matrices(network: str, dtype: torch.dtype) -> None:
+    exact = make(network)
+    with sdpa_kernel(SDPBackend.MATH):
+        whole, outer = dense_hessian(exact), dense_gauss_newton(exact)
+    dense = {"hessian": whole, "functional": whole - outer, "gauss-newton": outer}
+    close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-5}
+    vectors = [some_vector(exact.params, seed) for seed in range(2)]
+    block = {k: t.to(dtype) for k, t in stack(vectors).items()}
+    for chunk in (2000, 4):
+        for kind, product in products(make(network, dtype), chunk).items():
+            found = vmap(product)(block)
+            for j, v in enumerate(vectors):
+                expected = {k: t.to(dtype) for k, t in apart(dense[kind] @ joined(v), v).items()}
+                torch.testing.assert_close(select(found, j), expected, **close)
+                torch.testing.assert_close(product(select(block, j)), expected, **close)
+
+
+@ON_BOTH
+def test_dense_hessian_and_its_parts(network: str) -> None:
+    case = make(network)
+    with sdpa_kernel(SDPBackend.MATH):
+        whole, outer = dense_hessian(case), dense_gauss_newton(case)
+    torch.testing.assert_close(hessian(*case), whole, rtol=1e-8, atol=1e-11)
+    parts = decomposition(*case, chunk=4)
+    torch.testing.assert_close(parts[0], outer, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(parts[1], whole - outer, rtol=1e-8, atol=1e-11)
+
+
+class Noting(nn.Module):
+    """Notes how torch is set while it runs."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.seen: list[tuple[bool, ...]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(settings())
+        return self.inner(x)
+
+
+def settings() -> tuple[bool, ...]:
+    backends = torch.backends
+    attention = (backends.mha.get_fastpath_enabled(), backends.cuda.flash_sdp_enabled())
+    return bool(backends.mkldnn.enabled), bool(backends.cudnn.enabled), *attention
+
+
+def test_torch_is_set_otherwise_only_where_and_as_long_as_needed() -> None:
+    before = settings()
+    for inner, kernels in ((nn.Linear(20, 3), before[:2]), (Recurrent(nn.LSTM), (False, False))):
+        module = Noting(inner).eval()
+        params = {k: p.detach() for k, p in module.named_parameters()}
+        hessian_product(module, params, {}, torch.ones(2, 20), torch.arange(2), losses.get("cross-entropy"))(params)
+        assert module.seen and set(module.seen) == {(*kernels, False, False)}
+        with pytest.raises(ZeroDivisionError), differentiable(module):
+            _ = 1 / 0
+        assert settings() == before
+
+
+def test_training_mode_is_refused() -> None:
+    x, y, loss = torch.ones(4, 20), torch.arange(4) % 3, losses.get("cross-entropy")
+    inner: list[tuple[nn.Module, str]] = [
+        (nn.Sequential(nn.Linear(20, 3), nn.Dropout(0.5)), "Dropout 'inner.1'"),
+        (nn.Sequential(nn.Linear(20, 3), nn.BatchNorm1d(3)), "BatchNorm1d 'inner.1'"),
+        (Attentive(), "MultiheadAttention 'inner.encoder.self_attn'"),
+    ]
+    for part, told in inner:
+        module = Noting(part).train()
+        params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        labelled: list[Any] = [hessian_product, functional_product, hessian, decomposition]
+        for asked in labelled:
+            with pytest.raises(GlocalError, match=rf"{told} is in training mode.*module\.eval\(\)"):
+                asked(module, params, buffers, x, y, loss)
+        unlabelled: list[Any] = [gauss_newton_product, outer_product]
+        for asked in unlabelled:
+            with pytest.raises(GlocalError, match=told):
+                asked(module, params, buffers, x, loss)
+        assert not module.seen
+    module = Noting(nn.Sequential(nn.Linear(20, 3), nn.Dropout(0.0))).train()  # nothing left to chance
+    hessian(module, dict(module.named_parameters()), {}, x, y, loss)

@@ -1,0 +1,142 @@
+"""What all studies share: pieces are measured once, what was stopped goes on, and tables are those of their study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glocal.errors import GlocalError
+from glocal.paper.studies import TITLES, get
+from glocal.paper.studies.cohorts import by_seed
+from glocal.paper.study import Piece, Place, Row, Study, conduct, key, read_table, write_table
+
+SMALLEST: dict[str, Piece] = {
+    "flatness": {"hidden": [3], "examples": 20, "steps": 3, "probes": 4, "batch_size": 200},
+    "recursion": {"examples": 20},
+    "theorem1": {"hidden": 3, "examples": 20, "steps": 3, "batch_size": 200},
+    "theorem2": {"hidden": 3, "examples": 20, "steps": 3, "batch_size": 200},
+    "approximation-error": {"hidden": [3], "examples": 20},
+}
+"""Studies that are made of cohorts, and what makes their pieces small."""
+
+
+class Counted:
+    """The demo of a study in its smallest pieces, one for each of two seeds, and how often it measures."""
+
+    def __init__(self, name: str, stop_after: int | None = None) -> None:
+        self.name, self.study, self.measured, self.stop_after = name, get(name), 0, stop_after
+
+    def pieces(self, demo: bool) -> list[Piece]:
+        first = self.study.pieces(True)[0] | {"tasks": 2, "epochs": 1, "lrs": [0.01, 0.1], "seeds": [11, 13]}
+        return by_seed([first | SMALLEST[self.name]])
+
+    def measure(self, piece: Piece, place: Place) -> list[Row]:
+        if self.measured == self.stop_after:
+            raise KeyboardInterrupt
+        self.measured += 1
+        return self.study.measure(piece, place)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.study, name)
+
+
+def place(folder: Path) -> Place:
+    return Place(torch.device("cpu"), None, folder)
+
+
+def whole(pieces: Sequence[Piece]) -> list[tuple[str, list[int]]]:
+    """Pieces with their seeds put together, in words."""
+    found: dict[str, list[int]] = {}
+    for piece in pieces:
+        rest = {name: value for name, value in piece.items() if name != "seeds"}
+        found.setdefault(repr(rest), []).extend(piece["seeds"])
+    return list(found.items())
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_what_was_stopped_goes_on(name: str, tmp_path: Path) -> None:
+    stopped = Counted(name, stop_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        conduct(stopped, place(tmp_path))
+    went_on = Counted(name)
+    rows = conduct(went_on, place(tmp_path))
+    assert went_on.measured == 1 and {row["seed"] for row in rows} == {11, 13}
+    again = Counted(name)
+    assert repr(conduct(again, place(tmp_path))) == repr(rows) and again.measured == 0
+    assert all(tuple(row) == tuple(get(name).columns.split()) for row in rows)
+
+
+def test_seeds_apart_are_seeds_together(tmp_path: Path) -> None:
+    """In the same order too: a table does not tell how its pieces were cut."""
+    study = Counted("recursion")
+    apart = conduct(study, place(tmp_path))
+    together = study.study.measure(study.pieces(True)[0] | {"seeds": [11, 13]}, place(tmp_path))
+    names = ("network", "lr", "seed", "kind", "task", "learnt")
+    assert [[row[n] for n in names] for row in apart] == [[row[n] for n in names] for row in together]
+    for here, there in zip(apart, together, strict=True):
+        assert here["measured"] == pytest.approx(there["measured"], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_seed_is_a_piece_of_the_whole(name: str) -> None:
+    """Each is another, and none is left out; who is stopped loses the runs of one seed."""
+    study = get(name)
+    pieces = study.pieces(False)
+    assert all(len(piece["seeds"]) == 1 and len(piece["lrs"]) > 1 for piece in pieces)
+    assert len({key(study, piece) for piece in pieces}) == len(pieces)
+    seeds = {tuple(seeds) for _, seeds in whole(pieces)}
+    assert len(seeds) == 1 and len(seeds.pop()) >= 3
+
+
+def table_of(study: Study, path: Path) -> Path:
+    return write_table([dict.fromkeys(study.columns.split(), 1.0)], path)
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_a_table_of_another_study_is_refused(name: str, tmp_path: Path) -> None:
+    study = get(name)
+    assert read_table(table_of(study, tmp_path / "own.parquet"), study)
+    for other in TITLES:
+        strangers = set(study.columns.split()) - set(get(other).columns.split())
+        if {name, other} == {"perturbation-cifar10", "perturbation-mnist"} or name == other:
+            continue
+        path = table_of(get(other), tmp_path / "other.parquet")
+        with pytest.raises(GlocalError, match=f"other.parquet' is no table of {name}: it has no ") as refused:
+            read_table(path, study)
+        assert set(str(refused.value).removesuffix(".").partition("it has no ")[2].split(", ")) == strangers
+
+
+def test_a_table_that_has_more_will_do() -> None:
+    """Stability and plasticity are drawn from the runs of Table 1."""
+    results = Path(__file__).parents[2] / "results" / "rotated-mnist.parquet"
+    assert len(read_table(results, get("tradeoff"))) > 100
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not Parquet"),
+        (b"lr,seed\n0.1,0\n", "not Parquet"),
+        (b"PAR1 and then no more", "not the whole file"),
+        (b"PAR1 what is between is nothing PAR1", "is no table of a study: "),
+    ],
+)
+def test_what_is_no_table_is_refused_in_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(content)
+    with pytest.raises(GlocalError, match=r"bad\.parquet") as refused:
+        read_table(path)
+    assert said in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_folder_and_an_empty_table(tmp_path: Path) -> None:
+    with pytest.raises(GlocalError, match="cannot be read"):
+        read_table(tmp_path)
+    with pytest.raises(GlocalError, match="it has no rows"):
+        read_table(write_table([], tmp_path / "empty.parquet"))
+    with pytest.raises(GlocalError, match="there is no table"):
+        read_table(tmp_path / "none.parquet")
