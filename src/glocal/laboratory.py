@@ -273,6 +273,7 @@ def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted
     members = [wanted[claim.hashes[i]] for i in ours]
     whole = len(ours) == len(claim.hashes)
     cohort = setup.cohort(members)
+    watch: Monitor | None = None
     try:
         last = claim.load(setup.device, setup.epochs, setup.challenge.tasks)
         if last is not None and not whole:

@@ -42,6 +42,20 @@ def test_what_is_finished_is_not_repeated(tmp_path: Path) -> None:
     arrays_equal(first, both[:1])
 
 
+def test_stopped_between_the_last_checkpoint_and_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = tmp_path / "store", Store.write
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], store=store, **QUICK)
+    monkeypatch.setattr(Store, "write", write)
+    after = glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], store=store, **QUICK)
+    arrays_equal(after, glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], store=tmp_path / "whole", **QUICK))
+
+
 def test_a_run_says_when_it_was_finished(tmp_path: Path) -> None:
     """Also after it was written to a file of results; one that came without a date has none."""
     before = datetime.now(UTC).replace(microsecond=0)
