@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glocal.cli.common import Name, PathName
+from glocal.cli.common import Name, Number, PathName
 from glocal.errors import GlocalError, unknown
 
 if TYPE_CHECKING:
     from glocal.lens.examination import Examination
 
 Target = Annotated[str, tyro.conf.arg(metavar="TARGET"), tyro.conf.Positional]
-Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)

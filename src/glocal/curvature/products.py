@@ -29,7 +29,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature.layers import Params
-from glocal.errors import require
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
@@ -116,8 +115,11 @@ def in_evaluation(module: nn.Module) -> None:
         chance = isinstance(part, _DropoutNd) and part.p > 0
         chance = chance or (isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0)
         fixed = not part.training or not (chance or isinstance(part, _BatchNorm))
-        which = f"{type(part).__name__} '{name}'" if name else type(part).__name__
-        require(fixed, f"a network whose {which} is in training mode was given; curvature asks for module.eval().")
+        if not fixed:
+            which = f"{type(part).__name__} '{name}'" if name else type(part).__name__
+            raise ValueError(
+                f"a network whose {which} is in training mode was given; curvature asks for module.eval()."
+            )
 
 
 def recurrent(module: nn.Module) -> bool:
