@@ -23,7 +23,7 @@ OFTEN = 500
 
 
 class Recorder:
-    """A step, the same to the last bit, that takes half of the time once it has been made often.
+    """A step, the same to the last bit, that takes far less time once it has been made often.
 
     Shapes decide which recording is replayed: an epoch's last batch may be short, a memory may have grown. What cannot
     be recorded, or would come out differently, goes on being made as it was.
