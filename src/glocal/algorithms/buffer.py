@@ -45,8 +45,10 @@ def reservoir_slots(memory: Memory, random: Tensor) -> Tensor:
     order = torch.arange(count, device=random.device)
     n = memory["seen"] + order
     slot = torch.where(n < slots, n, (random.double() * (n + 1)).long().clamp(max=slots))
-    last = order.new_zeros(slots + 1).scatter_reduce(0, slot, order, "amax")  # who of the batch a slot ends up with
-    return torch.where(last.gather(0, slot) == order, slot, slots)
+    # Who of the batch a slot ends up with. Those without one stay out of each other's way: on a GPU they would queue.
+    place = torch.where(slot < slots, slot, slots + order)
+    last = order.new_zeros(slots + count).scatter_reduce(0, place, order, "amax")
+    return torch.where(last.gather(0, place) == order, slot, slots)
 
 
 def write(memory: Memory, batch: Batch, slot: Tensor, seen: Tensor) -> Memory:
