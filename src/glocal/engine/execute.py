@@ -98,8 +98,7 @@ class Vectorised:
         followed = grads
         if self.program.projects:
             followed, buffers = self._direction(grads, params, buffers, state.memory, hyper, batch)
-        lrs = {k: per_run(hyper["lr"], p) for k, p in params.items()}
-        seen = move(params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
+        seen = move(params, grads, followed, hyper["lr"], watched=self.cohort.algorithm.watches)
         if self.program.observes:
             new = self._observe(state.memory, hyper, Step(batch, *seen, tree.map_tree(torch.detach, notes)))
             state.memory = tree.map_tree(partial(owned, batch), new)
@@ -173,7 +172,6 @@ class RunByRun:
 
     def _step(self, own: State, hyper: Hyper, batch: Batch) -> Tensor:
         """`own` are views into the cohort's state."""
-        names = list(own.params)
         leaves = {k: p.detach().requires_grad_() for k, p in own.params.items()}
         with torch.enable_grad():
             loss, buffers, notes = self.program.objective(leaves, own.buffers, own.memory, hyper, batch)
@@ -183,8 +181,7 @@ class RunByRun:
             followed = grads
             if self.program.projects:
                 followed, buffers = self.program.direction(grads, own.params, buffers, own.memory, hyper, batch)
-            lrs = dict.fromkeys(names, hyper["lr"])
-            seen = move(own.params, grads, followed, lrs, watched=self.cohort.algorithm.watches)
+            seen = move(own.params, grads, followed, hyper["lr"], watched=self.cohort.algorithm.watches)
             if self.program.observes:
                 step = Step(batch, *seen, tree.map_tree(torch.detach, notes))
                 own.memory = self.program.observe(own.memory, hyper, step)
@@ -233,14 +230,16 @@ def recorded(step: StepOfRuns, cohort: Cohort, program: Program) -> StepOfRuns:
     return Recorder(step) if cohort.device.type == "cpu" and pure(program.model.module) else step
 
 
-def move(params: Params, grads: Params, followed: Params, lrs: Params, watched: bool) -> tuple[Params, Params, Params]:
-    """θ ← θ − lr · direction, in place, where there is one. Returns the gradient, the move and the new θ for those who
-    watch, else nothing."""
+def move(params: Params, grads: Params, followed: Params, lr: Tensor, watched: bool) -> tuple[Params, Params, Params]:
+    """θ ← θ − lr · direction, in place, where there is one; lr one number, or one a run. Returns the gradient, the move
+    and the new θ for those who watch, else nothing."""
+    rate = -lr if watched else lr
+    rates = {k: per_run(rate, p) if rate.dim() else rate for k, p in params.items()}
     if not watched:
         for k, direction in followed.items():
-            descend(params[k], direction, lrs[k])
+            descend(params[k], direction, rates[k])
         return {}, {}, {}
-    moved = {k: followed[k] * -lrs[k] for k in params}
+    moved = {k: followed[k] * rates[k] for k in params}
     for k, p in params.items():
         p.add_(moved[k])
     return grads, moved, params
