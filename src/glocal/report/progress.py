@@ -11,6 +11,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 REFRESH_SECONDS = 0.1
+QUIET_SECONDS = 10
+"""Where lines are written a cohort says no more than once in this time how far it is."""
 
 
 class StepsPerSecond(ProgressColumn):
@@ -24,7 +26,8 @@ class StepsPerSecond(ProgressColumn):
 
 
 class Bars:
-    """Watches a sweep. On a terminal it draws bars; elsewhere it writes a line for every cohort that is done."""
+    """Watches a sweep. On a terminal it draws bars; elsewhere it writes lines: how far a long cohort is, when one is
+    done."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -85,7 +88,7 @@ class CohortBar:
     def __init__(self, progress: Progress | None, description: str, tasks: int, steps: int, done: int) -> None:
         self.description, self.begun = description, time.perf_counter()
         self._progress, self._tasks = progress, tasks
-        self._pending, self._shown = 0, 0.0
+        self._pending, self._shown = 0, self.begun
         self._bar: Any = None
         if progress is not None:
             completed = steps * done // tasks
@@ -94,6 +97,9 @@ class CohortBar:
     def task(self, task: int) -> None:
         if self._progress is not None:
             self._progress.update(self._bar, state=f"task {task + 1}/{self._tasks}")
+        elif task and time.perf_counter() - self._shown > QUIET_SECONDS:
+            self._shown = time.perf_counter()
+            print(f"{self.description}: {task}/{self._tasks} tasks, {self._shown - self.begun:.0f} s", file=sys.stderr)
 
     def steps(self, count: int) -> None:
         self._pending += count
