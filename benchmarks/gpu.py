@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import count, product
@@ -39,6 +39,8 @@ from glocal.tree import nbytes
 
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
 ROUNDS = 7
+LONGEST = 12
+"""Kernels that are named in a profile."""
 BYTES_A_SECOND = 4.8e12
 """What an H200's memory moves."""
 OPERATIONS_A_SECOND: dict[Precision, float] = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12}
@@ -101,12 +103,11 @@ class Ready:
         self.executor.epoch(self.state, self.feed, number, lambda steps: None)
 
 
-def prepared(case: Case, device: torch.device, examples: int) -> Ready:
+def prepared(case: Case, device: torch.device, steps: int) -> Ready:
     members = tuple(Member(seed, lr, case.algorithm) for seed, lr in product(range(5), RATES))[: case.runs]
     batch = 128 if case.network == "mlp" else 32
-    cohort = Cohort(
-        noise(case.network, examples), NETWORKS[case.network][0], members, 1, batch, 100, device, case.precision
-    )
+    challenge = noise(case.network, steps * batch)
+    cohort = Cohort(challenge, NETWORKS[case.network][0], members, 1, batch, 100, device, case.precision)
     feed = Feed(cohort)
     feed.load_task(0)
     executor = choose(cohort, feed, "vectorised" if device.type == "cpu" else "auto")
@@ -177,8 +178,8 @@ def floor(case: Case, ready: Ready) -> dict[str, float]:
     }
 
 
-def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Shares of the GPU's time by kind of kernel, over one epoch."""
+def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of the GPU's time over one epoch, by kind of kernel and of the longest kernels."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -187,12 +188,16 @@ def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> dict[str, flo
         ready.executor.epoch(ready.state, ready.feed, 99, lambda steps: None)
         torch.cuda.synchronize()
     spent: dict[str, float] = {}
+    kernels: dict[str, float] = {}
     for event in seen.key_averages():
         matching = (k for k, words in kinds.items() if any(w in event.key for w in words))
         kind = OURS.get(event.key) or next(matching, "other")
         spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total
+        name = event.key[:120]
+        kernels[name] = kernels.get(name, 0.0) + event.self_device_time_total
     whole = sum(spent.values())
-    return {k: v / whole for k, v in sorted(spent.items(), key=lambda item: -item[1])}
+    by_kind, longest = ({k: v / whole for k, v in sorted(s.items(), key=lambda i: -i[1])} for s in (spent, kernels))
+    return by_kind, dict(list(longest.items())[:LONGEST])
 
 
 OURS = {
@@ -204,18 +209,17 @@ OURS = {
 }
 """Our own kernels by their names, which others' contain."""
 KERNELS = {
-    "convolutions": ("implicit", "cudnn", "conv", "xmma", "Slice"),
+    "convolutions": ("implicit", "cudnn", "conv", "fprop", "dgrad", "wgrad", "Slice"),
     "products": ("gemm", "nvjet", "cutlass", "splitK", "gemv"),
     "elementwise": ("elementwise", "copy", "reduce", "Memcpy", "Memset", "index", "scatter", "gather", "cat"),
 }
 
 
-def measured(cases: Iterator[Case], device: torch.device, examples: int, rounds: int, console: Console) -> list[dict]:
-    found = []
+def measured(cases: Iterable[Case], device: torch.device, steps: int, console: Console) -> Iterator[dict]:
     for case in cases:
         with console.status(case.name), multiplying(case.precision):
-            ready = prepared(case, device, examples)
-            times = microseconds(ready, rounds)
+            ready = prepared(case, device, steps)
+            times = microseconds(ready, ROUNDS)
             row: dict[str, Any] = {
                 "network": case.network,
                 "algorithm": case.algorithm.name,
@@ -225,14 +229,14 @@ def measured(cases: Iterator[Case], device: torch.device, examples: int, rounds:
             if times:
                 spread = Spread.of(times)
                 row |= {"step_us": asdict(spread), "model_step_us": spread.middle / case.runs, "rounds_us": times}
-                row |= {"kernels": profile(ready, KERNELS), "peak_bytes": torch.cuda.max_memory_allocated()}
-            found.append(row)
+                row["kernels"], row["longest"] = profile(ready, KERNELS)
+                row["peak_bytes"] = torch.cuda.max_memory_allocated()
             del ready
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         console.print(line(row))
-    return found
+        yield row
 
 
 def line(row: Mapping) -> str:
@@ -268,21 +272,27 @@ def show(found: list[dict], console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: try it out, without times")
-    parser.add_argument("--examples", type=int, default=12_800, help="training examples of a task")
+    parser.add_argument("--steps", type=int, default=100, help="steps of a round")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     options = parser.parse_args()
     device, console = chosen(options.device), Console()
     cases = (case for case in CASES if options.only in case.name)
-    found = measured(cases, device, options.examples, ROUNDS, console)
+    found: list[dict] = []
+    for row in measured(cases, device, options.steps, console):
+        found.append(row)
+        if device.type == "cuda":  # after every case: one that fails or takes too long costs no other
+            options.out.write_text(json.dumps(document(found, device), indent=1) + "\n")
     show(found, console)
     if device.type == "cuda":
-        where = machine() | {"gpu": torch.cuda.get_device_name(device)}
-        versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "glocal": __version__}
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        document = {"date": now, "machine": where, "versions": versions, "rounds": ROUNDS, "cases": found}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
         console.print(f"All rounds: {options.out}")
+
+
+def document(found: list[dict], device: torch.device) -> dict[str, Any]:
+    where = machine() | {"gpu": torch.cuda.get_device_name(device)}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "glocal": __version__}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"date": now, "machine": where, "versions": versions, "rounds": ROUNDS, "cases": found}
 
 
 if __name__ == "__main__":
