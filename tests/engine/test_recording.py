@@ -89,7 +89,28 @@ def has_an_expanded_part(given: Sequence[Tensor]) -> list[Tensor]:
     return [(given[0][:1].expand(4, 3) + given[1][:1].expand(4, 3)) * 2]
 
 
+def needs_an_argument_again(given: Sequence[Tensor]) -> list[Tensor]:
+    twice = given[0] * 2
+    flipped, more = twice.t(), twice + given[1]
+    return [more * twice, flipped[0] + 1, more.relu() - more]
+
+
+def adds_to_products(given: Sequence[Tensor]) -> list[Tensor]:
+    a, b = (g.expand(2, 4, 3) * 1 for g in given)
+    product = a @ b.mT
+    start = product * 2
+    kept = b @ a.mT
+    changed = start * 3
+    sums = [start + a @ a.mT, kept + start, start + kept, changed + b @ b.mT]
+    given[0].add_(1)
+    late = given[0].expand(2, 4, 3) + torch.bmm(a @ b.mT, b)
+    chain = a * 2 + b @ (b.mT @ a) + a @ (a.mT @ b)
+    return [*sums, changed.mul_(2), late, chain]
+
+
 FUNCTIONS = [
+    needs_an_argument_again,
+    adds_to_products,
     writes_to_what_it_is_told,
     writes_to_a_list,
     turns_into_the_complex_plane,
@@ -107,10 +128,13 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.parametrize("large", [0, recording.LARGE])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_same_results_on_other_numbers_again_and_again(
-    function: Callable[[Sequence[Tensor]], list[Tensor]],
+    function: Callable[[Sequence[Tensor]], list[Tensor]], large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether all results are written over arguments that are done with, or only large ones."""
+    monkeypatch.setattr(recording, "LARGE", large)
     replay = record(function, GIVEN)
     for n in range(3):
         given = [torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * n + k)) for k in range(2)]
@@ -139,6 +163,15 @@ def test_what_is_always_the_same_is_made_once() -> None:
         return [given[0] + torch.arange(3).cumsum(0).flip(0)]
 
     assert not {"f_arange", "f_cumsum", "f_flip"} & set(record(function, GIVEN).__code__.co_names)
+
+
+def test_a_sum_with_a_product_made_for_it_is_one_operation() -> None:
+    def function(given: Sequence[Tensor]) -> list[Tensor]:
+        a, b = (g.expand(2, 4, 3) for g in given)
+        return [a * 2 + b @ (b.mT @ a)]
+
+    names = set(record(function, GIVEN).__code__.co_names)
+    assert "f_baddbmm" in names and "f_add" not in names
 
 
 LOOKING: dict[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {

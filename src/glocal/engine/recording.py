@@ -12,6 +12,7 @@ its arguments must not be.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, TypeAlias
@@ -28,6 +29,8 @@ SHAPED = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_
 """Operations that look at nothing but their argument's shape."""
 MOST = 1 << 29
 """Bytes that may be held while a function is recorded. The time of larger ones goes elsewhere."""
+LARGE = 1 << 18
+"""Bytes from which a result is better written over an argument than to memory that no cache holds yet."""
 
 
 def record(function: Function, example: Sequence[Tensor]) -> Function:
@@ -69,6 +72,7 @@ class Recording:
         self._calls: dict[Node, Callable[..., Any]] = {}
         self._run(example)
         self._fold()
+        self._merge()
         self.function = self._write()
 
     def _run(self, example: list[Tensor]) -> None:
@@ -122,6 +126,27 @@ class Recording:
             if fixed and isinstance(self._values[node], Tensor) and self._storage(node) not in touched | {0}:
                 self._constant.add(node)
 
+    def _merge(self) -> None:
+        """a + Σ_k x_k y_k, where the product is made for this sum alone: its own additions begin from a instead."""
+        graph, aten = self._traced.graph, torch.ops.aten
+        made = [node for node in self._calls if node not in self._same or acts(node)]
+        readers = Counter(self._storage(n) for node in made for n in self._used(node))
+        changed = {self._storage(n) for node in made for n in written(node)}
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        for add in made:
+            terms = [self._same.get(n, n) for n in add.args if isinstance(n, Node)]
+            if add.target is not aten.add.Tensor or add.kwargs or [n.target for n in terms[1:]] != [aten.bmm.default]:
+                continue
+            start, product = terms
+            storages = {self._storage(start), self._storage(product)}
+            apart = readers[self._storage(product)] == 1 and order[start] < order[product] and not storages & changed
+            tensors = [self._values[n] for n in (start, *product.all_input_nodes, add)]
+            if apart and len(tensors) == 4 and begins_alike(*tensors):
+                with graph.inserting_before(product):
+                    both = graph.call_function(aten.baddbmm.default, (start, *product.args))
+                self._values[both], self._calls[both], order[both] = self._values[add], torch.baddbmm, order[product]
+                self._same |= dict.fromkeys((add, *(n for n, first in self._same.items() if first is add)), both)
+
     def _storage(self, node: Node) -> int:
         value = self._values[node]
         return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
@@ -129,6 +154,7 @@ class Recording:
     def _write(self) -> Function:
         """The function as text: a line an operation, each result forgotten after its last use."""
         output = next(iter(reversed(self._traced.graph.nodes)))
+        lasting = {self._storage(n) for n in self._values if n not in self._calls or n in self._constant}
         needed: set[Node] = set()
         lines: list[str] = []
         for node in reversed(self._traced.graph.nodes):
@@ -140,7 +166,11 @@ class Recording:
                 arguments = [self._text(a) for a in node.args]
                 arguments += [f"{k}={self._text(a)}" for k, a in node.kwargs.items()]
                 forgotten = "".join(f"; {n} = None" for n in sorted(n.name for n in used - needed))
-                called = self._refer(f"f_{name_of(node)}", self._calls[node])
+                call, place = self._calls[node], self._place(node, lasting | {self._storage(n) for n in needed})
+                if place is not None:
+                    call, keyword = place[0]
+                    arguments += [f"{keyword}={self._text(place[1])}"]
+                called = self._refer(f"f_{name_of(node)}", call)
                 lines.append(f"{node.name} = {called}({', '.join(arguments)}){forgotten}")
             else:
                 continue
@@ -149,6 +179,21 @@ class Recording:
         text = "\n    ".join([f"def replay(given):\n    {names}, = given", *reversed(lines)])
         exec(text, self._known)
         return self._known["replay"]
+
+    def _place(self, node: Node, lasting: set[int]) -> tuple[tuple[Callable[..., Any], str], Node] | None:
+        """How a result is written over an argument of its shape that nobody looks at again, and which: it is at hand
+        in a cache, where new memory would have to be fetched to be written to."""
+        value = self._values[node]
+        writing = writer(node) if isinstance(value, Tensor) and value.nbytes >= LARGE else None
+        if writing is None:
+            return None
+        used = self._used(node)
+        for n in sorted(used, key=lambda n: n.name):
+            held, storage = self._values[n], self._storage(n)
+            free = storage not in lasting and all(self._storage(other) != storage for other in used - {n})
+            if free and laid_out(held) == laid_out(value):
+                return writing, n
+        return None
 
     def _used(self, node: Node) -> set[Node]:
         """The results that a call needs, made by calls or given."""
@@ -184,6 +229,10 @@ def binding(target: Any) -> Callable[..., Any] | None:
     return None
 
 
+def laid_out(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
 def name_of(node: Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return str(schema.name).split("::")[-1] if schema else node.target.__name__  # type: ignore[union-attr]
@@ -200,6 +249,31 @@ def written(node: Node) -> list[Node]:
         if argument.alias_info and argument.alias_info.is_write:
             map_arg(given.get(argument.name), found.append)
     return found
+
+
+def writer(node: Node) -> tuple[Callable[..., Any], str] | None:
+    """The same operation, where it goes element by element, written to a given place, and the place's keyword."""
+    if random(node) or (torch.Tag.pointwise not in getattr(node.target, "tags", ()) and name_of(node) != "baddbmm"):
+        return None
+    packet = node.target.overloadpacket  # type: ignore[union-attr]
+    own = [(a.name, str(a.type)) for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        *others, last = overload._schema.arguments
+        tags = (torch.Tag.out in overload.tags, torch.Tag.generated in overload.tags)
+        if tags == (True, False) and [(a.name, str(a.type)) for a in others] == own:
+            direct = binding(node.target)
+            return (direct, "out") if direct is not None and last.name == "out" else (overload, last.name)
+    return None
+
+
+def begins_alike(a: Tensor, x: Tensor, y: Tensor, result: Tensor) -> bool:
+    """Whether a + Σ_k x_k y_k is the same to the last bit in one operation and in two. Some products add up several
+    blocks of k, and would round in another order: tried on random numbers of these shapes."""
+    if a.shape != result.shape or a.dtype != result.dtype or not a.is_floating_point():
+        return False
+    a, x, y = (torch.randn_like(t) for t in (a, x, y))
+    one, two = torch.baddbmm(a, x, y), a + torch.bmm(x, y)
+    return one.stride() == two.stride() == result.stride() and torch.equal(one, two)
 
 
 def random(node: Node) -> bool:
