@@ -62,6 +62,9 @@ class Algorithm:
     """How many numbers that is, in T tasks, P parameters, K outputs and the algorithm's own options."""
     settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
     """Where it makes sense: a task-incremental algorithm asks at test time which task an input belongs to."""
+    blind: ClassVar[bool] = False
+    """Whether what it remembers depends on what it is fed alone, and not on θ or scalar hyperparameters: then runs that
+    see the same examples may share one memory."""
     watches: ClassVar[bool] = False
     """Whether `observe` looks at the step's gradient and move, and not at its batch alone."""
 

@@ -81,9 +81,12 @@ class Vectorised:
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
         for i in range(feed.steps):
-            losses.append(self.step(state, feed.batch(i)))
+            losses.append(self.step(state, self._batch(feed, i)))
             tick(len(self.cohort))
         return torch.stack(losses, 1)
+
+    def _batch(self, feed: Feed, step: int) -> Batch:
+        return feed.batch(step)
 
     def step(self, state: State, batch: Batch) -> Tensor:
         return self._stepping(state, self.hyper, batch)

@@ -41,6 +41,7 @@ class Feed:
         self.seeds = sorted({m.seed for m in cohort.members})
         self._seed_numbers = [self.seeds.index(m.seed) for m in cohort.members]
         self._seed_of_run = torch.tensor(self._seed_numbers, device=self.device)
+        self._first_of_seed = [self._seed_numbers.index(n) for n in range(len(self.seeds))]
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
@@ -126,12 +127,19 @@ class Feed:
         """The step's batch of every run, stacked."""
         begin = step * self.cohort.batch_size
         rows = self.rows[:, begin : begin + self.size(step)]
-        return self._gather(rows, self.random[:, step], self.progress[step], self.keys_at(step))
+        random = self.random[:, step].index_select(0, self._seed_of_run)
+        return self._gather(rows, random, self.progress[step], self.keys_at(step))
+
+    def shared(self, step: int) -> Batch:
+        """The step's batch of every seed, stacked: its runs differ in nothing that they are fed."""
+        begin, first = step * self.cohort.batch_size, self._first_of_seed
+        rows = self.rows[first, begin : begin + self.size(step)]
+        return self._gather(rows, self.random[:, step], self.progress[step], self.keys_at(step)[first])
 
     def batch_at(self, step: Tensor, size: int) -> Batch:
         """The same with the step's number on the device, for a captured graph."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
-        random = self.random.index_select(1, step.view(1)).squeeze(1)
+        random = self.random.index_select(1, step.view(1)).squeeze(1).index_select(0, self._seed_of_run)
         progress = self.progress.index_select(0, step.view(1))[0]
         return self._gather(self.rows.index_select(1, where), random, progress, self.keys_at(step))
 
@@ -165,6 +173,12 @@ class Feed:
         short.x, short.y = self.x[kept], self.y[kept]
         return short
 
+    def first_step(self) -> Feed:
+        """The same feed, at its end after one step."""
+        short = copy.copy(self)
+        short.steps = 1
+        return short
+
     def example(self) -> Batch:
         """A full batch of the first examples: its shapes are a step's shapes."""
         size = min(self.cohort.batch_size, self.examples)
@@ -184,7 +198,7 @@ class Feed:
             y = self.y.index_select(0, flat).unflatten(0, rows.shape)
         else:
             x, y = self._joined(rows, slice(None))
-        return Batch(x, y, random.index_select(0, self._seed_of_run), self.task, progress, keys)
+        return Batch(x, y, random, self.task, progress, keys)
 
     def _joined(self, rows: Tensor, runs: slice) -> tuple[Tensor, Tensor]:
         """Examples of some runs, (runs, n) of them: rows beyond the task's own are the run's replayed ones."""

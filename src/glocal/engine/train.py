@@ -24,6 +24,7 @@ from glocal.engine.layout import arrange
 from glocal.engine.plan import initial_state
 from glocal.engine.precision import multiplying
 from glocal.engine.record import Record
+from glocal.engine.seedwise import Seedwise, seeds_share
 from glocal.engine.state import State
 from glocal.tree import Params
 
@@ -130,25 +131,29 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
         keep_freed_memory()
     if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
         return RunByRun(cohort)
-    vectorised = Vectorised(cohort)
-    try:
-        rehearse(vectorised, cohort, feed)
-    except Exception as error:
-        if execution == "vectorised":
-            raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
-    return Graphed(cohort) if on_gpu else vectorised
+    kinds = [Seedwise, Vectorised] if seeds_share(cohort) and not on_gpu else [Vectorised]
+    for kind in kinds:
+        executor = kind(cohort)
+        try:
+            rehearse(executor, cohort, feed)
+        except Exception as error:
+            if execution == "vectorised" and kind is kinds[-1]:
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        else:
+            return Graphed(cohort) if on_gpu else executor
+    return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
 
 
 def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
     """A step, a consolidation on a few examples, a step with that memory, a prediction; the state is thrown away."""
     feed.load_epoch(0)
+    ignored = lambda steps: None  # noqa: E731
     state = initial_state(cohort, feed)
     executor.before_epoch(state, 0)
-    executor.step(state, feed.batch(0))
+    executor.epoch(state, feed.first_step(), 0, ignored)
     executor.consolidate(state, feed.shortened(8))
-    executor.step(state, feed.batch(0))
+    executor.epoch(state, feed.first_step(), 0, ignored)
     executor.predict(state, slice(0, len(cohort)), feed.x[:2], 0)
 
 
