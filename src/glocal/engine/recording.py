@@ -2,8 +2,8 @@
 
 A step of a small network is some fifty short operations, and most of its time goes to finding out which ones they are,
 though they are the same at every step. So they are recorded once, by `make_fx`, tidied, and written down as one
-straight Python function. It makes the same operations on the same numbers in the same order: results agree to the last
-bit.
+straight Python function. It makes the same operations on the same numbers in the same order, or two of them as one and
+one in parts where that comes to the same: results agree to the last bit.
 
 What a recording holds is decided at the time. A function that looks at its tensors' values to choose its way, or makes
 results as long as there are values of some kind, cannot be recorded (an error); one that depends on anything else than
@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
+
+from glocal.kernels import batched
 
 Function: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -73,6 +75,7 @@ class Recording:
         self._run(example)
         self._fold()
         self._merge()
+        self._even_out()
         self.function = self._write()
 
     def _run(self, example: list[Tensor]) -> None:
@@ -147,6 +150,13 @@ class Recording:
                 self._values[both], self._calls[both], order[both] = self._values[add], torch.baddbmm, order[product]
                 self._same |= dict.fromkeys((add, *(n for n, first in self._same.items() if first is add)), both)
 
+    def _even_out(self) -> None:
+        """Products of so many matrices that threads would wait for each other are made in parts."""
+        for node, call in self._calls.items():
+            given = [self._values[n] for n in node.all_input_nodes]
+            if call is torch.bmm and len(given) == 2 and batched.lopsided(*given) and in_parts_alike(*given):
+                self._calls[node] = batched.bmm
+
     def _storage(self, node: Node) -> int:
         value = self._values[node]
         return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
@@ -188,7 +198,10 @@ class Recording:
         if writing is None:
             return None
         used = self._used(node)
-        for n in sorted(used, key=lambda n: n.name):
+        # A product reads its factors again and again, and what it is added to once.
+        first = node.all_input_nodes[0]
+        over = used if pointwise(node) else used & {self._same.get(first, first)}
+        for n in sorted(over, key=lambda n: n.name):
             held, storage = self._values[n], self._storage(n)
             free = storage not in lasting and all(self._storage(other) != storage for other in used - {n})
             if free and laid_out(held) == laid_out(value):
@@ -252,8 +265,9 @@ def written(node: Node) -> list[Node]:
 
 
 def writer(node: Node) -> tuple[Callable[..., Any], str] | None:
-    """The same operation, where it goes element by element, written to a given place, and the place's keyword."""
-    if random(node) or (torch.Tag.pointwise not in getattr(node.target, "tags", ()) and name_of(node) != "baddbmm"):
+    """The same operation written to a given place, and the place's keyword; where it goes element by element, or is a
+    sum with a product."""
+    if random(node) or not (pointwise(node) or name_of(node) == "baddbmm"):
         return None
     packet = node.target.overloadpacket  # type: ignore[union-attr]
     own = [(a.name, str(a.type)) for a in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -266,6 +280,10 @@ def writer(node: Node) -> tuple[Callable[..., Any], str] | None:
     return None
 
 
+def pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
 def begins_alike(a: Tensor, x: Tensor, y: Tensor, result: Tensor) -> bool:
     """Whether a + Σ_k x_k y_k is the same to the last bit in one operation and in two. Some products add up several
     blocks of k, and would round in another order: tried on random numbers of these shapes."""
@@ -274,6 +292,14 @@ def begins_alike(a: Tensor, x: Tensor, y: Tensor, result: Tensor) -> bool:
     a, x, y = (torch.randn_like(t) for t in (a, x, y))
     one, two = torch.baddbmm(a, x, y), a + torch.bmm(x, y)
     return one.stride() == two.stride() == result.stride() and torch.equal(one, two)
+
+
+def in_parts_alike(x: Tensor, y: Tensor) -> bool:
+    """Whether products made in parts are the same to the last bit, tried likewise."""
+    if not x.is_floating_point():
+        return False
+    x, y = torch.randn_like(x), torch.randn_like(y)
+    return torch.equal(batched.bmm(x, y), torch.bmm(x, y))
 
 
 def random(node: Node) -> bool:
