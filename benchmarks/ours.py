@@ -86,10 +86,10 @@ def prepare(
 
 
 def _repeat(ready: Ready) -> None:
-    """So many steps of the second task that they are replayed from now on, as in all but short runs; unless steps are
-    so long that nothing is gained."""
+    """So many steps of the second task that they are replayed from now on, as in all but short runs, the short last one
+    of an epoch too; unless steps are so long that nothing is gained."""
     state, begun = ready.copy(), time.perf_counter()
-    for number in range(1 + Recorder.often // max(1, ready.feed.steps - 1)):
+    for number in range(1 + max(Recorder.again, Recorder.often // max(1, ready.feed.steps - 1))):
         if time.perf_counter() - begun < PATIENCE:
             epoch(ready.executor, state, ready.feed, number)
 

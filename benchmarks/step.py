@@ -72,7 +72,7 @@ def rounds(turns: list[Turn], gemm: Callable[[], float], console: Console) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.epilog = f"It takes about three minutes, and writes {FILE.name}."
+    parser.epilog = f"It takes about five minutes, and writes {FILE.name}."
     parser.parse_args()
     console = Console()
     results = benchmark(console)

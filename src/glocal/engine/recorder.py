@@ -18,8 +18,9 @@ from glocal.tree import Tree
 
 StepOfRuns: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
 
-OFTEN = 500
-"""Steps of one shape after which it is recorded: recording takes a second at first, later a tenth."""
+OFTEN, AGAIN = 500, 30
+"""Steps of one shape after which it is recorded, and after which another one is: recording takes a second at first,
+later a tenth."""
 
 
 class Recorder:
@@ -29,7 +30,7 @@ class Recorder:
     be recorded, or would come out differently, goes on being made as it was.
     """
 
-    often = OFTEN
+    often, again = OFTEN, AGAIN
 
     def __init__(self, step: StepOfRuns) -> None:
         self._step = step
@@ -42,13 +43,16 @@ class Recorder:
         shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
         replay = self._recordings.get(shapes)
         if replay is None:
-            if self._count(shapes) == self.often:
+            if shapes not in self._recordings and self._count(shapes) >= self._enough():
                 self._recordings[shapes] = self._record(state, hyper, given)
             return self._step(state, hyper, batch)
         with torch.no_grad():
             losses, *new = replay(given)
         _put(state, new)
         return losses
+
+    def _enough(self) -> int:
+        return min(self.often, self.again) if any(self._recordings.values()) else self.often
 
     def _count(self, shapes: Hashable) -> int:
         if shapes not in self._made and len(self._made) > 64:  # a memory that grows at every step, say
