@@ -44,7 +44,7 @@ def after_observing(der: DER, model: Model, params: Params, sizes: Sequence[int]
     for task, size in enumerate(sizes):
         batch = batch_of(examples(size, 20 + task), uniforms(der.uniforms(model), seed=task), task)
         _, notes = der.objective_and_notes(model, elsewhere(params, task), memory, batch)
-        memory = der.observe(memory, Step(batch, {}, {}, {}, notes))
+        memory = der.observe(memory, Step(batch, {}, {}, {}, {}, notes))
     return memory
 
 

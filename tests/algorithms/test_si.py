@@ -48,7 +48,7 @@ def steps(si: SI, model: Model, params: Params, memory: Memory, seeds: list[int]
         followed = si.direction(model, grads, params, memory, batch)
         moved = {k: -LR * followed[k] for k in params}
         params = {k: params[k] + moved[k] for k in params}
-        memory = si.observe(memory, Step(batch, grads, moved, params))
+        memory = si.observe(memory, Step(batch, grads, followed, moved, params))
     return params, memory
 
 

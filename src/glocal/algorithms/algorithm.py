@@ -36,10 +36,11 @@ class Batch(NamedTuple):
 
 class Step(NamedTuple):
     """What just happened: the batch and, for an algorithm that `watches`, the objective's gradient at the old θ, the
-    move, and the new θ; and what the objective noted of its forward pass."""
+    direction that was followed, the move, and the new θ; and what the objective noted of its forward pass."""
 
     batch: Batch
     grads: Params
+    followed: Params
     moved: Params
     params: Params
     notes: Memory = {}  # noqa: RUF012 - nobody writes to it

@@ -74,7 +74,7 @@ class SI(Algorithm):
 
     def _slope(self, memory: Memory, step: Step, k: str) -> Tensor:
         if self.importance == "published":
-            return step.grads[k].clamp(-1, 1)
+            return step.followed[k]
         strayed = step.params[k] - step.moved[k] - memory["anchor"][k]
         return step.grads[k] - 2 * self.penalty * memory["importance"][k] * strayed  # of L_t without the quadratic
 

@@ -28,7 +28,7 @@ from glocal.tree import Params, Tree
 Tick = Callable[[int], None]  # so many steps were made
 BATCH_DIMS = Batch(0, 0, 0, None, None, 0)  # type: ignore[arg-type]
 DATA_DIMS = Batch(None, None, 0, None, None, 0)  # type: ignore[arg-type]
-STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0)  # type: ignore[arg-type]
+STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
 class Executor(Protocol):
@@ -233,19 +233,21 @@ def recorded(step: StepOfRuns, cohort: Cohort, program: Program) -> StepOfRuns:
     return Recorder(step) if cohort.device.type == "cpu" and pure(program.model.module) else step
 
 
-def move(params: Params, grads: Params, followed: Params, lr: Tensor, watched: bool) -> tuple[Params, Params, Params]:
-    """θ ← θ − lr · direction, in place, where there is one; lr one number, or one a run. Returns the gradient, the move
-    and the new θ for those who watch, else nothing."""
+def move(
+    params: Params, grads: Params, followed: Params, lr: Tensor, watched: bool
+) -> tuple[Params, Params, Params, Params]:
+    """θ ← θ − lr · direction, in place, where there is one; lr one number, or one a run. Returns the gradient, the
+    direction, the move and the new θ for those who watch, else nothing."""
     rate = -lr if watched else lr
     rates = {k: per_run(rate, p) if rate.dim() else rate for k, p in params.items()}
     if not watched:
         for k, direction in followed.items():
             descend(params[k], direction, rates[k])
-        return {}, {}, {}
+        return {}, {}, {}, {}
     moved = {k: followed[k] * rates[k] for k in params}
     for k, p in params.items():
         p.add_(moved[k])
-    return grads, moved, params
+    return grads, followed, moved, params
 
 
 def put_in(state: State, params: Params, memory: Memory) -> None:

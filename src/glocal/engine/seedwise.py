@@ -11,7 +11,7 @@ from torch.func import vmap
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.engine.cohort import Cohort
-from glocal.engine.execute import BATCH_DIMS, Tick, Vectorised
+from glocal.engine.execute import BATCH_DIMS, STEP_DIMS, Tick, Vectorised
 from glocal.engine.feed import Feed
 from glocal.engine.state import State
 from glocal.engine.step import Hyper
@@ -31,7 +31,7 @@ class Seedwise(Vectorised):
         self.each = runs_of_each_seed(cohort)
         self._objective = self._mapped(self.program.objective, memory=2, others=(0, 1, 3))
         self._direction = self._mapped(self.program.direction, memory=3, others=(0, 1, 2, 4))
-        self._observed = vmap(self.program.observe, in_dims=(0, 0, Step(BATCH_DIMS, 0, 0, 0, 0)))  # type: ignore[arg-type]
+        self._observed = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
         self._observe = self._observe_once
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
@@ -58,7 +58,7 @@ class Seedwise(Vectorised):
 
     def _observe_once(self, memory: Memory, hyper: Hyper, step: Step) -> Memory:
         """For all runs of a seed at once: any one's hyperparameters will do."""
-        return self._observed(memory, {k: v[:: self.each] for k, v in hyper.items()}, Step(step.batch, {}, {}, {}))
+        return self._observed(memory, {k: v[:: self.each] for k, v in hyper.items()}, Step(step.batch, {}, {}, {}, {}))
 
 
 def joined(made: Any) -> Any:
