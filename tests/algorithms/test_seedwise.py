@@ -9,7 +9,7 @@ import pytest
 from small_problems import blobs, cohort_of, train_to_the_end
 
 from glocal import tree
-from glocal.algorithms import DER, ER, SGD, Algorithm
+from glocal.algorithms import DER, ER, EWC, SGD, SI, Algorithm
 from glocal.algorithms.algorithm import Memory, Step
 from glocal.engine.execute import RunByRun, Vectorised
 from glocal.engine.feed import Feed
@@ -37,7 +37,9 @@ class Otherwise(ER):
         (ER(slots=9), GRID[:1], RunByRun),
         (Otherwise(slots=9), GRID, Vectorised),
         (DER(slots=9), GRID, Vectorised),
-        (SGD(), GRID, Vectorised),
+        (SGD(), GRID, Seedwise),
+        (EWC(), GRID, Seedwise),
+        (SI(), GRID, Vectorised),
     ],
 )
 def test_seeds_share_what_all_their_runs_would_do_alike(

@@ -27,6 +27,12 @@ def test_products(monkeypatch: pytest.MonkeyPatch, threads: int, matrices: int, 
         x, y = (t.mT.contiguous().mT for t in (x, y))
     exact = torch.einsum("bij,bjk->bik", x.double(), y.double())
     torch.testing.assert_close(batched.bmm(x, y).double(), exact, rtol=1e-5, atol=1e-5)
+    a = torch.randn(matrices, 12, 4, generator=draw)
+    own = a.clone()
+    for start, out in ((a, None), (a, torch.empty_like(a)), (own, own)):
+        found = batched.baddbmm(start, x, y, out=out)
+        torch.testing.assert_close(found.double(), a + exact, rtol=1e-5, atol=1e-5)
+        assert out is None or found is out
 
 
 def test_when_threads_would_wait(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:

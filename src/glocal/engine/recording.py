@@ -31,6 +31,7 @@ SHAPED = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_
 """Operations that look at nothing but their argument's shape."""
 MOST = 1 << 29
 """Bytes that may be held while a function is recorded. The time of larger ones goes elsewhere."""
+IN_PARTS: dict[Any, Callable[..., Any]] = {torch.bmm: batched.bmm, torch.baddbmm: batched.baddbmm}
 LARGE = 1 << 18
 """Bytes from which a result is better written over an argument than to memory that no cache holds yet."""
 
@@ -138,24 +139,45 @@ class Recording:
         order = {node: place for place, node in enumerate(graph.nodes)}
         for add in made:
             terms = [self._same.get(n, n) for n in add.args if isinstance(n, Node)]
-            if add.target is not aten.add.Tensor or add.kwargs or [n.target for n in terms[1:]] != [aten.bmm.default]:
+            if add.target is not aten.add.Tensor or add.kwargs or len(terms) != 2:
                 continue
-            start, product = terms
+            start, product, looks = terms[0], terms[1], 1
+            while product.target is aten.view.default:
+                product, looks = self._same.get(product.all_input_nodes[0], product.all_input_nodes[0]), looks + 1
+            if product.target is not aten.bmm.default or self._values[start].shape != self._values[add].shape:
+                continue
             storages = {self._storage(start), self._storage(product)}
-            apart = readers[self._storage(product)] == 1 and order[start] < order[product] and not storages & changed
-            tensors = [self._values[n] for n in (start, *product.all_input_nodes, add)]
-            if apart and len(tensors) == 4 and begins_alike(*tensors):
-                with graph.inserting_before(product):
-                    both = graph.call_function(aten.baddbmm.default, (start, *product.args))
-                self._values[both], self._calls[both], order[both] = self._values[add], torch.baddbmm, order[product]
-                self._same |= dict.fromkeys((add, *(n for n, first in self._same.items() if first is add)), both)
+            apart = (
+                readers[self._storage(product)] == looks and order[start] < order[product] and not storages & changed
+            )
+            shape, factors = self._values[product].shape, product.all_input_nodes
+            whole = self._values[start].is_contiguous() and self._values[add].is_contiguous()
+            if apart and whole and len(factors) == 2:
+                begin, result = (self._values[n].view(shape) for n in (start, add))
+                x, y = (self._values[n] for n in factors)
+                if begins_alike(begin, x, y, result):
+                    self._put_before(product, order, start, add)
+
+    def _put_before(self, product: Node, order: dict[Node, int], start: Node, add: Node) -> None:
+        """The sum where its product was, seen in the product's shape and then in its own."""
+        graph, aten = self._traced.graph, torch.ops.aten
+        value, shape = self._values[add], self._values[product].shape
+        with graph.inserting_before(product):
+            seen = graph.call_function(aten.view.default, (start, list(shape)))
+            both = graph.call_function(aten.baddbmm.default, (seen, *product.args))
+            whole = graph.call_function(aten.view.default, (both, list(value.shape)))
+        self._values |= {seen: self._values[start].view(shape), both: value.view(shape), whole: value}
+        self._calls |= {seen: torch.Tensor.view, both: torch.baddbmm, whole: torch.Tensor.view}
+        order |= dict.fromkeys((seen, both, whole), order[product])
+        self._same |= dict.fromkeys((add, *(n for n, first in self._same.items() if first is add)), whole)
 
     def _even_out(self) -> None:
         """Products of so many matrices that threads would wait for each other are made in parts."""
         for node, call in self._calls.items():
-            given = [self._values[n] for n in node.all_input_nodes]
-            if call is torch.bmm and len(given) == 2 and batched.lopsided(*given) and in_parts_alike(*given):
-                self._calls[node] = batched.bmm
+            given = [self._values[n] for n in node.all_input_nodes][-2:]
+            in_parts = IN_PARTS.get(call)
+            if in_parts and len(given) == 2 and batched.lopsided(*given) and in_parts_alike(*given):
+                self._calls[node] = in_parts
 
     def _storage(self, node: Node) -> int:
         value = self._values[node]
@@ -178,7 +200,7 @@ class Recording:
                 forgotten = "".join(f"; {n} = None" for n in sorted(n.name for n in used - needed))
                 call, place = self._calls[node], self._place(node, lasting | {self._storage(n) for n in needed})
                 if place is not None:
-                    call, keyword = place[0]
+                    call, keyword = (call, "out") if call is batched.baddbmm else place[0]
                     arguments += [f"{keyword}={self._text(place[1])}"]
                 called = self._refer(f"f_{name_of(node)}", call)
                 lines.append(f"{node.name} = {called}({', '.join(arguments)}){forgotten}")

@@ -20,7 +20,7 @@ from glocal.tree import Tree
 
 class Seedwise(Vectorised):
     """The cohort as seeds × runs of each: `vmap` over the seeds, and inside it over a seed's runs, which share a batch
-    and, during an epoch, the memory.
+    and, where it is blind to θ, during an epoch the memory.
 
     Images are gathered, stored and scaled once a seed, and one product with the stacked weights of all its runs takes
     the place of a product for each of them.
@@ -29,12 +29,15 @@ class Seedwise(Vectorised):
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
         self.each = runs_of_each_seed(cohort)
+        self.common = is_blind(type(cohort.algorithm))
         self._objective = self._mapped(self.program.objective, memory=2, others=(0, 1, 3))
         self._direction = self._mapped(self.program.direction, memory=3, others=(0, 1, 2, 4))
         self._observed = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
         self._observe = self._observe_once
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        if not self.common:
+            return super().epoch(state, feed, epoch, tick)
         state.memory = tree.map_tree(lambda leaf: leaf[:: self.each].clone(), state.memory)
         losses = super().epoch(state, feed, epoch, tick)
         state.memory = tree.map_tree(lambda leaf: leaf.repeat_interleave(self.each, 0), state.memory)
@@ -44,9 +47,13 @@ class Seedwise(Vectorised):
         return feed.shared(step)
 
     def _mapped(self, function: Callable[..., Any], memory: int, others: tuple[int, ...]) -> Callable[..., Any]:
-        """A function of trees with one entry a run, of a memory with one entry a seed, and, last, of seeds' batches."""
-        of_run = vmap(function, in_dims=tuple(0 if place in others else None for place in range(len(others) + 2)))
-        of_seed = vmap(of_run, in_dims=(*(0 for _ in (memory, *others)), BATCH_DIMS))
+        """A function of trees with one entry a run, of a memory with one entry a run or a common one a seed, and, last,
+        of seeds' batches."""
+        if not self.common:
+            others = (*others, memory)
+        places = len(others) + 1 + self.common
+        of_run = vmap(function, in_dims=tuple(0 if place in others else None for place in range(places)))
+        of_seed = vmap(of_run, in_dims=(*(0 for _ in range(places - 1)), BATCH_DIMS))
 
         def mapped(*given: Any) -> Any:
             return joined(of_seed(*(self._split(part) if i in others else part for i, part in enumerate(given))))
@@ -76,11 +83,11 @@ def runs_of_each_seed(cohort: Cohort) -> int:
 
 
 def seeds_share(cohort: Cohort) -> bool:
-    """Whether sharing gains anything: several runs of each seed, with a memory of raw examples that all pass the
-    network's door at every step. Who keeps no examples finds them scaled already."""
+    """Whether a cohort can be seen so: several runs of each seed, equally many, that are fed by their seed alone. Who
+    adds to its memory at every step must be blind: then it is done once a seed."""
     own = type(cohort.algorithm)
     observes, mixes = own.observe is not Algorithm.observe, own.replayed is not Algorithm.replayed
-    return observes and not mixes and is_blind(own) and runs_of_each_seed(cohort) > 1
+    return (is_blind(own) or not observes) and not mixes and runs_of_each_seed(cohort) > 1
 
 
 def is_blind(own: type[Algorithm]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 IDLE = 0.1
 """The part of the time that threads may wait for the last ones."""
-WORK = 1 << 24
+WORK = 1 << 23
 """Multiplications of a matrix from which it is worth cutting into parts."""
 
 
@@ -20,15 +23,23 @@ def lopsided(x: Tensor, y: Tensor) -> bool:
 
 
 def bmm(x: Tensor, y: Tensor) -> Tensor:
-    """x_b y_b for every b: whole matrices as far as they give every thread equally many, then each by its rows."""
-    if not lopsided(x, y):
-        return torch.bmm(x, y)
-    threads = torch.get_num_threads()
-    whole = len(x) - len(x) % threads
-    out = x.new_empty(*x.shape[:2], y.shape[2])
+    """x_b y_b for every b."""
+    return _in_parts(torch.bmm, [x], y, None) if lopsided(x, y) else torch.bmm(x, y)
+
+
+def baddbmm(a: Tensor, x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    """a_b + x_b y_b for every b."""
+    return _in_parts(torch.baddbmm, [a, x], y, out) if lopsided(x, y) else torch.baddbmm(a, x, y, out=out)
+
+
+def _in_parts(product: Callable[..., Any], rows: list[Tensor], y: Tensor, out: Tensor | None) -> Tensor:
+    """Whole matrices as far as they give every thread equally many, then each of the others by its rows."""
+    threads, left = torch.get_num_threads(), rows[-1]
+    whole = len(left) - len(left) % threads
+    out = left.new_empty(*left.shape[:2], y.shape[2]) if out is None else out
     if whole:
-        torch.bmm(x[:whole], y[:whole], out=out[:whole])
-    for left, right, result in zip(x[whole:], y[whole:], out[whole:], strict=True):
-        rows = (threads, left.shape[0] // threads)
-        torch.bmm(left.unflatten(0, rows), right.expand(threads, -1, -1), out=result.unflatten(0, rows))
+        product(*(t[:whole] for t in rows), y[:whole], out=out[:whole])
+    for b in range(whole, len(left)):
+        parts = [t[b].unflatten(0, (threads, -1)) for t in (*rows, out)]
+        product(*parts[:-1], y[b].expand(threads, -1, -1), out=parts[-1])
     return out
