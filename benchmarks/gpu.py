@@ -120,7 +120,7 @@ def prepared(case: Case, device: torch.device, steps: int) -> Ready:
     with torch.no_grad():
         executor.consolidate(state, feed)
     arrange(state, device)
-    feed.load_task(1)
+    feed.load_task(1, state.memory)
     ready.epoch(1)  # captures the graphs
     return ready
 

@@ -78,7 +78,7 @@ def prepare(
     epoch(executor, state, feed, 0)
     with torch.no_grad():
         executor.consolidate(state, feed)
-    feed.load_task(1)
+    feed.load_task(1, state.memory)
     ready = Ready(executor, feed, state)
     if device.type == "cpu":
         _repeat(ready)

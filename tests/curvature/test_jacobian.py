@@ -183,7 +183,7 @@ def test_an_input_is_stored_once_for_all_its_gradients() -> None:
         "layers.1": (INPUTS, 7),
         "layers.2": (INPUTS, 5),
     }
-    assert rows["deltas"].shape == (INPUTS, 3, 7 + 5 + CLASSES) and "dense" not in rows
+    assert rows["deltas"].shape == (7 + 5 + CLASSES, 3, INPUTS) and "dense" not in rows
 
 
 @pytest.mark.parametrize("sizes", [(1, 3, 4), (2, 2, 2), (5, 7, 6), (30, 20, 10), (1, 90, 80)])

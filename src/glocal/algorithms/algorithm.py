@@ -87,6 +87,19 @@ class Algorithm:
         """Before epoch number `epoch` of the task's `epochs`: where parameters are pruned or reset."""
         return params, memory
 
+    def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
+        """Before a task: what its steps are fed in place of its inputs `x`, with more beside each that is known by now
+        and need not be worked out in every step; None: nothing is. It may depend on θ in nothing."""
+        return None
+
+    def widened(self, model: Model, params: Params, memory: Memory) -> Params:
+        """Before an epoch with such inputs: θ as its steps take it."""
+        return params
+
+    def folded(self, model: Model, params: Params, memory: Memory) -> Params:
+        """After it: θ again."""
+        return params
+
     def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         """Stored examples (x, y) that join the task's own training set: batches are drawn from both alike."""
         return None
@@ -100,7 +113,8 @@ class Algorithm:
         return self.objective(model, params, memory, batch), {}
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        """What to follow instead of the objective's gradient: the projection of the algorithms that constrain."""
+        """What to follow instead of the objective's gradient: the projection of the algorithms that constrain. Who does
+        not watch may write it where the gradient is."""
         return grads
 
     def observe(self, memory: Memory, step: Step) -> Memory:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from glocal.algorithms import span
+from glocal.algorithms import foreseen, span
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.jacobian import Rows, act, jacobian, normalised, shape
 from glocal.curvature.outputs import Directions, every_output, mean_output, one_output
@@ -75,7 +75,34 @@ class Orthogonal(Algorithm):
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        answers = foreseen.answers(memory["span"]["rows"], grads)
+        if answers:
+            return span.outside_wide(model.module, memory["span"], grads, answers)
         return span.outside(model.module, memory["span"], grads, self.passes)
+
+    def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
+        name, stored = self._first(model, memory)
+        own = type(self).direction is Orthogonal.direction  # a subclass's may not know of wide layers
+        if not name or not own or self.passes > 1 or x[0].numel() != stored.shape[1]:
+            return None
+        layer = model.module.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        pays = foreseen.pays(stored, layer.out_features, model.batch_size, epochs)
+        return foreseen.beside(x, stored, layer.bias is not None) if pays else None
+
+    def widened(self, model: Model, params: Params, memory: Memory) -> Params:
+        name, stored = self._first(model, memory)
+        return foreseen.widened(params, name, stored)
+
+    def folded(self, model: Model, params: Params, memory: Memory) -> Params:
+        name, stored = self._first(model, memory)
+        return foreseen.folded(params, name, stored)
+
+    def _first(self, model: Model, memory: Memory) -> tuple[str, Tensor]:
+        """The layer whose inputs are the task's, and those that are stored; no name if there is none."""
+        rows = memory["span"]["rows"]
+        name = foreseen.first_layer(model.evaluating().module, rows)
+        return name, rows["inputs"][name] if name else memory["start"]
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])

@@ -40,15 +40,28 @@ def extended(module: nn.Module, span: Memory, rows: Rows, passes: int) -> Memory
 
 
 def outside(module: nn.Module, span: Memory, vector: Params, passes: int) -> Params:
-    """The part of a vector that is orthogonal to every gradient of the span."""
-    whitening = span["whitening"]
-    if whitening.shape[0] == 0:
+    """The part of a vector that is orthogonal to every gradient of the span, `passes` times over."""
+    if span["whitening"].shape[0] == 0:
         return vector
     for _ in range(passes):
-        overlap, back = act(module, span["rows"], vector)
-        inside = back(times_vector(whitening.mT, times_vector(whitening, overlap.flatten())).view(overlap.shape))
-        vector = {k: v - inside[k] for k, v in vector.items()}
+        taken = _minus_inside(module, span, vector, {})
+        vector = {k: v + taken[k] for k, v in vector.items()}
     return vector
+
+
+def outside_wide(module: nn.Module, span: Memory, vector: Params, answers: Params) -> Params:
+    """Likewise where layers are wide (`foreseen`): C gets, in the place of its slope, what would be taken from W."""
+    taken = _minus_inside(module, span, vector, answers)
+    for name, slope in answers.items():
+        slope.copy_(taken.pop(f"{name}.weight"))
+    return {k: v + taken[k] if k in taken else v for k, v in vector.items()}
+
+
+def _minus_inside(module: nn.Module, span: Memory, vector: Params, answers: Params) -> Params:
+    """−Jᵀ (J Jᵀ)⁻¹ J v"""
+    overlap, back = act(module, span["rows"], vector, answers)
+    whitening = span["whitening"]
+    return back(times_vector(whitening.mT, -times_vector(whitening, overlap.flatten())).view(overlap.shape))
 
 
 def whiten(gram: Tensor, tolerance: float, block: int = 32) -> Tensor:

@@ -8,18 +8,20 @@ In a layer z = W ∗ a + b it is made of two factors, a and δ (`layers`), so th
 every layer applied to its stored inputs, there and back. A convolution is kept in whichever form takes fewer numbers,
 factors or gradient; parameters outside plain layers (those of BatchNorm, tied weights) as they are.
 
-Rows are a dict of tensors that grows along its first axis, n inputs with C rows each:
+Rows are a dict of tensors, n inputs with C rows each:
 
     inputs   layer -> a, (n, ...)
-    deltas   δ of all these layers side by side, (n, C, D)
+    deltas   δ of all these layers, one below the other, (D, C, n)
     dense    the gradients in the remaining parameters side by side, (n, C, R)
 
-Layers and parameters lie side by side in the order of their names.
+Layers and parameters come in the order of their names. Inputs are δ's last axis, because v_W a is a row of numbers for
+every output of a layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
@@ -44,27 +46,35 @@ def jacobian(
     rows: Rows = {}
     if found.inputs:
         rows["inputs"] = found.inputs
-        rows["deltas"] = torch.cat([found.deltas[name].flatten(2) for name in sorted(found.deltas)], 2)
+        rows["deltas"] = torch.cat([found.deltas[name].flatten(2).permute(2, 1, 0) for name in sorted(found.deltas)])
     if found.dense:
         dense = [found.dense[k] for k in sorted(found.dense)]
         rows["dense"] = torch.cat([g.reshape(*g.shape[:2], -1) for g in dense], 2)
     return rows
 
 
-def act(module: nn.Module, rows: Rows, vector: Mapping[str, Tensor]) -> tuple[Tensor, Back]:
-    """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name."""
+def act(
+    module: nn.Module, rows: Rows, vector: Mapping[str, Tensor], answers: Mapping[str, Tensor] | None = None
+) -> tuple[Tensor, Back]:
+    """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name.
+
+    `answers` has v_W a + v_b, (outputs, n), of those linear layers where it is known already; the way back gives, in
+    place of the weight's and bias's gradients that c δ makes there, c δ itself under the weight's name.
+    """
+    answers = answers or {}
     names = sorted(rows.get("inputs", {}))
-    layers = [_layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in names]
-    widths = [answer.shape[1] for answer, _ in layers]
+    others = [name for name in names if name not in answers]
+    layers = {name: _layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in others}
+    widths = [(answers[name] if name in answers else layers[name][0]).shape[0] for name in names]
     parts = []
-    if layers:
+    if names:
         deltas = rows["deltas"]
-        one = deltas.shape[1] == 1  # then z can be used up
-        z = (layers[0][0] if len(layers) == 1 else torch.cat([answer for answer, _ in layers], 1)).unsqueeze(1)
-        parts.append((z.mul_(deltas) if one else deltas * z).sum(-1))
-        biases = _biases(names, widths, vector)
-        if biases is not None:
-            parts.append(times_vector(deltas.flatten(0, 1), biases).view(deltas.shape[:2]))
+        begin = 0
+        for known, together in groupby(names, answers.__contains__):
+            some = list(together)
+            end = begin + sum(widths[names.index(name)] for name in some)
+            parts.append(_overlap(deltas[begin:end], [answers[name] if known else layers[name][0] for name in some]))
+            begin = end
     rest: list[str] = []
     if "dense" in rows:
         factored = {key for name in names for key in _keys(name)}
@@ -74,15 +84,14 @@ def act(module: nn.Module, rows: Rows, vector: Mapping[str, Tensor]) -> tuple[Te
 
     def back(c: Tensor) -> Params:
         found: Params = {}
-        if layers:
-            weighted = deltas * c.unsqueeze(-1)
-            weighted = weighted.squeeze(1) if one else weighted.sum(1)
-            sums = weighted.sum(0).split(widths)
-            for name, (_, pull), part, summed in zip(names, layers, weighted.split(widths, 1), sums, strict=True):
+        if names:
+            weighted = deltas * c.mT
+            weighted = weighted.squeeze(1) if deltas.shape[1] == 1 else weighted.sum(1)
+            for name, part in zip(names, weighted.split(widths), strict=True):
                 weight, bias = _keys(name)
-                found[weight] = pull(part)
-                if bias in vector:
-                    found[bias] = summed if vector[bias].shape == summed.shape else _by_channel(summed, vector[bias])
+                found[weight] = part if name in answers else layers[name][1](part)
+                if bias in vector and name not in answers:
+                    found[bias] = part.view(vector[bias].shape[0], -1).sum(1)
         if rest:
             dense = times_vector(rows["dense"].flatten(0, 1).mT, c.reshape(-1))
             pieces = dense.split([vector[k].numel() for k in rest])
@@ -95,6 +104,13 @@ def act(module: nn.Module, rows: Rows, vector: Mapping[str, Tensor]) -> tuple[Te
     return total, back
 
 
+def _overlap(deltas: Tensor, answers: list[Tensor]) -> Tensor:
+    """⟨δ, z⟩ for neighbouring layers' δ (D, C, n) and answers z, together (D, n): (n, C)."""
+    alone = len(answers) == 1
+    z = (answers[0] if alone else torch.cat(answers)).unsqueeze(1)
+    return (deltas * z if alone or deltas.shape[1] > 1 else z.mul_(deltas)).sum(0).mT
+
+
 def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
     """J Jᵀ in float64, (nC, nC). For linear layers the product over rows is a product of products: (a·a' + 1) δ·δ'."""
     total: Tensor | float = 0.0
@@ -103,7 +119,7 @@ def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
         layer = module.get_submodule(name)
         a = a.double()
         width = _width(layer, a)
-        delta = rows["deltas"][..., begin : begin + width].double()
+        delta = rows["deltas"][begin : begin + width].permute(2, 1, 0).double()
         begin += width
         if isinstance(layer, nn.Linear):
             inner = product(a, a.mT) + (layer.bias is not None)
@@ -122,26 +138,28 @@ def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
 
 def shape(rows: Rows) -> tuple[int, int]:
     """n and C: how many inputs, and how many gradients of each."""
-    n, each, _ = _held(rows).shape
-    return n, each
+    held = _held(rows)
+    return held.shape[0], held.shape[1]
 
 
 def normalised(module: nn.Module, rows: Rows) -> tuple[Rows, Tensor]:
     """The gradients scaled to length 1, and their lengths, (n, C). A gradient of length 0 stays what it is."""
     lengths = gram(module, rows).diagonal().sqrt().view(shape(rows)).to(_held(rows).dtype)
-    scale = torch.where(lengths > 0, lengths, 1).unsqueeze(-1)
-    return {k: v if k == "inputs" else v / scale for k, v in rows.items()}, lengths
+    scale = torch.where(lengths > 0, lengths, 1)
+    scales = {"deltas": scale.mT, "dense": scale.unsqueeze(-1)}
+    return {k: v / scales[k] if k in scales else v for k, v in rows.items()}, lengths
 
 
 def none_of(rows: Rows) -> Rows:
     """No gradients, of the form that the given ones have."""
-    return {k: none_of(dict(v)) if isinstance(v, Mapping) else v[:0] for k, v in rows.items()}
+    return {k: none_of(dict(v)) if isinstance(v, Mapping) else v.narrow(_axis(k), 0, 0) for k, v in rows.items()}
 
 
 def joined(old: Rows, new: Rows) -> Rows:
     """Rows of one network, one below the other."""
     return {
-        k: joined(old[k], new[k]) if isinstance(old[k], Mapping) else torch.cat([old[k], new[k]]) for k in sorted(old)
+        k: joined(old[k], new[k]) if isinstance(old[k], Mapping) else torch.cat([old[k], new[k]], _axis(k))
+        for k in sorted(old)
     }
 
 
@@ -167,8 +185,14 @@ def _smaller(name: str, plain: Plain, params: Mapping[str, Tensor], each: int) -
     return all(k in params for k in own) and factors <= each * sum(params[k].numel() for k in own)
 
 
+def _axis(key: str) -> int:
+    """Where a tensor of rows grows with the inputs."""
+    return -1 if key == "deltas" else 0
+
+
 def _held(rows: Rows) -> Tensor:
-    held: Tensor = rows["deltas"] if "deltas" in rows else rows["dense"]
+    """The one of a row's tensors that all rows have, (n, C, ...)."""
+    held: Tensor = rows["deltas"].movedim(-1, 0).mT if "deltas" in rows else rows["dense"]
     return held
 
 
@@ -184,31 +208,18 @@ def _inputs(rows: Rows) -> Iterator[tuple[str, Tensor]]:
 def _layer(
     layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """v_W ∗ a of a layer, flat for every input, and what its transpose makes of a tensor of that shape."""
-    weight = vector[_keys(name)[0]]
+    """v_W ∗ a + v_b of a layer, flat for every input, (outputs, n), and what the first part's transpose makes of a
+    tensor of that shape."""
+    weight, bias = (vector.get(key) for key in _keys(name))
+    assert weight is not None
     if isinstance(layer, nn.Linear):
-        return product(a, weight.mT), lambda t: product(t.mT, a)
+        z = product(weight, a.mT)
+        return (z if bias is None else z.add_(bias.unsqueeze(1))), lambda t: product(t, a)
     assert isinstance(layer, KINDS)
     plain = Plain(layer, a.shape[1:], torch.Size())
     z, pull = vjp(lambda weight: plain.respond(a, weight), weight)  # type: ignore[misc]
-    return z.flatten(1), lambda t: pull(t.reshape(z.shape))[0]
-
-
-def _biases(names: list[str], widths: list[int], vector: Mapping[str, Tensor]) -> Tensor | None:
-    """v_b of all layers side by side, as wide as their answers: a convolution has one bias for many positions."""
-    held = [vector.get(_keys(name)[1]) for name in names]
-    some = next((b for b in held if b is not None), None)
-    if some is None:
-        return None
-    wide = [
-        some.new_zeros(width) if b is None else b if len(b) == width else b.repeat_interleave(width // len(b))
-        for b, width in zip(held, widths, strict=True)
-    ]
-    return torch.cat(wide)
-
-
-def _by_channel(summed: Tensor, bias: Tensor) -> Tensor:
-    return summed.view(bias.shape[0], -1).sum(1)
+    answer = z if bias is None else z + bias.view(-1, *[1] * (z.dim() - 2))
+    return answer.flatten(1).mT, lambda t: pull(t.mT.reshape(z.shape))[0]
 
 
 def _width(layer: nn.Module, a: Tensor) -> int:

@@ -34,6 +34,8 @@ class Feed:
     keys: Tensor = None  # type: ignore[assignment]
     progress: Tensor = None  # type: ignore[assignment]
     replayed: tuple[Tensor, Tensor] | None = None
+    foreseen: bool = False
+    """Whether steps are fed inputs with more beside them, a seed's own, than the task's inputs are."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
@@ -55,7 +57,8 @@ class Feed:
     def load_task(self, task: int, memory: Memory | None = None) -> None:
         """Bring the task's training data to the device: once for all runs that share them.
 
-        What a run replays from its memory joins them, behind the task's own examples.
+        What a run replays from its memory joins them, behind the task's own examples; what its algorithm can foresee
+        of them with this memory, beside each.
         """
         challenge, groups = self.cohort.challenge, self.cohort.groups
         seeds = [self.cohort.members[runs.start].seed for runs in groups]
@@ -71,8 +74,13 @@ class Feed:
         if self._raw:
             self.inputs = self.x
         else:
-            self._place("inputs", self.door.ready(self.x))
-        self._place("y", torch.cat([p.y for p in parts]))
+            ready = self.door.ready(self.x)
+            wide = None if memory is None else self._foreseen(ready, memory)
+            self.foreseen = wide is not None
+            self._place("inputs", ready if wide is None else wide)
+        labels = torch.cat([p.y for p in parts])
+        self._block_of_run = self._seed_of_run if self.foreseen else self._group_of_run
+        self._place("y", torch.cat([labels[part] for part in self._parts()]) if self.foreseen else labels)
         self._place("task", torch.tensor(task))
         self._place("rows", torch.zeros(len(self.cohort), self.joint, dtype=torch.long))
         self._place("random", torch.zeros(len(self.seeds), self.steps, self.uniforms))
@@ -89,6 +97,23 @@ class Feed:
             return None
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
         return x if self._raw else self.door.ready(x), y
+
+    def _foreseen(self, ready: Tensor, memory: Memory) -> Tensor | None:
+        """The task's inputs of every seed, with what its first run's algorithm has to put beside them."""
+        if type(self.cohort.algorithm).foresee is Algorithm.foresee or self.replayed is not None:
+            return None
+        algorithm, model, made = self.cohort.algorithm, self.cohort.model(vectorised=False), []
+        for run, part in zip(self._first_of_seed, self._parts(), strict=True):
+            wide = algorithm.foresee(model, tree.select(memory, run), ready[part], self.cohort.epochs)
+            if wide is None:
+                return None
+            made.append(wide)
+        return torch.cat(made)
+
+    def _parts(self) -> list[slice]:
+        """Where every seed's examples are among the groups' ones."""
+        groups = [int(self._group_of_run[run]) for run in self._first_of_seed]
+        return [slice(group * self.examples, (group + 1) * self.examples) for group in groups]
 
     def tensors(self) -> list[Tensor]:
         """All that a batch is made from, for a captured graph to look at."""
@@ -110,7 +135,7 @@ class Feed:
         orders = torch.stack([torch.randperm(self.joint, generator=generator(s, "order", *key)) for s in self.seeds])
         self.rows.copy_(orders.to(self.device)[self._seed_of_run])
         if self.replayed is None:
-            self.rows += self.examples * self._group_of_run.unsqueeze(1)
+            self.rows += self.examples * self._block_of_run.unsqueeze(1)
         if self.uniforms:
             shape = (self.steps, self.uniforms)
             draws = [torch.rand(shape, generator=generator(s, "buffer", *key)) for s in self.seeds]

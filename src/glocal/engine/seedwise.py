@@ -35,11 +35,11 @@ class Seedwise(Vectorised):
         self._observed = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
         self._observe = self._observe_once
 
-    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+    def _epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         if not self.common:
-            return super().epoch(state, feed, epoch, tick)
+            return super()._epoch(state, feed, epoch, tick)
         state.memory = tree.map_tree(lambda leaf: leaf[:: self.each].clone(), state.memory)
-        losses = super().epoch(state, feed, epoch, tick)
+        losses = super()._epoch(state, feed, epoch, tick)
         state.memory = tree.map_tree(lambda leaf: leaf.repeat_interleave(self.each, 0), state.memory)
         return losses
 
