@@ -51,7 +51,8 @@ class Executor(Protocol):
         ...
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
-        """Logits of some neighbouring runs on common inputs, (runs, n, outputs)."""
+        """Logits of some neighbouring runs, (runs, n, outputs), in as many equal groups as there are inputs (n, ...)
+        in x; those of a group share theirs."""
         ...
 
 
@@ -131,9 +132,14 @@ class Vectorised:
         put_back(tree.concatenate(buffers), state.buffers)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
-        of = partial(tree.select, index=runs)
-        mapped = vmap(self.program.predict, in_dims=(0, 0, 0, 0, None, None))
-        return mapped(of(state.params), of(state.buffers), of(state.memory), of(self.hyper), x, task)
+        groups = x.shape[0]
+        of_group: Callable[..., Tensor] = vmap(self.program.predict, in_dims=(0, 0, 0, 0, None, None))
+        own = [tree.select(part, runs) for part in (state.params, state.buffers, state.memory, self.hyper)]
+        if groups == 1:
+            return of_group(*own, x[0], task)
+        apart = [tree.map_tree(lambda leaf: leaf.unflatten(0, (groups, -1)), part) for part in own]
+        of_all: Callable[..., Tensor] = vmap(of_group, in_dims=(0, 0, 0, 0, 0, None))
+        return of_all(*apart, x, task).flatten(0, 1)
 
 
 class RunByRun:
@@ -219,11 +225,11 @@ class RunByRun:
         put_back(tree.stack(buffers), state.buffers)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
-        outputs = []
+        outputs, each = [], (runs.stop - runs.start) // x.shape[0]
         for run in range(runs.start, runs.stop):
-            own = state.select(run)
+            own, seen = state.select(run), x[(run - runs.start) // each]
             hyper = tree.select(self.hyper, run)
-            outputs.append(self.program.predict(own.params, own.buffers, own.memory, hyper, x, task))
+            outputs.append(self.program.predict(own.params, own.buffers, own.memory, hyper, seen, task))
         return torch.stack(outputs)
 
     @contextmanager

@@ -154,7 +154,7 @@ def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
     executor.epoch(state, feed.first_step(), 0, ignored)
     executor.consolidate(state, feed.shortened(8))
     executor.epoch(state, feed.first_step(), 0, ignored)
-    executor.predict(state, slice(0, len(cohort)), feed.x[:2], 0)
+    executor.predict(state, slice(0, len(cohort)), feed.x[None, :2], 0)
 
 
 def distance(params: Params, origin: Params) -> Tensor:
