@@ -2,7 +2,7 @@
 
 The MLP on images of 28 × 28 with batches of 128, and ResNet-18 on images of 32 × 32, cropped and flipped, with batches
 of 32, both as the engine trains them; the images are noise, for the time does not depend on them. Every algorithm has
-one task behind it; ogd-gtl has 500 gradients stored, er replays as many examples as it streams.
+one task behind it; ogd and ogd-gtl have 500 gradients stored, er replays as many examples as it streams.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.device import chosen
 from benchmarks.results import Spread, machine
 from glocal import __version__, challenges
-from glocal.algorithms import AGEM, ER, EWC, OGDGTL, SGD, SI, Algorithm
+from glocal.algorithms import AGEM, ER, EWC, OGD, OGDGTL, SGD, SI, Algorithm
 from glocal.challenges.challenge import Augment, Challenge, Normalise
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.execute import Executor
@@ -69,6 +69,9 @@ CASES = (
     Case("mlp", SI(penalty=1.0, damping=1.0, importance="published"), 25, "fp32", 400),
     Case("mlp", AGEM(slots=500, replay=128), 25, "fp32", 650),
     Case("mlp", OGDGTL(slots=1000), 25, "fp32", 750),
+    Case("mlp", OGD(slots=1000), 25, "fp32"),
+    Case("mlp", SGD(), 1, "fp32"),
+    Case("mlp", OGDGTL(slots=1000), 1, "fp32"),
     *(Case("resnet18", SGD(), runs, "bf16", 600 if runs >= 8 else None) for runs in (1, 5, 10, 25)),
     Case("resnet18", ER(slots=200, replay=32), 10, "bf16", 1100),
     Case("resnet18", SGD(), 10, "tf32"),
@@ -252,8 +255,11 @@ def line(row: Mapping) -> str:
 
 def show(found: list[dict], console: Console) -> None:
     table = Table(title="One GPU: microseconds, medians over rounds")
-    for column in ("network", "algorithm", "precision", "runs", "cohort step", "model-step", "goal", "floor"):
+    columns = ("network", "algorithm", "precision", "runs", "cohort step", "model-step", "goal", "of sgd", "floor")
+    for column in columns:
         table.add_column(column, justify="right")
+    like = lambda row: (row["network"], row["precision"], row["runs"])  # noqa: E731
+    plain = {like(row): row["model_step_us"] for row in found if row["algorithm"] == "sgd" and "step_us" in row}
     for row in found:
         if "step_us" not in row:
             continue
@@ -264,28 +270,33 @@ def show(found: list[dict], console: Console) -> None:
         least = max(row["floor"]["products_us"], row["floor"]["memory_us"])
         shown = "" if goal is None else f"[{colour}]≤ {goal:g}[/]"
         cells = (row["network"], row["algorithm"], row["precision"], str(row["runs"]))
-        table.add_row(*cells, f"{middle:.0f}", f"{each:.1f}", shown, f"{least:.1f}")
+        steps = f"{each / plain[like(row)]:.2f}" if like(row) in plain else ""
+        table.add_row(*cells, f"{middle:.0f}", f"{each:.1f}", shown, steps, f"{least:.1f}")
     console.print(table)
-    console.print("The goal is for the cohort's step (mlp) or a model-step (resnet18); the floor is a model-step's.")
+    console.print(
+        "The goal is for the cohort's step (mlp) or a model-step (resnet18); the floor is a model-step's. Of sgd: how "
+        "many steps of sgd, with as many runs, a step takes."
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: try it out, without times")
     parser.add_argument("--steps", type=int, default=100, help="steps of a round")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
+    parser.add_argument("--network", default="mlp", choices=sorted({case.network for case in CASES}))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     device, console = chosen(options.device), Console()
-    cases = (case for case in CASES if options.only in case.name)
+    cases = (case for case in CASES if case.network == options.network)
+    file = options.out / f"gpu-{options.network}.json"
     found: list[dict] = []
     for row in measured(cases, device, options.steps, console):
         found.append(row)
         if device.type == "cuda":  # after every case: one that fails or takes too long costs no other
-            options.out.write_text(json.dumps(document(found, device), indent=1) + "\n")
+            file.write_text(json.dumps(document(found, device), indent=1) + "\n")
     show(found, console)
     if device.type == "cuda":
-        console.print(f"All rounds: {options.out}")
+        console.print(f"All rounds: {file}")
 
 
 def document(found: list[dict], device: torch.device) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What orthogonality costs: a step of ogd beside a step of sgd and beside a projection by a dense basis.
 
 All three train the 784-100-100-10 MLP by the executor that the engine chooses, one run and a cohort, with 500 stored
-gradients in memory. As in `step`, contenders take turns and ratios are taken within rounds. `--device cuda` for a GPU.
+gradients in memory. As in `step`, contenders take turns and ratios are taken within rounds. For a GPU see `gpu`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import setting
-from benchmarks.device import chosen
 from benchmarks.ours import Ready, epoch, prepare
 from benchmarks.results import Spread, machine
 from benchmarks.worker import per_step
@@ -34,8 +33,8 @@ from glocal.networks.model import Model
 from glocal.tree import Params
 
 STORED = 500
-GOAL = {"cpu": 2.5, "cuda": 2.0}
-"""How many steps of sgd a step of ogd-gtl may take."""
+GOAL = 2.5
+"""How many steps of sgd a step of ogd or ogd-gtl may take."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,6 @@ def measure(ready: Ready) -> float:
     """Milliseconds per model-step, always from the same parameters."""
     own = replace(ready.state, params=tree.map_tree(torch.clone, ready.state.params))
     numbers = count()
-    if own.diverged.is_cuda:
-        epoch(ready.executor, own, ready.feed, next(numbers))  # the parameters moved: a graph is captured anew
     return per_step(lambda: epoch(ready.executor, own, ready.feed, next(numbers)), setting.SECONDS)
 
 
@@ -85,20 +82,20 @@ def shorter(challenge: Challenge, examples: int) -> Challenge:
     return challenges.from_tasks("shorter", parts, setting=challenge.setting)
 
 
-def with_stored(algorithm: Algorithm, runs: list[tuple[int, float]], device: torch.device) -> Ready:
+def with_stored(algorithm: Algorithm, runs: list[tuple[int, float]]) -> Ready:
     """A cohort with the first task's gradients stored and the second task loaded."""
     challenge = challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
-    if isinstance(algorithm, Dense) and device.type == "cpu":
+    if isinstance(algorithm, Dense):
         challenge = shorter(challenge, setting.BATCH)  # a cohort's step takes seconds
-    return prepare(algorithm, runs, challenge, device)
+    return prepare(algorithm, runs, challenge)
 
 
 Times = Mapping[str, list[float]]  # contender -> milliseconds per model-step, a number a round
 
 
-def benchmark(runs: list[tuple[int, float]], device: torch.device, console: Console) -> tuple[Times, dict[str, int]]:
+def benchmark(runs: list[tuple[int, float]], console: Console) -> tuple[Times, dict[str, int]]:
     with console.status(f"{len(runs)} runs: storing {STORED} gradients each"):
-        ready = {name: with_stored(algorithm, runs, device) for name, algorithm in ALGORITHMS.items()}
+        ready = {name: with_stored(algorithm, runs) for name, algorithm in ALGORITHMS.items()}
     times: dict[str, list[float]] = {name: [] for name in ready}
     order = list(ready)
     for number in track(range(setting.ROUNDS + 1), f"{len(runs)} runs", console=console, transient=True):
@@ -115,19 +112,17 @@ def ratio(times: Times, of: str, to: str) -> Spread:
     return Spread.of([a / b for a, b in zip(times[of], times[to], strict=True)])
 
 
-def show(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.device, console: Console) -> None:
-    goal = GOAL[device.type]
-    table = Table(title=f"{STORED} stored gradients, batch {setting.BATCH}, {device.type}", show_lines=True)
+def show(found: Mapping[int, tuple[Times, Mapping[str, int]]], console: Console) -> None:
+    table = Table(title=f"{STORED} stored gradients, batch {setting.BATCH}", show_lines=True)
     for column in ("runs", "", "ms / step", "steps of sgd", "fastest", "MB / run"):
         table.add_column(column, justify="right", no_wrap=True)
     for runs, (times, memory) in found.items():
         for name in ALGORITHMS:
             spread, quotient = Spread.of(times[name]), ratio(times, name, "sgd")
             fastest = min(times[name]) / min(times["sgd"])
-            colour = "green" if quotient.middle <= goal else "red"
-            shown = (
-                f"[{colour}]{quotient.middle:.2f} (≤ {goal:g})[/]" if name == "ogd-gtl" else f"{quotient.middle:.2f}"
-            )
+            colour = "green" if quotient.middle <= GOAL else "red"
+            judged = name in ("ogd", "ogd-gtl")
+            shown = f"[{colour}]{quotient.middle:.2f} (≤ {GOAL:g})[/]" if judged else f"{quotient.middle:.2f}"
             table.add_row(
                 str(runs),
                 name,
@@ -143,13 +138,11 @@ def show(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.dev
     )
 
 
-def write(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.device) -> Path:
-    where = machine() | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+def write(found: Mapping[int, tuple[Times, Mapping[str, int]]]) -> Path:
     document = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": where,
+        "machine": machine(),
         "versions": {"torch": torch.__version__, "glocal": __version__},
-        "device": device.type,
         "threads": torch.get_num_threads(),
         "widths": setting.WIDTHS,
         "batch": setting.BATCH,
@@ -168,23 +161,21 @@ def write(found: Mapping[int, tuple[Times, Mapping[str, int]]], device: torch.de
             for runs, (times, memory) in found.items()
         },
     }
-    file = Path(__file__).parent / "results" / f"ogd-{device.type}.json"
+    file = Path(__file__).parent / "results" / "ogd-cpu.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(document, indent=1) + "\n")
     return file
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--device", default="cpu", choices=list(GOAL))
-    device = chosen(parser.parse_args().device)
+    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "").parse_args()
     torch.set_num_threads(setting.THREADS)
     console = Console()
     one = [(setting.SEEDS[0], setting.LEARNING_RATE)]
     many = list(product(setting.SEEDS, setting.LEARNING_RATES))
-    found = {len(runs): benchmark(runs, device, console) for runs in (one, many)}
-    file = write(found, device)
-    show(found, device, console)
+    found = {len(runs): benchmark(runs, console) for runs in (one, many)}
+    file = write(found)
+    show(found, console)
     console.print(f"All rounds: {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
 
 

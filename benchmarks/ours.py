@@ -19,7 +19,7 @@ from benchmarks.worker import Measure, per_step, serve
 from glocal import __version__, challenges, tree
 from glocal.algorithms import AGEM, ER, EWC, SGD, Algorithm
 from glocal.challenges import Challenge
-from glocal.engine.cohort import CPU, Cohort, Member
+from glocal.engine.cohort import Cohort, Member
 from glocal.engine.execute import Executor
 from glocal.engine.feed import Feed
 from glocal.engine.plan import initial_state
@@ -63,12 +63,11 @@ def prepare(
     algorithm: Algorithm,
     runs: list[tuple[int, float]],
     challenge: Challenge | None = None,
-    device: torch.device = CPU,
 ) -> Ready:
     members = tuple(Member(seed, lr, algorithm) for seed, lr in runs)
     challenge = challenge or challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
     network = partial(mlp, hidden=setting.WIDTHS[1:-1])
-    cohort = Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH, device=device)
+    cohort = Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH)
     feed = Feed(cohort)
     feed.load_task(0)
     executor = choose(cohort, feed, "auto")
@@ -80,8 +79,7 @@ def prepare(
         executor.consolidate(state, feed)
     feed.load_task(1, state.memory)
     ready = Ready(executor, feed, state)
-    if device.type == "cpu":
-        _repeat(ready)
+    _repeat(ready)
     return ready
 
 

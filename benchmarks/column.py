@@ -1,0 +1,105 @@
+"""The Rotated-MNIST column of the paper's Table 1 on one GPU, from an empty store: 5 algorithms × 5 rates × 5 seeds.
+
+Every algorithm trains in a process of its own, all of them side by side; where there is CUDA's MPS their kernels run
+side by side too. The clock begins before the first process starts and ends after the last one has written its results:
+interpreters, data, training, evaluation of all tasks after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.results import machine
+from glocal import __version__
+from glocal.paper import results
+from glocal.paper.table1 import COLUMNS, DEMO, Column
+
+GOAL = 180.0
+REFERENCE = 14.5e-3
+"""Seconds of a step of a run by the paper's published code, on the same GPU."""
+
+
+def rows(column: Column) -> list[str]:
+    """The column's algorithms in the paper's table."""
+    return [row.algorithm for row in column.rows if row.published]
+
+
+def train(column: Column, folder: Path, options: list[str]) -> float:
+    """All rows, a process each; the seconds until the last one is done."""
+    begun = time.perf_counter()
+    jobs = {}
+    for name in rows(column):
+        command = [sys.executable, "-m", "glocal.paper.table1", "--algorithms", name, *options]
+        command += ["--store", str(folder / f"store-{name}"), "--out", str(folder / name)]
+        with (folder / f"{name}.log").open("w") as log:
+            jobs[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    for name, job in jobs.items():
+        if job.wait():
+            raise SystemExit(f"{name}: {(folder / f'{name}.log').read_text()[-2000:]}")
+    return time.perf_counter() - begun
+
+
+def served() -> bool:
+    """Whether kernels of several processes run side by side: CUDA's MPS, started if it can be."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        return False
+    return subprocess.run([control, "-d"], capture_output=True).returncode == 0
+
+
+def document(column: Column, folder: Path, seconds: float, mps: bool, device: str) -> dict[str, Any]:
+    found = list(results.read(*sorted(folder.glob("*/results.*"))))
+    steps = len(found) * column.steps
+    gpu = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine() | gpu,
+        "versions": {"torch": torch.__version__, "glocal": __version__},
+        "mps": mps,
+        "challenge": column.challenge,
+        "algorithms": rows(column),
+        "runs": len(found),
+        "steps": steps,
+        "seconds": seconds,
+        "goal_seconds": GOAL,
+        "seconds_of_each": {
+            n: sum(r.info["cost"]["seconds"] for r in found if r.config["algorithm"]["name"] == n) for n in rows(column)
+        },
+        "times_as_fast_as_the_published_code": REFERENCE * steps / seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data", type=Path, help="a folder with data sets")
+    parser.add_argument("--demo", action="store_true", help="try it out on a CPU: a small column, nothing is filed")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "column-gpu.json")
+    given = parser.parse_args()
+    device, column = ("cpu", DEMO) if given.demo else ("cuda", COLUMNS["rotated-mnist"])
+    options = ["--device", device, *(["--demo"] if given.demo else ["--challenge", column.challenge])]
+    options += [] if given.data is None else ["--data", str(given.data)]
+    mps = not given.demo and served()
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = train(column, Path(folder), options)
+        made = document(column, Path(folder), seconds, mps, device)
+    Console().print_json(json.dumps(made))
+    if not given.demo:
+        given.out.write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()
