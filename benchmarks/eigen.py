@@ -1,8 +1,9 @@
 """Top eigenpairs of a Hessian: glocal's Lanczos beside curvlinops with ARPACK and hessian-eigenthings.
 
 python -m benchmarks.eigen                    ten pairs of the MLP of 89,610 parameters, 2,000 digits, on a CPU
-python -m benchmarks.eigen --device cuda      ten pairs of ResNet-18, 2,000 images of 32 × 32; a dense Hessian of
-                                              784-22-22-10 with all its eigenvalues (--tiny: a rehearsal, any device)
+python -m benchmarks.eigen --device cuda      ten pairs of ResNet-18, 2,000 images of CIFAR-10 (of noise, if they are
+                                              not there); a dense Hessian of 784-22-22-10 with all its eigenvalues
+                                              (--tiny: a rehearsal, any device)
 
 Everybody is as exact: before the rounds each is given the least effort (tolerance, or steps) at which all ten pairs
 have ‖H v − λ v‖ ≤ 2·10⁻⁵ λ_1, measured in float64 by plain autograd. As in `step`, contenders take turns, each in a
@@ -40,12 +41,14 @@ from benchmarks.device import chosen
 from benchmarks.eigen_contender import EFFORTS, PAIRS, SIDE, network
 from benchmarks.process import ROOT, Worker, WorkerError
 from benchmarks.results import Spread, machine
-from glocal import __version__, losses
+from glocal import __version__, challenges, losses
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import lanczos, start_vector
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
+from glocal.errors import GlocalError
 from glocal.networks import NETWORKS
+from glocal.networks.door import Door
 from glocal.networks.mlp import mlp
 
 IMAGES, ROUNDS, EXACT, GOAL = 2_000, 8, 2e-5, 2.0
@@ -58,8 +61,6 @@ QUIET = 0.5
 
 def prepare(path: Path) -> None:
     """The network, after three passes over the digits, and the digits."""
-    from glocal import challenges
-
     x, y = challenges.make("rotated-digits", tasks=1).task(0, 1).train
     x, y = x[:IMAGES].flatten(1).float() / 255, y[:IMAGES]
     torch.manual_seed(0)
@@ -178,12 +179,25 @@ def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     return time.perf_counter() - begun, made
 
 
-def large(device: torch.device, tiny: bool, chunk: int, console: Console) -> dict[str, Any]:
-    """What only a GPU does in seconds. Images are noise: the time does not depend on them."""
+def pictures(images: int, data: Path | None) -> tuple[str, Tensor, Tensor]:
+    """Training images of CIFAR-10, equally many of every task, as the network takes them; noise if they are not
+    there."""
+    try:
+        challenge = challenges.make("split-cifar10", data=data)
+    except GlocalError:
+        stream = torch.Generator().manual_seed(0)
+        return "noise", torch.rand(images, 3, 32, 32, generator=stream), torch.randint(10, (images,), generator=stream)
+    each = [challenge.task(t, 0).train for t in range(challenge.tasks)]
+    x, y = (torch.cat([part[i][: -(-images // len(each))] for part in each])[:images] for i in range(2))
+    return "CIFAR-10", Door(challenge.normalise).ready(x), y
+
+
+def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, console: Console) -> dict[str, Any]:
+    """What only a GPU does in seconds."""
     images = 2 if tiny else IMAGES
+    of, x, y = pictures(images, data)
     stream = torch.Generator().manual_seed(0)
-    x = torch.rand(images, 3, 32, 32, generator=stream).to(device)
-    y = torch.randint(10, (images,), generator=stream).to(device)
+    x, y = x.to(device), y.to(device)
     loss = losses.get("cross-entropy")
     torch.manual_seed(0)
     resnet = NETWORKS["resnet18"][0]((3, 32, 32), 10).to(device).eval()
@@ -205,7 +219,7 @@ def large(device: torch.device, tiny: bool, chunk: int, console: Console) -> dic
     def spectrum() -> Tensor:
         return torch.linalg.eigvalsh(hessian(small, own, {}, flat, y, loss, chunk=min(chunk, 2_000), block=512))
 
-    made: dict[str, Any] = {"images": images, "chunk": chunk, "tf32": torch.backends.cuda.matmul.allow_tf32}
+    made: dict[str, Any] = {"images": images, "of": of, "chunk": chunk, "tf32": torch.backends.cuda.matmul.allow_tf32}
     table = Table("", "parameters", "seconds", "goal", title=f"Curvature on {device}")
     for name, work, parameters in (
         ("resnet18", pairs, size),
@@ -234,12 +248,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--tiny", action="store_true", help="rehearse the GPU's part with a few images; write nothing")
     parser.add_argument("--chunk", type=int, default=IMAGES, help="images that are differentiated at once on a GPU")
+    parser.add_argument("--data", type=Path, help="a folder with data sets, for a GPU's part")
     parser.add_argument("--threads", type=int, default=setting.THREADS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     console, device = Console(), chosen(given.device)
     if given.tiny or device.type == "cuda":
-        found = large(device, given.tiny, given.chunk, console)
+        found = large(device, given.tiny, given.chunk, given.data, console)
     else:
         found = contest(given.threads, console)
         show(found, console)
