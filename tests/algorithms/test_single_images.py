@@ -110,3 +110,22 @@ def test_training_stays_the_same_and_what_is_measured_does_not(make: partial) ->
     alone = last(make(statistics="published"), "run-by-run")
     for key, value in published.state.buffers.items():  # of four positions alone: rounding shows
         assert (alone.state.buffers[key] - value).double().norm() <= 0.1 * value.double().norm(), key
+
+
+@pytest.mark.parametrize("images", [1, 6])
+def test_at_once_they_leave_what_they_leave_one_by_one(images: int) -> None:
+    """Also where there are few, so that something of the old statistics is left."""
+    torch.manual_seed(0)
+    network = resnet18((3, 16, 16), 3, width=2).double()
+    params = {k: p.detach().clone() for k, p in network.named_parameters()}
+    buffers = {k: torch.rand_like(b) if b.is_floating_point() else b for k, b in network.named_buffers()}
+    x = torch.randn(images, 3, 16, 16, dtype=torch.float64)
+    model = Model(network, losses.get("cross-entropy"))
+    one_by_one = model.bind(buffers)
+    for image in x:
+        one_by_one.outputs(params, image[None])
+    found = disturbed(model.bind(buffers), params, x)
+    assert found.keys() == one_by_one.buffers.keys()
+    for key, value in one_by_one.buffers.items():
+        torch.testing.assert_close(found[key], value)
+        assert not torch.equal(found[key], buffers[key]) or not value.is_floating_point()

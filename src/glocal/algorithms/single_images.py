@@ -2,7 +2,8 @@
 
 It takes the gradients of single images with the network in training mode. Every such pass moves the running statistics
 a tenth of the way to those of one image, just before the task is evaluated, and a few dozen passes leave nothing of
-the statistics of batches. Training goes by the batch's own statistics, so that only what is measured changes.
+the statistics of batches. Training goes by the batch's own statistics, so that only what is measured changes. And no
+image's pass depends on those before it: where BatchNorm is ours they are made at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from glocal.networks.batchnorm import BatchNorm2d, PassingNorm2d, image_by_image
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -21,7 +24,10 @@ LAST = 200
 
 def disturbed(model: Model, params: Params, x: Tensor) -> Params:
     """The network's buffers after a pass in training mode over every image by itself, augmented as in training."""
-    if model.has_batch_statistics:
+    norms = [part for part in model.module.modules() if isinstance(part, _BatchNorm)]
+    if norms and all(type(part) is BatchNorm2d for part in norms):
+        model.outputs_through(image_by_image(model.module, PassingNorm2d), params, x[-LAST:])
+    elif norms:
         for image in x[-LAST:]:
             model.outputs(params, image.unsqueeze(0))
     return model.buffers

@@ -53,23 +53,43 @@ class ImageNorm2d(BatchNorm2d):
     """Batch norm with the mean and variance of every image by itself: what a batch of one image meets in training."""
 
     def _plainly(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
-        apart = x - x.mean((-2, -1), keepdim=True)
-        z = apart * (apart.square().mean((-2, -1), keepdim=True) + self.eps).rsqrt()
-        return z * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+        return self._by_images(x)[0]
+
+    def _by_images(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """B(x), and every image's μ and σ², (n, channels)."""
+        own = x.mean((-2, -1), keepdim=True)
+        apart = x - own
+        spread = apart.square().mean((-2, -1), keepdim=True)
+        z = apart * (spread + self.eps).rsqrt() * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+        return z, own.flatten(1), spread.flatten(1)
 
 
-def image_by_image(module: nn.Module) -> nn.Module:
+class PassingNorm2d(ImageNorm2d):
+    """The same, whose running statistics move on as by one image after the other, each a batch in training."""
+
+    def _plainly(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
+        z, means, variances = self._by_images(x)
+        positions = x.shape[-2] * x.shape[-1]
+        left = (1 - momentum) ** torch.arange(x.shape[0], -1, -1, dtype=mean.dtype, device=x.device)
+        of_each = momentum * left[1:]
+        self.running_mean = left[0] * mean + of_each @ means
+        self.running_var = left[0] * variance + of_each @ variances * (positions / (positions - 1))
+        return z
+
+
+def image_by_image(module: nn.Module, kind: type[ImageNorm2d] = ImageNorm2d) -> nn.Module:
     """The network, in evaluation mode, as it is in training for batches of one image: a sample's outputs and gradients
     are its own, and many can be computed at once."""
-    if module not in _ALONE:
-        _ALONE[module] = copy.deepcopy(module).eval()
-        for part in _ALONE[module].modules():
+    made = _ALONE.setdefault(module, {})
+    if kind not in made:
+        made[kind] = copy.deepcopy(module).eval()
+        for part in made[kind].modules():
             if isinstance(part, nn.BatchNorm2d):
-                part.__class__ = ImageNorm2d
-    return _ALONE[module]
+                part.__class__ = kind
+    return made[kind]
 
 
-_ALONE: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+_ALONE: WeakKeyDictionary[nn.Module, dict[type[ImageNorm2d], nn.Module]] = WeakKeyDictionary()
 
 
 class Normalised(Function):

@@ -108,6 +108,10 @@ class Model:
         """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""
         return self._through(self._modes[self.training], params, x, *args)
 
+    def outputs_through(self, module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Those of another network with the same tensors. What it puts in its buffers' places is kept."""
+        return self._through(Functional(module), params, x)
+
     def _through(self, function: Functional, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """The network in its precision. Mapped over runs torch's own autocast fails: it is done by hand."""
         tensors, x = {**params, **self.buffers}, self.admit(x)
