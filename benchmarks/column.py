@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,18 +48,34 @@ def train(column: Column, folder: Path, options: list[str]) -> float:
         command += ["--store", str(folder / f"store-{name}"), "--out", str(folder / name)]
         with (folder / f"{name}.log").open("w") as log:
             jobs[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    for name, job in jobs.items():
-        if job.wait():
-            raise SystemExit(f"{name}: {(folder / f'{name}.log').read_text()[-2000:]}")
+    try:
+        for name, job in jobs.items():
+            if job.wait():
+                raise SystemExit(f"{name}: {(folder / f'{name}.log').read_text()[-2000:]}")
+    finally:
+        for job in jobs.values():
+            job.kill()
     return time.perf_counter() - begun
 
 
-def served() -> bool:
-    """Whether kernels of several processes run side by side: CUDA's MPS, started if it can be."""
+@contextmanager
+def side_by_side() -> Iterator[bool]:
+    """Whether kernels of several processes run side by side, by CUDA's MPS: served already, or now, until this ends."""
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
-        return False
-    return subprocess.run([control, "-d"], capture_output=True).returncode == 0
+        yield False
+        return
+
+    def told(*how: str, what: str = "") -> bool:
+        return subprocess.run([control, *how], input=what, capture_output=True, text=True).returncode == 0
+
+    served = told(what="get_server_list\n")
+    started = not served and told("-d")
+    try:
+        yield served or started
+    finally:
+        if started:
+            told(what="quit\n")
 
 
 def document(column: Column, folder: Path, seconds: float, mps: bool, device: str) -> dict[str, Any]:
@@ -91,8 +109,8 @@ def main() -> None:
     device, column = ("cpu", DEMO) if given.demo else ("cuda", COLUMNS["rotated-mnist"])
     options = ["--device", device, *(["--demo"] if given.demo else ["--challenge", column.challenge])]
     options += [] if given.data is None else ["--data", str(given.data)]
-    mps = not given.demo and served()
-    with tempfile.TemporaryDirectory() as folder:
+    alone: AbstractContextManager[bool] = nullcontext(False)
+    with alone if given.demo else side_by_side() as mps, tempfile.TemporaryDirectory() as folder:
         seconds = train(column, Path(folder), options)
         made = document(column, Path(folder), seconds, mps, device)
     Console().print_json(json.dumps(made))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
@@ -12,7 +12,6 @@ import torch
 from small_problems import (
     CLASSES,
     FEATURES,
-    Double,
     batch_of,
     blobs,
     cohort_of,
@@ -25,15 +24,18 @@ from small_problems import (
     uniforms,
 )
 from torch import Tensor, nn
+from torch.nn import functional
 
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.foreseen import first_layer
 from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, Orthogonal
+from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.curvature.jacobian import jacobian
 from glocal.curvature.outputs import every_output
-from glocal.engine.cohort import Cohort
+from glocal.engine.cohort import Cohort, MakeNetwork
+from glocal.engine.execute import Vectorised
 from glocal.engine.feed import Feed
-from glocal.engine.plan import bytes_per_run
+from glocal.engine.plan import bytes_per_run, initial_state
 from glocal.engine.state import State
 from glocal.engine.train import Execution, train
 from glocal.networks.mlp import mlp
@@ -45,12 +47,27 @@ RUNS = [(seed, lr) for seed in (0, 1) for lr in (0.05, 0.1)]
 
 
 def double_mlp(shape: Sequence[int], outputs: int) -> nn.Module:
-    return Double(small_mlp(shape, outputs))
+    return small_mlp(shape, outputs).double()
 
 
-def wide_cohort(algorithm: Orthogonal, runs: Sequence[tuple[int, float]] = RUNS) -> Cohort:
+def doubled(of_seed: Mapping[int, Challenge], seeded: bool) -> Challenge:
+    """Challenges in float64, one for every seed."""
+
+    def task(number: int, seed: int) -> Task:
+        made = of_seed[seed if seeded else 0].task(number, seed)
+        return replace(
+            made, train=Data(made.train.x.double(), made.train.y), test=Data(made.test.x.double(), made.test.y)
+        )
+
+    return replace(of_seed[0], seeded=seeded, make_task=task)
+
+
+def wide_cohort(
+    algorithm: Orthogonal, runs: Sequence[tuple[int, float]] = RUNS, network: MakeNetwork = double_mlp
+) -> Cohort:
     """Inputs of many numbers in small batches: here it pays."""
-    return cohort_of(blobs((60, 60, 60), shape=(1, 8, 8)), algorithm, runs, double_mlp, batch_size=8)
+    challenge = doubled({0: blobs((60, 60, 60), shape=(1, 8, 8))}, seeded=False)
+    return cohort_of(challenge, algorithm, runs, network, batch_size=8)
 
 
 @contextmanager
@@ -90,10 +107,20 @@ def test_training_goes_where_it_would_go(variant: type[Orthogonal], execution: E
         torch.testing.assert_close(foreseen[name], values, rtol=1e-6, atol=1e-7)
 
 
-def test_so_it_does_where_every_seed_has_data_of_its_own() -> None:
-    of_seed = {seed: blobs((60, 60), shape=(1, 8, 8), seed=seed) for seed in (0, 1)}
-    challenge = replace(of_seed[0], seeded=True, make_task=lambda task, seed: of_seed[seed].task(task, seed))
-    cohort = cohort_of(challenge, OGDGTL(slots=20), RUNS, double_mlp, epochs=1, batch_size=8)
+def shuffled(challenge: Challenge, seed: int) -> Challenge:
+    def task(number: int, _: int) -> Task:
+        made = challenge.task(number, 0)
+        order = torch.randperm(len(made.train.y), generator=torch.Generator().manual_seed(seed))
+        return replace(made, train=Data(made.train.x[order], made.train.y[order]))
+
+    return replace(challenge, make_task=task)
+
+
+@pytest.mark.parametrize("runs", [RUNS, RUNS[::-1]])
+def test_so_it_does_where_every_seed_has_data_of_its_own(runs: Sequence[tuple[int, float]]) -> None:
+    """And labels of its own; whatever the order of the runs."""
+    of_seed = {seed: shuffled(blobs((60, 60), shape=(1, 8, 8), seed=seed), seed) for seed in (0, 1)}
+    cohort = cohort_of(doubled(of_seed, seeded=True), OGDGTL(slots=20), runs, double_mlp, epochs=1, batch_size=8)
     assert len(cohort.groups) == 2
     with noted_widths() as widths:
         foreseen = train_to_the_end(cohort).state.params
@@ -162,10 +189,71 @@ def test_a_direction_of_ones_own_is_given_the_networks_gradients() -> None:
     @dataclass(frozen=True)
     class Own(OGDGTL):
         def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-            assert grads["base.layers.0.weight"].shape[1] == 64
+            assert grads["layers.0.weight"].shape[1] == 64
             return super().direction(model, grads, params, memory, batch)
 
     train_to_the_end(wide_cohort(Own(slots=36)))
+
+
+def test_ways_of_ones_own_are_left_alone() -> None:
+    """They may look at θ, or store what depends on it."""
+
+    @dataclass(frozen=True)
+    class Decaying(OGDGTL):
+        def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+            return super().objective(model, params, memory, batch) + sum(p.square().sum() for p in params.values())
+
+    @dataclass(frozen=True)
+    class Hardest(OGDGTL):
+        def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+            return super().consolidate(model, params, memory, data._replace(random=model.losses(params, *data[:2])))
+
+    for algorithm in (Decaying(slots=36), Hardest(slots=36), OGDGTL(slots=36, passes=2)):
+        with noted_widths() as widths:
+            train_to_the_end(wide_cohort(algorithm))
+        assert widths == [64, 64, 64]
+
+
+def test_bf16_and_inputs_of_another_type_are_left_alone() -> None:
+    cohort = cohort_of(blobs((60, 60), shape=(1, 8, 8)), OGDGTL(slots=20), RUNS, small_mlp, batch_size=8)
+    for other, width in (
+        (cohort, 74),
+        (replace(cohort, precision="bf16"), 64),
+        (replace(cohort, make_network=Cast), 64),
+    ):
+        with noted_widths() as widths:
+            train_to_the_end(other)
+        assert widths == [64, width]
+
+
+def test_parameters_stay_where_they_are_from_epoch_to_epoch() -> None:
+    """A captured graph looks there again; and they are narrow again whatever happens."""
+    cohort, places = wide_cohort(OGDGTL(slots=36)), set()
+    step = Vectorised.step
+
+    def noted(self: Vectorised, state: State, batch: Batch) -> Tensor:
+        weight = state.params["layers.0.weight"]
+        places.add((weight.data_ptr(), weight.shape[-1]))
+        return step(self, state, batch)
+
+    with patch.object(Vectorised, "step", noted):
+        train_to_the_end(cohort, "vectorised")
+    assert len({place for place in places if place[1] > 64}) == 2  # two tasks, two epochs each
+    feed = Feed(cohort)
+    feed.load_task(0)
+    executor, state = Vectorised(cohort), initial_state(cohort, feed)
+    with torch.no_grad():
+        executor.consolidate(state, feed)
+    feed.load_task(1, state.memory)
+    feed.load_epoch(0)
+    assert feed.foreseen
+
+    def interrupted(steps: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.epoch(state, feed, 0, interrupted)
+    assert state.params["layers.0.weight"].shape[-1] == 64
 
 
 def test_where_it_takes_longer_it_is_left_alone() -> None:
@@ -208,6 +296,38 @@ class Scaled(nn.Module):
         return self.layer(x / (1 + x.square().sum(1, keepdim=True)))
 
 
+class Before(nn.Module):
+    """Something is done to the inputs before they enter."""
+
+    def __init__(self, what: Callable[[Before, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.what, self.layer = what, nn.Linear(FEATURES, CLASSES)
+        self.scale, self.shift = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.what(self, x))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (x.sum(1, keepdim=True) > 0)
+
+
+class Cast(nn.Module):
+    """Computes in float64 whatever it is given."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.base = small_mlp(shape, outputs).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x.double())
+
+
 class Convolutional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -234,13 +354,23 @@ class Dropped(nn.Module):
         (lambda: mlp((FEATURES,), CLASSES, (FEATURES, FEATURES)), "layers.0"),
         (lambda: mlp((FEATURES,), CLASSES, ()), "layers.0"),
         (Dropped, "body.1"),
-        (Around, ""),
-        (Twice, ""),
-        (Scaled, ""),
-        (Convolutional, ""),
+        (Around, None),
+        (Twice, None),
+        (Scaled, None),
+        (Convolutional, None),
+        (Gated, None),
+        (lambda: Before(lambda own, x: x), "layer"),
+        (lambda: Before(lambda own, x: x * own.scale), None),
+        (lambda: Before(lambda own, x: x + own.shift), None),
+        (lambda: Before(lambda own, x: x.relu()), None),
+        (lambda: Before(lambda own, x: x.clamp(0, 1)), None),
+        (lambda: Before(lambda own, x: functional.dropout(x, 0.2, own.training)), None),
+        (lambda: Before(lambda own, x: x + torch.randn_like(x) if own.training else x), None),
     ],
 )
-def test_a_first_layer_is_one_that_all_of_the_input_goes_through(make: Callable[[], nn.Module], name: str) -> None:
+def test_a_first_layer_is_one_that_all_of_the_input_goes_through(
+    make: Callable[[], nn.Module], name: str | None
+) -> None:
     module = make().eval()
     params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     rows = jacobian(module, params, buffers, torch.randn(2, FEATURES), every_output)
@@ -248,8 +378,8 @@ def test_a_first_layer_is_one_that_all_of_the_input_goes_through(make: Callable[
 
 
 def test_what_is_foreseen_is_planned_for() -> None:
-    cohort = replace(wide_cohort(OGDGTL(slots=36)), make_network=small_mlp)
+    cohort = wide_cohort(OGDGTL(slots=36))
     with nothing_foreseen():
         less = bytes_per_run(cohort)
-    of_a_seed = 60 * (64 + 36) * 4
+    of_a_seed = 60 * (64 + 36) * 8
     assert bytes_per_run(cohort) - less == of_a_seed / 2

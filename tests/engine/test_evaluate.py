@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from glocal.algorithms import ER, Algorithm, ICaRL
-from glocal.challenges import make
+from glocal import from_tasks
+from glocal.algorithms import ER, EWC, Algorithm
+from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Evaluator
 from glocal.engine.execute import RunByRun, Vectorised
-from glocal.engine.train import Snapshot, train
+from glocal.engine.train import train
 from glocal.networks import mlp
 
 
-def trained(algorithm: Algorithm, challenge: str) -> tuple[Cohort, Snapshot]:
-    members = tuple(Member(seed, lr, algorithm) for seed in (3, 5) for lr in (0.05, 0.1, 0.2))
-    cohort = Cohort(make(challenge, tasks=2), mlp, members, epochs=1, batch_size=200)
-    *_, end = train(cohort)
-    return cohort, end
+def seeded(classes: bool, sizes: bool) -> Challenge:
+    """Two tasks of two classes, other images and labels for every seed; if asked for, other classes or test sizes."""
+
+    def data(n: int, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = torch.Generator().manual_seed(stream)
+        return torch.randn(n, 6, generator=draw), torch.randint(2, (n,), generator=draw)
+
+    tasks = []
+    for number in range(2):
+        x, y = data(30, number)
+        tasks.append(((x, y + 2 * number), (x[:20], y[:20] + 2 * number)))
+    base = from_tasks("own", tasks, setting="task", outputs=4)
+
+    def task(number: int, seed: int) -> Task:
+        of = 1 - number if classes and seed == 5 else number
+        made = base.task(of, 0)
+        parts = [Data(x, y + 2 * of) for x, y in (data(30, 10 * seed + of), data(20, 99 * seed + of))]
+        test = Data(parts[1].x[:13], parts[1].y[:13]) if sizes and seed == 5 else parts[1]
+        return replace(made, train=parts[0], test=test)
+
+    return replace(base, seeded=True, make_task=task)
 
 
 @pytest.mark.parametrize("executor", [Vectorised, RunByRun])
-@pytest.mark.parametrize(
-    ("algorithm", "challenge"), [(ER(slots=20), "rotated-digits"), (ICaRL(slots=20), "split-digits")]
-)
+@pytest.mark.parametrize("algorithm", [ER(slots=20), EWC()])
+@pytest.mark.parametrize(("classes", "sizes", "shares"), [(False, False, 1), (True, False, 2), (False, True, 2)])
 def test_measured_at_once_is_measured_seed_by_seed(
-    executor: type[Vectorised | RunByRun], algorithm: Algorithm, challenge: str
+    executor: type[Vectorised | RunByRun], algorithm: Algorithm, classes: bool, sizes: bool, shares: int
 ) -> None:
-    cohort, end = trained(algorithm, challenge)
+    """Where seeds have classes or numbers of their own, they are not measured at once."""
+    members = tuple(Member(seed, lr, algorithm) for seed in (3, 5) for lr in (0.05, 0.1, 0.2))
+    cohort = Cohort(seeded(classes, sizes), mlp, members, epochs=1, batch_size=10)
+    *_, end = train(cohort)
     evaluator = Evaluator(cohort)
-    assert len(evaluator._shares) == len(cohort.groups)
-    evaluator._shares = [cohort.groups]
+    assert len(evaluator._load(0)) == 2
+    evaluator.at_once = True
+    assert len(evaluator._load(0)) == shares
     again = {k: m[:, -1].clone() for k, m in end.record.matrices.items()}
     for matrix in end.record.matrices.values():
         matrix[:, -1] = torch.nan

@@ -89,11 +89,12 @@ class Algorithm:
 
     def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
         """Before a task: what its steps are fed in place of its inputs `x`, with more beside each that is known by now
-        and need not be worked out in every step; None: nothing is. It may depend on θ in nothing."""
+        and need not be worked out in every step; None: nothing is. All runs of a seed share what one of them foresees:
+        it must not depend on θ or on scalar hyperparameters."""
         return None
 
     def widened(self, model: Model, params: Params, memory: Memory) -> Params:
-        """Before an epoch with such inputs: θ as its steps take it."""
+        """Before an epoch with such inputs: θ as its steps take it, some parameters in other shapes."""
         return params
 
     def folded(self, model: Model, params: Params, memory: Memory) -> Params:
@@ -113,8 +114,8 @@ class Algorithm:
         return self.objective(model, params, memory, batch), {}
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        """What to follow instead of the objective's gradient: the projection of the algorithms that constrain. Who does
-        not watch may write it where the gradient is."""
+        """What to follow instead of the objective's gradient: the projection of the algorithms that constrain. Unless
+        `watches`, `grads` may be overwritten."""
         return grads
 
     def observe(self, memory: Memory, step: Step) -> Memory:

@@ -17,51 +17,79 @@ them, made once for all epochs. Without a bias, k(x) = A x.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from glocal.curvature.jacobian import Rows, product
 from glocal.tree import Params
 
 
-def first_layer(module: nn.Module, rows: Rows) -> str:
-    """The linear layer by which flat inputs enter a network, and by it alone; "" if rows are kept of no such layer."""
+def first_layer(module: nn.Module, rows: Rows) -> str | None:
+    """The linear layer by which inputs enter a network, and by it alone, if there is one and rows are kept of it."""
     if module not in _FIRST:
         names = [name for name, a in rows.get("inputs", {}).items() if a.dim() == 2]
-        _FIRST[module] = next((name for name in names if _enters_by(module, name)), "")
+        _FIRST[module] = next((name for name in names if _enters_by(module, name)), None)
     return _FIRST[module]
 
 
-_FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_FIRST: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
 
 
 def _enters_by(module: nn.Module, name: str) -> bool:
-    """Whether more inputs, with weights of their own in this layer, change a network as a shift of its answer does.
+    """Whether a layer is given the inputs as they are, however wide, and nothing else looks at them.
 
-    It is a matter of the network's structure: its own tensors and a few inputs tell. What cannot take wide inputs
-    fails, in whichever way.
+    So it is if the layer is handed the very tensor, and if, when it takes other numbers instead, always the same, the
+    outputs are the same too, whatever the inputs. A network in training tells, in passes that draw the same numbers.
     """
-    layer = module.get_submodule(name)
-    tensors = {k: t.detach().double() if t.is_floating_point() else t for k, t in module.state_dict().items()}
-    weight = tensors[f"{name}.weight"]
-    x, more, further = (_irregular(weight, *s) for s in ((1, weight.shape[1]), (1, 5), (weight.shape[0], 5)))
-    shifted = layer.register_forward_hook(lambda _, args, z: z + more @ further.mT)
+    probe = copy.deepcopy(module).train()  # its statistics change
+    layer = probe.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    like = layer.weight.detach()
+    wide = _irregular(like, 4, layer.in_features + 5)
+    outputs = []
+    with torch.no_grad():
+        for x in (wide, -30 * wide, torch.zeros_like(wide)):
+            begun = copy.deepcopy(probe.state_dict())
+            answer = _answer(probe, layer, x, wide[:, :-5])
+            if answer is None:
+                return False
+            probe.load_state_dict(begun)
+            outputs.append(answer)
+    return all(answer.equal(outputs[0]) for answer in outputs)
+
+
+def takes_flat(module: nn.Module, name: str, x: Tensor) -> bool:
+    """Whether inputs of this shape reach the layer flattened as they are."""
+    probe = copy.deepcopy(module).train()
+    layer = probe.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():
+        return _answer(probe, layer, x[:4].to(layer.weight.dtype).clone(), None) is not None
+
+
+def _answer(module: nn.Module, layer: nn.Linear, x: Tensor, instead: Tensor | None) -> Tensor | None:
+    """The outputs where the layer takes other inputs instead of x; None where it is not given x, or nothing works."""
+    given: list[bool] = []
+
+    def look(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        same = args[0].data_ptr() == x.data_ptr() and args[0].is_contiguous()
+        given.append(same and args[0].shape == (x.shape[0], x[0].numel()))
+        return None if instead is None else (instead,)
+
+    handle = layer.register_forward_pre_hook(look)
     try:
-        expected = functional_call(module, tensors, (x,))
-    except Exception:
-        return False
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            torch.manual_seed(0)
+            outputs: Tensor = module(x)
+    except Exception:  # what cannot take such inputs fails, in whichever way
+        return None
     finally:
-        shifted.remove()
-    try:
-        wide = {**tensors, f"{name}.weight": torch.cat([weight, further], 1)}
-        answer = functional_call(module, wide, (torch.cat([x, more], 1),))
-    except Exception:
-        return False
-    return answer.shape == expected.shape and torch.allclose(answer, expected, rtol=1e-9)
+        handle.remove()
+    return outputs if given == [True] else None
 
 
 def _irregular(like: Tensor, rows: int, columns: int) -> Tensor:
@@ -77,7 +105,7 @@ def pays(stored: Tensor, outputs: int, batch: int, epochs: int) -> bool:
 
 def beside(x: Tensor, stored: Tensor, bias: bool) -> Tensor:
     """(x, k(x)) of every input."""
-    x = x.flatten(1).to(stored.dtype)
+    x = x.flatten(1)
     return torch.cat([x, (x @ stored.mT).add_(int(bias))], 1)
 
 
@@ -95,7 +123,7 @@ def folded(params: Params, name: str, stored: Tensor) -> Params:
     return {**params, f"{name}.weight": weight + product(owed, stored), **also}
 
 
-def answers(rows: Rows, vector: Mapping[str, Tensor]) -> Params:
+def slopes(rows: Rows, vector: Mapping[str, Tensor]) -> Params:
     """Of the layers that are wide now: what the stored inputs are answered, (q, n), the slope of C."""
     held = rows.get("inputs", {})
     wide = [n for n, a in held.items() if a.dim() == 2 and vector[f"{n}.weight"].shape[1] > a.shape[1]]

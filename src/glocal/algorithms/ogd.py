@@ -75,34 +75,40 @@ class Orthogonal(Algorithm):
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        answers = foreseen.answers(memory["span"]["rows"], grads)
-        if answers:
-            return span.outside_wide(model.module, memory["span"], grads, answers)
+        known = foreseen.slopes(memory["span"]["rows"], grads)
+        if known:
+            return span.outside_wide(model.module, memory["span"], grads, known)
         return span.outside(model.module, memory["span"], grads, self.passes)
 
     def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
-        name, stored = self._first(model, memory)
-        own = type(self).direction is Orthogonal.direction  # a subclass's may not know of wide layers
-        if not name or not own or self.passes > 1 or x[0].numel() != stored.shape[1]:
+        name = foreseen.first_layer(model.module, memory["span"]["rows"])
+        if name is None or not self._is_plain() or self.passes > 1 or model.precision != "fp32":
             return None
-        layer = model.module.get_submodule(name)
+        layer, stored = model.module.get_submodule(name), self._stored(name, memory)
         assert isinstance(layer, nn.Linear)
+        fits = x.dtype == stored.dtype and x[0].numel() == layer.in_features
         pays = foreseen.pays(stored, layer.out_features, model.batch_size, epochs)
-        return foreseen.beside(x, stored, layer.bias is not None) if pays else None
+        if not fits or not pays or not foreseen.takes_flat(model.module, name, x):
+            return None
+        return foreseen.beside(x, stored, layer.bias is not None)
 
     def widened(self, model: Model, params: Params, memory: Memory) -> Params:
-        name, stored = self._first(model, memory)
-        return foreseen.widened(params, name, stored)
+        name = foreseen.first_layer(model.module, memory["span"]["rows"])
+        return params if name is None else foreseen.widened(params, name, self._stored(name, memory))
 
     def folded(self, model: Model, params: Params, memory: Memory) -> Params:
-        name, stored = self._first(model, memory)
-        return foreseen.folded(params, name, stored)
+        name = foreseen.first_layer(model.module, memory["span"]["rows"])
+        return params if name is None else foreseen.folded(params, name, self._stored(name, memory))
 
-    def _first(self, model: Model, memory: Memory) -> tuple[str, Tensor]:
-        """The layer whose inputs are the task's, and those that are stored; no name if there is none."""
-        rows = memory["span"]["rows"]
-        name = foreseen.first_layer(model.evaluating().module, rows)
-        return name, rows["inputs"][name] if name else memory["start"]
+    def _stored(self, name: str, memory: Memory) -> Tensor:
+        inputs: Tensor = memory["span"]["rows"]["inputs"][name]
+        return inputs
+
+    def _is_plain(self) -> bool:
+        """Whether what it does in a step and stores after a task is what is written here: a subclass's own ways may not
+        know of wide layers, or store other examples for every learning rate."""
+        ways = ("objective", "objective_and_notes", "direction", "consolidate", "_gradients")
+        return all(getattr(type(self), way) is getattr(Orthogonal, way) for way in ways)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])

@@ -49,10 +49,11 @@ def outside(module: nn.Module, span: Memory, vector: Params, passes: int) -> Par
     return vector
 
 
-def outside_wide(module: nn.Module, span: Memory, vector: Params, answers: Params) -> Params:
-    """Likewise where layers are wide (`foreseen`): C gets, in the place of its slope, what would be taken from W."""
-    taken = _minus_inside(module, span, vector, answers)
-    for name, slope in answers.items():
+def outside_wide(module: nn.Module, span: Memory, vector: Params, slopes: Params) -> Params:
+    """Likewise where layers are wide (`foreseen`), their `slopes` views into the vector: C gets in the place of its
+    slope, where that was, what would be taken from W."""
+    taken = _minus_inside(module, span, vector, slopes)
+    for name, slope in slopes.items():
         slope.copy_(taken.pop(f"{name}.weight"))
     return {k: v + taken[k] if k in taken else v for k, v in vector.items()}
 

@@ -191,7 +191,7 @@ def _axis(key: str) -> int:
 
 
 def _held(rows: Rows) -> Tensor:
-    """The one of a row's tensors that all rows have, (n, C, ...)."""
+    """δ, or where there is none the dense gradients, as (n, C, ...)."""
     held: Tensor = rows["deltas"].movedim(-1, 0).mT if "deltas" in rows else rows["dense"]
     return held
 
@@ -214,7 +214,7 @@ def _layer(
     assert weight is not None
     if isinstance(layer, nn.Linear):
         z = product(weight, a.mT)
-        return (z if bias is None else z.add_(bias.unsqueeze(1))), lambda t: product(t, a)
+        return (z if bias is None else z + bias.unsqueeze(1)), lambda t: product(t, a)
     assert isinstance(layer, KINDS)
     plain = Plain(layer, a.shape[1:], torch.Size())
     z, pull = vjp(lambda weight: plain.respond(a, weight), weight)  # type: ignore[misc]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised when the same configuration would give other numbers than before."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glocal import losses
 from glocal.challenges.challenge import Data
@@ -14,44 +15,55 @@ from glocal.engine.execute import Executor
 from glocal.engine.feed import evenly_spaced
 from glocal.engine.record import Record
 from glocal.engine.state import State
-from glocal.errors import require
 
 CHUNK = {"cpu": 500, "cuda": 10_000}
 """Examples that go through the network at once: constants, so that sums do not depend on the cohort."""
 LARGE = 1024
-"""Numbers of an example beyond which fewer do: convolutions keep many numbers of each."""
+"""Numbers of an example beyond which convolutions, which keep many numbers of each, take fewer at once."""
 FEWER = {"cpu": 5, "cuda": 10}
+
+
+class Share(NamedTuple):
+    """Neighbouring runs in equal groups, what each group is measured on, (groups, n, ...), and a task's classes."""
+
+    runs: slice
+    splits: dict[str, Data]
+    mask: Tensor | None  # None where all of the classes are the task's
 
 
 class Evaluator:
     """Keeps the evaluation data of all tasks on the device, as small as the challenge keeps them.
 
-    On a GPU, where a call costs more than the work in it, all runs are measured at once, each group on its own data.
+    On a GPU, where a call costs more than the work in it, groups that are alike are measured at once.
     """
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
         self.loss = losses.get(cohort.challenge.loss)
+        self.at_once = cohort.device.type == "cuda"
+        network = cohort.model(vectorised=False).module
+        self._convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in network.modules())
         self._data = lru_cache(maxsize=None)(self._load)
-        sizes = {runs.stop - runs.start for runs in cohort.groups}
-        at_once = cohort.device.type == "cuda" and len(sizes) == 1
-        self._shares = [cohort.groups] if at_once else [[runs] for runs in cohort.groups]
 
-    def _load(self, task: int, share: int) -> tuple[dict[str, Data], Tensor | None]:
-        """What groups of runs are measured on, stacked, and the task's classes where they are not all."""
+    def _load(self, task: int) -> list[Share]:
+        each = [self._share(task, runs) for runs in self.cohort.groups]
+        sizes = {(s.runs.stop - s.runs.start, *(len(d.y[0]) for d in s.splits.values())) for s in each}
+        masks = {None if s.mask is None else tuple(s.mask.tolist()) for s in each}
+        if not self.at_once or len(each) == 1 or len(sizes) > 1 or len(masks) > 1:
+            return each
+        runs, of = slice(each[0].runs.start, each[-1].runs.stop), each[0].splits
+        splits = {k: Data(*(torch.cat([s.splits[k][i] for s in each]) for i in range(2))) for k in of}
+        return [Share(runs, splits, each[0].mask)]
+
+    def _share(self, task: int, runs: slice) -> Share:
         device, challenge = self.cohort.device, self.cohort.challenge
-        seeds = [self.cohort.members[runs.start].seed for runs in self._shares[share]]
-        made = [challenge.task(task, seed if challenge.seeded else 0, device) for seed in seeds]
-        some = [evenly_spaced(own.train, self.cohort.train_eval) for own in made]
-        splits = {"train": some, "test": [own.test for own in made]}
-        classes, mask = made[0].classes, None
-        if 0 < len(classes) < challenge.outputs:
+        made = challenge.task(task, self.cohort.members[runs.start].seed if challenge.seeded else 0, device)
+        splits = {"train": evenly_spaced(made.train, self.cohort.train_eval), "test": made.test}
+        mask = None
+        if 0 < len(made.classes) < challenge.outputs:
             mask = torch.zeros(challenge.outputs, dtype=torch.bool, device=device)
-            mask[list(classes)] = True
-        alike = len({own.test.y.shape[0] for own in made}) == 1
-        require(alike, f"task {task} of {challenge.name} must have equally many test examples for every seed.")
-        stacked = {k: (torch.stack([d.x for d in own]), torch.stack([d.y for d in own])) for k, own in splits.items()}
-        return {k: Data(x.to(device), y.to(device)) for k, (x, y) in stacked.items()}, mask
+            mask[list(made.classes)] = True
+        return Share(runs, {k: Data(d.x[None].to(device), d.y[None].to(device)) for k, d in splits.items()}, mask)
 
     def measure(self, executor: Executor, state: State, record: Record, row: int) -> Tensor:
         """Fill row t of every matrix; returns every run's mean loss.
@@ -59,9 +71,7 @@ class Evaluator:
         A run that has diverged, or whose loss is no longer finite, has no accuracy: its row stays empty.
         """
         for task in range(self.cohort.challenge.tasks):
-            for share, groups in enumerate(self._shares):
-                splits, mask = self._data(task, share)
-                runs = slice(groups[0].start, groups[-1].stop)
+            for runs, splits, mask in self._data(task):
                 for split, data in splits.items():
                     for name, values in self._split(executor, state, runs, data, mask, task).items():
                         record.matrices[f"{split}_{name}"][runs, row, task] = values
@@ -75,8 +85,10 @@ class Evaluator:
         self, executor: Executor, state: State, runs: slice, data: Data, mask: Tensor | None, task: int
     ) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
-        kind = self.cohort.device.type
-        chunk = CHUNK[kind] // (FEWER[kind] if data.x[0, 0].numel() > LARGE else 1)
+        kind, fewer = self.cohort.device.type, 1
+        if self._convolves:
+            fewer = (FEWER[kind] if data.x[0, 0].numel() > LARGE else 1) * data.x.shape[0]
+        chunk = max(1, CHUNK[kind] // fewer)
         for x, y in zip(data.x.split(chunk, 1), data.y.split(chunk, 1), strict=True):
             outputs = executor.predict(state, runs, x, task)
             targets = y.repeat_interleave(outputs.shape[0] // y.shape[0], 0)

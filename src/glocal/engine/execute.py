@@ -73,7 +73,9 @@ class Vectorised:
         self._objective = vmap(self.program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
         self._direction = vmap(self.program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         self._observe = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
-        self._widened, self._folded = (vmap(f, in_dims=0) for f in (self.program.widened, self.program.folded))
+        self._widened, self._folded = (
+            vmap(f, in_dims=0, randomness="same") for f in (self.program.widened, self.program.folded)
+        )
         self._held: Params = {}
         self._stepping = recorded(self._step, cohort, self.program)
 
@@ -250,17 +252,18 @@ def wide(state: State, feed: Feed, hyper: Hyper, widened: Reshape, folded: Resha
         return
     narrow = state.params
     made = widened(narrow, state.buffers, state.memory, hyper)
-    for name, leaf in made.items():
-        if leaf.shape == narrow[name].shape:
-            continue
+    reshaped = {name: leaf for name, leaf in made.items() if leaf.shape != narrow[name].shape}
+    for name, leaf in reshaped.items():
         if name in held and held[name].shape == leaf.shape:  # a captured graph looks there again
             held[name].copy_(leaf)
         else:
             held[name] = leaf
-    state.params = {**narrow, **held}
-    yield
-    put_back(folded(state.params, state.buffers, state.memory, hyper), narrow)
-    state.params = narrow
+    state.params = {**narrow, **{name: held[name] for name in reshaped}}
+    try:
+        yield
+        put_back(folded(state.params, state.buffers, state.memory, hyper), narrow)
+    finally:
+        state.params = narrow
 
 
 def recorded(step: StepOfRuns, cohort: Cohort, program: Program) -> StepOfRuns:

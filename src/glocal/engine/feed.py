@@ -28,6 +28,7 @@ class Feed:
     x: Tensor = None  # type: ignore[assignment]
     inputs: Tensor = None  # type: ignore[assignment]
     y: Tensor = None  # type: ignore[assignment]
+    targets: Tensor = None  # type: ignore[assignment]
     task: Tensor = None  # type: ignore[assignment]
     rows: Tensor = None  # type: ignore[assignment]
     random: Tensor = None  # type: ignore[assignment]
@@ -35,7 +36,7 @@ class Feed:
     progress: Tensor = None  # type: ignore[assignment]
     replayed: tuple[Tensor, Tensor] | None = None
     foreseen: bool = False
-    """Whether steps are fed inputs with more beside them, a seed's own, than the task's inputs are."""
+    """Whether `inputs`, and `targets` with them, are every seed's own, with more beside them, and not every group's."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
@@ -46,7 +47,8 @@ class Feed:
         self._first_of_seed = [self._seed_numbers.index(n) for n in range(len(self.seeds))]
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
-        self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
+        self._model = cohort.model(vectorised=False)
+        self.uniforms = cohort.algorithm.uniforms(self._model)
         self.end = torch.ones((), device=self.device)
         self.door = cohort.door
         self._unkeyed = torch.zeros(len(cohort), dtype=torch.long, device=self.device)
@@ -75,12 +77,13 @@ class Feed:
             self.inputs = self.x
         else:
             ready = self.door.ready(self.x)
-            wide = None if memory is None else self._foreseen(ready, memory)
-            self.foreseen = wide is not None
-            self._place("inputs", ready if wide is None else wide)
-        labels = torch.cat([p.y for p in parts])
+            self.foreseen = memory is not None and self._foresee(ready, memory)
+            if not self.foreseen:
+                self._place("inputs", ready)
         self._block_of_run = self._seed_of_run if self.foreseen else self._group_of_run
-        self._place("y", torch.cat([labels[part] for part in self._parts()]) if self.foreseen else labels)
+        self._place("y", torch.cat([p.y for p in parts]))
+        blocks = self._parts() if self.foreseen else [slice(None)]
+        self._place("targets", torch.cat([self.y[block] for block in blocks]))
         self._place("task", torch.tensor(task))
         self._place("rows", torch.zeros(len(self.cohort), self.joint, dtype=torch.long))
         self._place("random", torch.zeros(len(self.seeds), self.steps, self.uniforms))
@@ -98,17 +101,22 @@ class Feed:
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
         return x if self._raw else self.door.ready(x), y
 
-    def _foreseen(self, ready: Tensor, memory: Memory) -> Tensor | None:
-        """The task's inputs of every seed, with what its first run's algorithm has to put beside them."""
+    def _foresee(self, ready: Tensor, memory: Memory) -> bool:
+        """Bring the task's inputs of every seed, with what its first run's algorithm has to put beside them; whether it
+        has anything. One seed's at a time: there may be many numbers."""
         if type(self.cohort.algorithm).foresee is Algorithm.foresee or self.replayed is not None:
-            return None
-        algorithm, model, made = self.cohort.algorithm, self.cohort.model(vectorised=False), []
-        for run, part in zip(self._first_of_seed, self._parts(), strict=True):
-            wide = algorithm.foresee(model, tree.select(memory, run), ready[part], self.cohort.epochs)
+            return False
+        for number, (run, part) in enumerate(zip(self._first_of_seed, self._parts(), strict=True)):
+            own = tree.select(memory, run)
+            wide = self.cohort.algorithm.foresee(self._model, own, ready[part], self.cohort.epochs)
             if wide is None:
-                return None
-            made.append(wide)
-        return torch.cat(made)
+                return False
+            whole = torch.Size([len(self.seeds) * self.examples, *wide.shape[1:]])
+            if number == 0 and (self.inputs is None or self.inputs.shape != whole):
+                self.inputs = None  # type: ignore[assignment]  # the old ones make room
+                self.inputs = wide.new_empty(whole)
+            self.inputs[number * self.examples : (number + 1) * self.examples] = wide
+        return True
 
     def _parts(self) -> list[slice]:
         """Where every seed's examples are among the groups' ones."""
@@ -117,7 +125,7 @@ class Feed:
 
     def tensors(self) -> list[Tensor]:
         """All that a batch is made from, for a captured graph to look at."""
-        held = [self.inputs, self.y, self.rows, self.random, self.keys, self.task, self.progress]
+        held = [self.inputs, self.targets, self.rows, self.random, self.keys, self.task, self.progress]
         return held if self.replayed is None else [*held, *self.replayed]
 
     def _place(self, name: str, tensor: Tensor) -> None:
@@ -175,7 +183,7 @@ class Feed:
         keys = self.keys[self._seed_numbers[run], : self.steps].unbind(0)
         for rows, random, progress, key in zip(batches, draws, self.progress.unbind(0), keys, strict=True):
             if self.replayed is None:
-                x, y = self.inputs.index_select(0, rows), self.y.index_select(0, rows)
+                x, y = self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
             else:
                 x, y = self._joined(rows.unsqueeze(0), slice(run, run + 1))
                 x, y = x[0], y[0]
@@ -220,7 +228,7 @@ class Feed:
         if self.replayed is None:
             flat = rows.reshape(-1)
             x = self.inputs.index_select(0, flat).unflatten(0, rows.shape)
-            y = self.y.index_select(0, flat).unflatten(0, rows.shape)
+            y = self.targets.index_select(0, flat).unflatten(0, rows.shape)
         else:
             x, y = self._joined(rows, slice(None))
         return Batch(x, y, random, self.task, progress, keys)

@@ -29,7 +29,9 @@ from glocal.engine.state import State
 from glocal.tree import Params
 
 Execution = Literal["auto", "vectorised", "run-by-run"]
-Watch = Callable[[int, int, State, Feed], None]  # the task, its epoch that has ended, and all as it is before M_{t+1}
+Watch = Callable[[int, int, State, Feed], None]
+"""Is given the task, its epoch that has ended, and all as it is before M_{t+1}: θ as the network has it, and in the feed
+`x`, `y` and `whole` as the challenge has them. The feed's batches are for the steps alone."""
 
 
 class Progress(Protocol):

@@ -60,6 +60,7 @@ class Model:
         self.training = True
         self.buffers: Params = {}
         self._changing = changed_in_place(module)
+        self.precision = precision
         self._halved = halved(module) if precision == "bf16" else frozenset()
 
     @property
