@@ -30,8 +30,8 @@ from glocal.tree import Params
 
 Execution = Literal["auto", "vectorised", "run-by-run"]
 Watch = Callable[[int, int, State, Feed], None]
-"""Is given the task, its epoch that has ended, and all as it is before M_{t+1}: θ as the network has it, and in the feed
-`x`, `y` and `whole` as the challenge has them. The feed's batches are for the steps alone."""
+"""Is given the task, its epoch that has ended, and all as it is before M_{t+1}: θ as the network has it, and the feed,
+whose `x`, `y` and `whole` are the challenge's, and whose batches are for the steps alone."""
 
 
 class Progress(Protocol):
