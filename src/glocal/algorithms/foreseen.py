@@ -12,7 +12,8 @@ owed to W and b, who get it after the epoch: W ← W + C A, b ← b + C 1.
 
 A step multiplies by k(x), as wide as there are stored inputs, instead of by A there and back. With m of them, batches
 of B and a layer of p inputs and q outputs that is 2 B m q multiplications for 2 m p q, and k(x) itself is B m p of
-them, made once for all epochs. Without a bias, k(x) = A x.
+them, made once for all epochs. While a task is learnt its k(x) lie beside its inputs, m numbers each, once for all runs
+of a seed; they are no part of what is remembered. Without a bias, k(x) = A x.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def takes_flat(module: nn.Module, name: str, x: Tensor) -> bool:
     layer = probe.get_submodule(name)
     assert isinstance(layer, nn.Linear)
     with torch.no_grad():
-        return _answer(probe, layer, x[:4].to(layer.weight.dtype).clone(), None) is not None
+        return _answer(probe, layer, x[:4], None) is not None
 
 
 def _answer(module: nn.Module, layer: nn.Linear, x: Tensor, instead: Tensor | None) -> Tensor | None:

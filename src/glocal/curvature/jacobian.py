@@ -65,15 +65,15 @@ def act(
     names = sorted(rows.get("inputs", {}))
     others = [name for name in names if name not in answers]
     layers = {name: _layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in others}
-    widths = [(answers[name] if name in answers else layers[name][0]).shape[0] for name in names]
+    z = {name: answers[name] if name in answers else layers[name][0] for name in names}
+    widths = [z[name].shape[0] for name in names]
     parts = []
     if names:
-        deltas = rows["deltas"]
-        begin = 0
-        for known, together in groupby(names, answers.__contains__):
-            some = list(together)
-            end = begin + sum(widths[names.index(name)] for name in some)
-            parts.append(_overlap(deltas[begin:end], [answers[name] if known else layers[name][0] for name in some]))
+        deltas, begin = rows["deltas"], 0
+        for _, together in groupby(names, answers.__contains__):
+            some = [z[name] for name in together]
+            end = begin + sum(len(answer) for answer in some)
+            parts.append(_overlap(deltas[begin:end], some))
             begin = end
     rest: list[str] = []
     if "dense" in rows:

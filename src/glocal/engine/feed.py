@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from glocal.algorithms.rows import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
+from glocal.networks.model import Model
 from glocal.randomness import generator
 
 
@@ -47,8 +49,7 @@ class Feed:
         self._first_of_seed = [self._seed_numbers.index(n) for n in range(len(self.seeds))]
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
-        self._model = cohort.model(vectorised=False)
-        self.uniforms = cohort.algorithm.uniforms(self._model)
+        self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
         self.end = torch.ones((), device=self.device)
         self.door = cohort.door
         self._unkeyed = torch.zeros(len(cohort), dtype=torch.long, device=self.device)
@@ -117,6 +118,11 @@ class Feed:
                 self.inputs = wide.new_empty(whole)
             self.inputs[number * self.examples : (number + 1) * self.examples] = wide
         return True
+
+    @cached_property
+    def _model(self) -> Model:
+        """For those who foresee: the same at every task, so that what they find out about it is found out once."""
+        return self.cohort.model(vectorised=False)
 
     def _parts(self) -> list[slice]:
         """Where every seed's examples are among the groups' ones."""
