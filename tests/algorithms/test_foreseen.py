@@ -32,7 +32,7 @@ from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, Orthogonal
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.curvature.jacobian import jacobian
 from glocal.curvature.outputs import every_output
-from glocal.engine.cohort import Cohort, MakeNetwork
+from glocal.engine.cohort import Cohort
 from glocal.engine.execute import Vectorised
 from glocal.engine.feed import Feed
 from glocal.engine.plan import bytes_per_run, initial_state
@@ -62,12 +62,10 @@ def doubled(of_seed: Mapping[int, Challenge], seeded: bool) -> Challenge:
     return replace(of_seed[0], seeded=seeded, make_task=task)
 
 
-def wide_cohort(
-    algorithm: Orthogonal, runs: Sequence[tuple[int, float]] = RUNS, network: MakeNetwork = double_mlp
-) -> Cohort:
+def wide_cohort(algorithm: Orthogonal) -> Cohort:
     """Inputs of many numbers in small batches: here it pays."""
     challenge = doubled({0: blobs((60, 60, 60), shape=(1, 8, 8))}, seeded=False)
-    return cohort_of(challenge, algorithm, runs, network, batch_size=8)
+    return cohort_of(challenge, algorithm, RUNS, double_mlp, batch_size=8)
 
 
 @contextmanager
@@ -185,18 +183,14 @@ def test_who_watches_sees_parameters_as_they_are() -> None:
     assert shapes == [own] * 6
 
 
-def test_a_direction_of_ones_own_is_given_the_networks_gradients() -> None:
+def test_ways_of_ones_own_are_left_alone() -> None:
+    """They may look at θ and its gradient, or store what depends on it."""
+
     @dataclass(frozen=True)
-    class Own(OGDGTL):
+    class Looking(OGDGTL):
         def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
             assert grads["layers.0.weight"].shape[1] == 64
             return super().direction(model, grads, params, memory, batch)
-
-    train_to_the_end(wide_cohort(Own(slots=36)))
-
-
-def test_ways_of_ones_own_are_left_alone() -> None:
-    """They may look at θ, or store what depends on it."""
 
     @dataclass(frozen=True)
     class Decaying(OGDGTL):
@@ -208,7 +202,7 @@ def test_ways_of_ones_own_are_left_alone() -> None:
         def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
             return super().consolidate(model, params, memory, data._replace(random=model.losses(params, *data[:2])))
 
-    for algorithm in (Decaying(slots=36), Hardest(slots=36), OGDGTL(slots=36, passes=2)):
+    for algorithm in (Looking(slots=36), Decaying(slots=36), Hardest(slots=36), OGDGTL(slots=36, passes=2)):
         with noted_widths() as widths:
             train_to_the_end(wide_cohort(algorithm))
         assert widths == [64, 64, 64]

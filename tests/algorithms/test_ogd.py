@@ -89,22 +89,21 @@ def followed(algorithm: Orthogonal, model: Model, memory: Memory, grads: Params)
 
 # In real training, step by step.
 
-STEPS: list[Tensor] = []
-
 
 @contextmanager
-def noted_steps() -> Iterator[None]:
-    """Every direction that is followed is noted in STEPS, as it moves θ."""
+def noted_steps() -> Iterator[list[Tensor]]:
+    """Every direction that is followed, as it moves θ."""
+    steps: list[Tensor] = []
     direction = Orthogonal.direction
 
     def noted(self: Orthogonal, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         result = direction(self, model, grads, params, memory, batch)
         wide = any(result[k].shape != own.shape for k, own in model.module.named_parameters())
-        STEPS.append(flat({k: v.clone() for k, v in (self.folded(model, result, memory) if wide else result).items()}))
+        steps.append(flat({k: v.clone() for k, v in (self.folded(model, result, memory) if wide else result).items()}))
         return result
 
     with patch.object(Orthogonal, "direction", noted):
-        yield
+        yield steps
 
 
 def worst_cosine(
@@ -119,29 +118,29 @@ def worst_cosine(
     model = Model(network(challenge.input_shape, challenge.outputs).double(), losses.get(challenge.loss))
     stored = torch.zeros(0)
     worst, known = 0.0, 0
-    STEPS.clear()
-    for snapshot in train(cohort, execution="run-by-run"):
-        if len(stored) and STEPS:
-            steps = torch.stack(STEPS).double()
-            cosines = stored @ steps.mT / stored.norm(dim=1)[:, None] / steps.norm(dim=1)
-            worst = max(worst, float(cosines.abs().max()))
-        STEPS.clear()
-        if snapshot.finished:
-            data = challenge.task(snapshot.finished - 1, 0).train
-            held = snapshot.state.memory["span"]["rows"]["inputs"]["layers.0"][0, known:]
-            known += len(held)
-            images = data.x.flatten(1).float() / (255 if data.x.dtype == torch.uint8 else 1)
-            found = [int((images == row).all(1).nonzero()[0]) for row in held]
-            theta = {k: p[0].double() for k, p in snapshot.state.params.items()}
-            new = gradients_by_hand(type(algorithm), model, theta, images[found].double(), data.y[found])
-            stored = torch.cat([stored, new]) if len(stored) else new
+    with noted_steps() as noted:
+        for snapshot in train(cohort, execution="run-by-run"):
+            if len(stored):
+                assert len(noted) == -(-len(challenge.task(snapshot.finished - 1, 0).train.y) // batch_size)
+                steps = torch.stack(noted).double()
+                cosines = stored @ steps.mT / stored.norm(dim=1)[:, None] / steps.norm(dim=1)
+                worst = max(worst, float(cosines.abs().max()))
+            noted.clear()
+            if snapshot.finished:
+                data = challenge.task(snapshot.finished - 1, 0).train
+                held = snapshot.state.memory["span"]["rows"]["inputs"]["layers.0"][0, known:]
+                known += len(held)
+                images = data.x.flatten(1).float() / (255 if data.x.dtype == torch.uint8 else 1)
+                found = [int((images == row).all(1).nonzero()[0]) for row in held]
+                theta = {k: p[0].double() for k, p in snapshot.state.params.items()}
+                new = gradients_by_hand(type(algorithm), model, theta, images[found].double(), data.y[found])
+                stored = torch.cat([stored, new]) if len(stored) else new
     return worst, len(stored)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_step_is_orthogonal_to_every_stored_gradient_even_after_twenty_tasks(variant: type[Orthogonal]) -> None:
-    with noted_steps():
-        worst, stored = worst_cosine(variant(slots=80), blobs((40,) * 20), small_mlp)
+    worst, stored = worst_cosine(variant(slots=80), blobs((40,) * 20), small_mlp)
     assert stored == 80 and worst < 1e-5
 
 
@@ -151,8 +150,7 @@ def test_so_it_is_with_the_papers_network_on_digits() -> None:
     challenge = from_tasks(
         "digits", [((x[:600], y[:600]), (x[600:700], y[600:700])) for x, y in tasks], setting="domain"
     )
-    with noted_steps():
-        worst, stored = worst_cosine(OGDGTL(slots=90), challenge, partial(mlp, hidden=(100, 100)), batch_size=100)
+    worst, stored = worst_cosine(OGDGTL(slots=90), challenge, partial(mlp, hidden=(100, 100)), batch_size=100)
     assert stored == 90 and worst < 1e-5
 
 
