@@ -21,7 +21,6 @@ every output of a layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
@@ -30,6 +29,7 @@ from torch.func import functional_call, vjp, vmap
 
 from glocal.curvature.layers import KINDS, Params, Plain, plain_layers
 from glocal.curvature.outputs import Directions, factored
+from glocal.curvature.pairing import Answer, paired, weighted
 
 Rows: TypeAlias = dict[str, Any]
 Back: TypeAlias = Callable[[Tensor], Params]
@@ -65,16 +65,12 @@ def act(
     names = sorted(rows.get("inputs", {}))
     others = [name for name in names if name not in answers]
     layers = {name: _layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in others}
-    z = {name: answers[name] if name in answers else layers[name][0] for name in names}
-    widths = [z[name].shape[0] for name in names]
+    z = {name: (answers[name], None) if name in answers else layers[name][0] for name in names}
+    widths = [z[name][0].shape[0] for name in names]
     parts = []
     if names:
-        deltas, begin = rows["deltas"], 0
-        for _, together in groupby(names, answers.__contains__):
-            some = [z[name] for name in together]
-            end = begin + sum(len(answer) for answer in some)
-            parts.append(_overlap(deltas[begin:end], some))
-            begin = end
+        deltas = rows["deltas"]
+        parts.append(paired(deltas, [z[name] for name in names]))
     rest: list[str] = []
     if "dense" in rows:
         factored = {key for name in names for key in _keys(name)}
@@ -85,13 +81,15 @@ def act(
     def back(c: Tensor) -> Params:
         found: Params = {}
         if names:
-            weighted = deltas * c.mT
-            weighted = weighted.squeeze(1) if deltas.shape[1] == 1 else weighted.sum(1)
-            for name, part in zip(names, weighted.split(widths), strict=True):
+            products, sums = weighted(deltas, c)
+            totals = [None] * len(names) if sums is None else sums.split(widths)
+            for name, part, total in zip(names, products.split(widths), totals, strict=True):
                 weight, bias = _keys(name)
                 found[weight] = part if name in answers else layers[name][1](part)
                 if bias in vector and name not in answers:
-                    found[bias] = part.view(vector[bias].shape[0], -1).sum(1)
+                    total = part.sum(1) if total is None else total
+                    positions = total.shape[0] // vector[bias].shape[0]
+                    found[bias] = total if positions == 1 else total.view(-1, positions).sum(1)
         if rest:
             dense = times_vector(rows["dense"].flatten(0, 1).mT, c.reshape(-1))
             pieces = dense.split([vector[k].numel() for k in rest])
@@ -102,13 +100,6 @@ def act(
     for part in parts[1:]:
         total = total + part
     return total, back
-
-
-def _overlap(deltas: Tensor, answers: list[Tensor]) -> Tensor:
-    """⟨δ, z⟩ for neighbouring layers' δ (D, C, n) and answers z, together (D, n): (n, C)."""
-    alone = len(answers) == 1
-    z = (answers[0] if alone else torch.cat(answers)).unsqueeze(1)
-    return (deltas * z if alone or deltas.shape[1] > 1 else z.mul_(deltas)).sum(0).mT
 
 
 def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
@@ -207,19 +198,18 @@ def _inputs(rows: Rows) -> Iterator[tuple[str, Tensor]]:
 
 def _layer(
     layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """v_W ∗ a + v_b of a layer, flat for every input, (outputs, n), and what the first part's transpose makes of a
-    tensor of that shape."""
+) -> tuple[Answer, Callable[[Tensor], Tensor]]:
+    """v_W ∗ a of a layer, flat for every input, (outputs, n), v_b if it is still to be added, (outputs), and what the
+    first part's transpose makes of a tensor of z's shape."""
     weight, bias = (vector.get(key) for key in _keys(name))
     assert weight is not None
     if isinstance(layer, nn.Linear):
-        z = product(weight, a.mT)
-        return (z if bias is None else z + bias.unsqueeze(1)), lambda t: product(t, a)
+        return (product(weight, a.mT), bias), lambda t: product(t, a)
     assert isinstance(layer, KINDS)
     plain = Plain(layer, a.shape[1:], torch.Size())
     z, pull = vjp(lambda weight: plain.respond(a, weight), weight)  # type: ignore[misc]
     answer = z if bias is None else z + bias.view(-1, *[1] * (z.dim() - 2))
-    return answer.flatten(1).mT, lambda t: pull(t.mT.reshape(z.shape))[0]
+    return (answer.flatten(1).mT, None), lambda t: pull(t.mT.reshape(z.shape))[0]
 
 
 def _width(layer: nn.Module, a: Tensor) -> int:

@@ -9,7 +9,7 @@ channels are channels of one larger batch norm.
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from glocal.kernels.mapped import Dims, into
 from glocal.kernels.triton import available
-from glocal.networks.convolution import into
-
-Dims: TypeAlias = tuple[int | None, ...]
 
 
 class BatchNorm2d(nn.BatchNorm2d):

@@ -11,14 +11,13 @@ that have weights of their own, each becomes one convolution with as many groups
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from glocal.kernels import contractions
-
-Dims: TypeAlias = tuple[int | None, ...]
+from glocal.kernels.mapped import Dims, into
 
 
 class Conv2d(nn.Conv2d):
@@ -124,10 +123,3 @@ class Weight(_Contraction):
         runs = info.batch_size
         x, y = into(x, dims[0], 1, runs), into(y, dims[1], 1, runs)
         return Weight.apply(x, y, stride, padding, groups * runs, k).unflatten(0, (runs, -1)), 0
-
-
-def into(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
-    """The runs' dimension merged into another one; who has none is seen by all runs."""
-    if dim is None:
-        tensor, dim = tensor.expand(runs, *tensor.shape), 0
-    return tensor.movedim(dim, target).flatten(target, target + 1)

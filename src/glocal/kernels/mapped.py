@@ -1,0 +1,16 @@
+"""What functions with a way of their own to be mapped over runs have in common."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+Dims: TypeAlias = tuple[int | None, ...]
+
+
+def into(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
+    """The runs' dimension merged into another one; who has none is seen by all runs."""
+    if dim is None:
+        tensor, dim = tensor.expand(runs, *tensor.shape), 0
+    return tensor.movedim(dim, target).flatten(target, target + 1)
