@@ -27,7 +27,7 @@ from glocal.curvature.symmetric import eigh
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
 ROUNDING = 10
 """A product is exact to so many ε of the largest one."""
-BLOCK = 4096
+BLOCK = 16_384
 
 
 class Eigenpairs(NamedTuple):
@@ -113,22 +113,19 @@ def tridiagonal(
             w = matvec(q)
             scale = torch.maximum(scale, _norm(w))
         alphas.append(_dot(q, w))
-        w = w - alphas[-1] * q
+        w = torch.addcmul(w, alphas[-1], q, value=-1)
         if j > 0:
-            w = w - betas[-1] * basis[j - 1]
-        w = _orthogonal(w, basis[: j + 1])
-        beta = _norm(w)
-        ends = beta <= ROUNDING * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
-        beta = torch.where(ends, 0.0, beta)
-        betas.append(beta)
+            w = torch.addcmul(w, betas[-1], basis[j - 1], value=-1)
+        w, length = _orthogonal(w, basis[: j + 1])
+        ends = length <= ROUNDING * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
+        betas.append(torch.where(ends, 0.0, length))
         if enough is not None and enough(torch.stack(alphas), torch.stack(betas)):
             return basis[: j + 1], torch.stack(alphas), torch.stack(betas)
         if j + 1 < steps:
-            q = w
             if not _surely_not(ends):
-                fresh = _orthogonal(_outside(start, j + 1), basis[: j + 1])
-                q = torch.where(ends, fresh, w)
-            q = q / _norm(q).clamp(min=tiny)
+                fresh, its = _orthogonal(_outside(start, j + 1), basis[: j + 1])
+                w, length = torch.where(ends, fresh, w), torch.where(ends, its, length)
+            q = w / length.clamp(min=tiny)
     return basis, torch.stack(alphas), torch.stack(betas)
 
 
@@ -166,11 +163,16 @@ def _along(basis: Tensor, w: Tensor) -> Tensor:
     return torch.stack([columns @ part for columns, part in parts]).sum(0)
 
 
-def _orthogonal(w: Tensor, basis: Tensor) -> Tensor:
-    """What of w is orthogonal to the basis. Once more where little was left, of which rounding is then a large part:
-    twice is enough."""
-    left = w - _along(basis, w) @ basis
-    return left if _surely_not(_norm(left) < 0.5 * _norm(w)) else left - _along(basis, left) @ basis
+def _orthogonal(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """What of w is orthogonal to the basis, and its norm. Once more where less was left than taken, of which rounding
+    is then a large part: twice is enough."""
+    taken = _along(basis, w)
+    left = torch.addmv(w, basis.mT, taken, alpha=-1)
+    length = _norm(left)
+    if _surely_not(length < _norm(taken)):
+        return left, length
+    left = torch.addmv(left, basis.mT, _along(basis, left), alpha=-1)
+    return left, _norm(left)
 
 
 def _outside(like: Tensor, j: int) -> Tensor:
