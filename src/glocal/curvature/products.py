@@ -158,9 +158,10 @@ def _sum_over_chunks(
         kept = of_chunk(*data) if len(parts) == 1 else None
 
     def product(v: Params) -> Params:
-        with torch.no_grad(), differentiable(module):
-            if kept is not None:
+        if kept is not None:  # it calls no layer
+            with torch.no_grad():
                 return kept(v)
+        with torch.no_grad(), differentiable(module):
             total = {k: torch.zeros_like(t) for k, t in v.items()}
             for part in parts:
                 total = {k: total[k] + t for k, t in of_chunk(*part)(v).items()}
