@@ -166,7 +166,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def times_vector(a: Tensor, v: Tensor) -> Tensor:
     """a v likewise, on a CPU: by two equal columns and not one, for what multiplies vectors rounds differently."""
-    return torch.mv(a, v) if a.is_cuda else product(v.unsqueeze(0).expand(2, -1), a.mT)[0]
+    return torch.mv(a, v) if a.is_cuda else product(v.repeat(2, 1), a.mT)[0]
 
 
 def _smaller(name: str, plain: Plain, params: Mapping[str, Tensor], each: int) -> bool:
