@@ -169,12 +169,23 @@ def when(runs: Runs) -> str:
 
 def agreement(made: Comparison) -> str:
     """How far ours are from the published cells, in words."""
-    units = [abs(u) for line in made.lines for u in (line.acc.units, line.forgetting[made.over].units) if u is not None]
+    units = [
+        (abs(cell.units), f"{what} of `{line.algorithm}` at {line.lr:g}")
+        for line in made.lines
+        for what, cell in (("the accuracy", line.acc), ("the forgetting", line.forgetting[made.over]))
+        if cell.units is not None
+    ]
+    average = sum(far for far, _ in units) / len(units)
+    apart = [where for far, where in units if far > 2]
+    if not apart:
+        return (
+            f"All {len(units)} published numbers that have a counterpart here, accuracies and forgetting, are within "
+            f"{max(units)[0]:.1f} standard errors of ours, {average:.2f} on average."
+        )
     return (
-        f"All {len(units)} published numbers that have a counterpart here, accuracies and forgetting, are within "
-        f"{max(units):.1f} standard errors of ours, {sum(units) / len(units):.2f} on average."
-        if max(units) <= 2
-        else f"{sum(u > 2 for u in units)} of {len(units)} published numbers are more than 2 standard errors away."
+        f"Of {len(units)} published numbers that have a counterpart here, accuracies and forgetting, "
+        f"{len(units) - len(apart)} are within 2 standard errors of ours, {average:.2f} on average. Further away: "
+        f"{', '.join(apart)}."
     )
 
 
