@@ -53,9 +53,9 @@ from glocal.networks.mlp import mlp
 
 IMAGES, ROUNDS, EXACT, GOAL = 2_000, 8, 2e-5, 2.0
 GOALS = {"resnet18": 20.0, "dense": 60.0}
+"""Seconds that a GPU may take."""
 CONVERGED, MOST = 1e-4, 200
 """Of the largest eigenvalue, the residual that ends a GPU's Lanczos; and the most products it may make."""
-"""Seconds that a GPU may take."""
 EIGENTHINGS = "hessian-eigenthings==1.0.0a5"
 QUIET = 0.5
 """The load of the machine, before anything is timed, up to which it counts as quiet."""
@@ -240,7 +240,12 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
         if name == "resnet18":
             values, residuals, products = found
             relative = (residuals / values[0].abs()).tolist()
-            made[name] |= {"products": products, "eigenvalues": values.tolist(), "residuals": relative}
+            made[name] |= {
+                "products": products,
+                "converged": max(relative) < 2 * CONVERGED,
+                "eigenvalues": values.tolist(),
+                "residuals": relative,
+            }
         else:
             made[name] |= {"largest": float(found[-1]), "smallest": float(found[0])}
         table.add_row(name, f"{parameters:,}", f"{again:.2f}", f"< {GOALS[name]:g}")

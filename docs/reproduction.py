@@ -184,8 +184,8 @@ def agreement(made: Comparison) -> str:
         )
     return (
         f"Of {len(units)} published numbers that have a counterpart here, accuracies and forgetting, "
-        f"{len(units) - len(apart)} are within 2 standard errors of ours, {average:.2f} on average. Further away: "
-        f"{', '.join(apart)}."
+        f"{len(units) - len(apart)} are within 2 standard errors of ours, and all are {average:.2f} away on average. "
+        f"Further than 2: {', '.join(apart)}."
     )
 
 

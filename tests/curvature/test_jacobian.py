@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from glocal.curvature.jacobian import Rows, act, gram, jacobian, joined, none_of, normalised, product, shape
 from glocal.networks.mlp import MLP
-from glocal.tree import Params, flatten, select, stack
+from glocal.tree import Params, flatten, map_tree, select, stack
 
 CLASSES = 3
 PIXELS = 36
@@ -74,6 +75,8 @@ NETWORKS = {
     "frozen": Frozen,
 }
 INPUTS = 4
+FACTORS = torch.tensor([1.0, -3.0], dtype=torch.float64)
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
 
 
 class Case:
@@ -125,6 +128,29 @@ def test_there_and_back_is_the_jacobian_and_its_transpose(case: Case) -> None:
     found = back(case.c)
     assert {k: v.shape for k, v in found.items()} == {k: p.shape for k, p in case.params.items()}
     torch.testing.assert_close(flat(found), j.mT @ case.c.flatten(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_so_they_are_in_single_precision_for_many_runs(case: Case, device: str) -> None:
+    """On a GPU by kernels of our own."""
+    module = copy.deepcopy(case.module).to(device, torch.float32)
+    runs = [
+        {"rows": case.rows(), "vector": map_tree(factor.mul, case.vector), "c": factor * case.c} for factor in FACTORS
+    ]
+
+    def there_and_back(own: dict[str, Any]) -> Params:
+        there, back = act(module, own["rows"], own["vector"])
+        return {"there": there, "back": flat(back(own["c"]))}
+
+    mapped = vmap(there_and_back)(map_tree(lambda t: t.to(device, torch.float32), stack(runs)))
+    found = map_tree(lambda t: t.double().cpu(), mapped)
+    j = case.jacobian()
+    for run, factor in enumerate(FACTORS):
+        expected = {
+            "there": (factor * (j @ flat(case.vector))).view_as(case.c),
+            "back": factor * (j.mT @ case.c.flatten()),
+        }
+        torch.testing.assert_close(select(found, run), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 28, 1000])

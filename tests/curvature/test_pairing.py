@@ -78,9 +78,8 @@ def test_they_are_differentiated_as_the_sums_are(each: int, inputs: int, device:
     stored = Stored(each, inputs, device)
 
     def slopes(f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = vmap(grad(lambda *given: f(*given).square().sum(), argnums=(1, 2, 4)))(
-            *stored.arguments
-        )
+        slope = grad(lambda *given: f(*given).square().sum(), argnums=tuple(range(1, 6)))
+        found: tuple[Tensor, ...] = vmap(slope)(*stored.arguments)
         return found
 
     def plainly(deltas: Tensor, wide: Tensor, z2: Tensor, z3: Tensor, b2: Tensor, b3: Tensor) -> Tensor:
@@ -97,3 +96,34 @@ def test_each_is_the_other_s_transpose(device: str) -> None:
     deltas, c = stored.deltas[0], stored.c[0]
     slope = grad(lambda c: weighted(deltas, c)[0].square().sum() / 2)(c)
     close(slope, paired(deltas, [(weighted(deltas, c)[0], None)]))
+
+
+@DEVICES
+def test_runs_may_share_some_of_it(device: str) -> None:
+    stored = Stored(1, 7, device)
+    shared = [t if i in (0, 2) else t[0] for i, t in enumerate(stored.arguments)]  # δ and one layer's z are their own
+    found = vmap(together, in_dims=(0, None, 0, None, None, None))(*shared)
+    alone = [together(*(t[run] if i in (0, 2) else t for i, t in enumerate(shared))) for run in range(3)]
+    close(found, torch.stack(alone))
+
+
+@DEVICES
+def test_deltas_are_constants(device: str) -> None:
+    stored = Stored(3, 7, device)
+    z, c = stored.wide[0][:, MARGIN:], stored.c[0]
+    deltas = stored.deltas[0][: WIDTHS[0]]
+    assert not grad(lambda d: paired(d, [(z, None)]).sum())(deltas).any()
+    assert not grad(lambda d: weighted(d, c)[0].sum())(deltas).any()
+
+
+@DEVICES
+def test_numbers_need_not_lie_side_by_side(device: str) -> None:
+    stored = Stored(3, 7, device)
+    deltas, z = stored.deltas[0][: WIDTHS[0]], stored.wide[0][:, MARGIN:]
+    expected = paired(deltas, [(z, None)])
+    turned = [t.mT.contiguous().mT for t in (deltas, z)]
+    assert not any(t.is_contiguous() for t in turned)
+    close(paired(turned[0], [(turned[1], None)]), expected)
+    close(weighted(turned[0], stored.c[0])[0], weighted(deltas, stored.c[0])[0])
+    one = z[:, :1]
+    close(paired(deltas, [(one.expand_as(z), None)]), paired(deltas, [(one.repeat(1, z.shape[1]), None)]))

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from torch.func import functional_call
 
 from glocal.paper.studies import get
-from glocal.paper.studies.theorem2 import DEMO, PANELS
+from glocal.paper.studies.theorem1 import DEMO
+from glocal.paper.studies.theorem2 import PANELS
 from glocal.paper.studies.watched import Watched, rotations, watched
 from glocal.paper.study import Place, Row
 

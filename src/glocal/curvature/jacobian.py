@@ -65,12 +65,12 @@ def act(
     names = sorted(rows.get("inputs", {}))
     others = [name for name in names if name not in answers]
     layers = {name: _layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in others}
-    z = {name: (answers[name], None) if name in answers else layers[name][0] for name in names}
-    widths = [z[name][0].shape[0] for name in names]
+    given = [(answers[name], None) if name in answers else layers[name][0] for name in names]
+    widths = [z.shape[0] for z, _ in given]
     parts = []
     if names:
         deltas = rows["deltas"]
-        parts.append(paired(deltas, [z[name] for name in names]))
+        parts.append(paired(deltas, given))
     rest: list[str] = []
     if "dense" in rows:
         factored = {key for name in names for key in _keys(name)}

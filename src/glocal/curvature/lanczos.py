@@ -28,6 +28,7 @@ Largest: TypeAlias = Literal["magnitude", "algebraic"]
 ROUNDING = 10
 """A product is exact to so many ε of the largest one."""
 BLOCK = 16_384
+"""Numbers that are added up one after the other: sums of sums round less."""
 
 
 class Eigenpairs(NamedTuple):

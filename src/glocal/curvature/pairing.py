@@ -2,8 +2,8 @@ r"""Answers z to stored inputs paired with the δ stored beside them, and back:
 
     s = Σ_D δ (z + b),  (n, C),        c ↦ c δ and its sums over the n inputs, (D, n) and (D).
 
-δ is (D, C, n), z (D, n) and b (D). Each of the two is the other's transpose, and so its derivative: δ is a constant. On
-a GPU each is one pass over the numbers, for all runs at once.
+δ is (D, C, n) and a constant, z (D, n) and b (D). Each of the two is the other's transpose, and so its derivative, in
+reverse mode. On a GPU each is one pass over the numbers, for all runs at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from glocal.kernels.mapped import Dims, into
 from glocal.kernels.triton import available
 
 Answer: TypeAlias = tuple[Tensor, Tensor | None]
-"""z, and b where it is not yet in z: those of the layers whose δ follow each other."""
+"""One layer's z, and b where it is not yet in z."""
 
 
 def paired(deltas: Tensor, answers: Sequence[Answer]) -> Tensor:
     """s for the answers of one layer after the other."""
+    deltas = deltas.detach()
     if _fused(deltas):
         flat = [None if t is None else t.unsqueeze(0) for answer in answers for t in answer]
         return _Paired.apply(deltas.unsqueeze(0), *flat).squeeze(0).mT
@@ -35,6 +36,7 @@ def paired(deltas: Tensor, answers: Sequence[Answer]) -> Tensor:
 
 def weighted(deltas: Tensor, c: Tensor) -> tuple[Tensor, Tensor | None]:
     """c δ for c (n, C), and its sums where they cost nothing."""
+    deltas = deltas.detach()
     if _fused(deltas):
         products, sums = _Weighted.apply(deltas.unsqueeze(0), c.mT.unsqueeze(0))
         return products.squeeze(0), sums.squeeze(0)
@@ -43,10 +45,8 @@ def weighted(deltas: Tensor, c: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _pair(deltas: Tensor, z: Tensor, b: Tensor | None) -> Tensor:
-    if b is None or deltas.shape[1] > 1:
-        z = z if b is None else z + b.unsqueeze(1)
-        return (deltas * z.unsqueeze(1)).sum(0).mT
-    return (z + b.unsqueeze(1)).unsqueeze(1).mul_(deltas).sum(0).mT  # in place: memory's speed is the limit
+    z = z if b is None else z + b.unsqueeze(1)
+    return (deltas * z.unsqueeze(1)).sum(0).mT
 
 
 def _fused(deltas: Tensor) -> bool:

@@ -13,8 +13,8 @@ MOST = 1024
 def overlap(deltas: Tensor, z: Tensor, bias: Tensor | None, total: Tensor, first: bool) -> None:
     """To the total, (runs, C, n), of which nothing is read the `first` time."""
     runs, d, c, n = deltas.shape
-    shift, each = (z, 0) if bias is None else (bias, bias.stride(0))
-    strides = *deltas.stride()[:3], *z.stride()[:2], each
+    shift, of_run = (z, 0) if bias is None else (bias, bias.stride(0))
+    strides = *deltas.stride()[:3], *z.stride()[:2], of_run
     grid = triton.cdiv(n, COLUMNS), c, runs
     _overlap[grid](deltas, z, shift, total, d, c, n, *strides, first, bias is not None, ROWS, COLUMNS)
 
@@ -22,26 +22,26 @@ def overlap(deltas: Tensor, z: Tensor, bias: Tensor | None, total: Tensor, first
 def weighted(deltas: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_C c δ, (runs, D, n), and its sums over n, (runs, D)."""
     runs, d, each, n = deltas.shape
-    weighted, sums = deltas.new_empty(runs, d, n), deltas.new_empty(runs, d)
+    products, sums = deltas.new_empty(runs, d, n), deltas.new_empty(runs, d)
     block = min(MOST, triton.next_power_of_2(max(1, n)))
-    _weighted[(d, runs)](deltas, c, weighted, sums, d, each, n, *deltas.stride()[:3], *c.stride(), block)
-    return weighted, sums
+    _weighted[(d, runs)](deltas, c, products, sums, d, each, n, *deltas.stride()[:3], *c.stride(), block)
+    return products, sums
 
 
 @triton.jit
 def _overlap(
-    deltas, z, bias, total, d, c, n, of_run, of_row, of_each, z_of_run, z_of_row, b_of_run,
+    deltas, z, bias, total, d, each, n, of_run, of_row, of_each, z_of_run, z_of_row, b_of_run,
     FIRST: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    each, run = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    which, run = tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     there = at < n
-    deltas += run * of_run + each * of_each
+    deltas += run * of_run + which * of_each
     z += run * z_of_run
-    total += (run * c + each) * n
+    total += (run * each + which) * n
     found = tl.zeros((COLUMNS,), tl.float32)
     for begin in range(0, d, ROWS):
-        row = begin + tl.arange(0, ROWS)
+        row = begin + tl.arange(0, ROWS).to(tl.int64)  # one run's numbers may be more than 2³¹
         inside = (row < d)[:, None] & there[None, :]
         answer = tl.load(z + row[:, None] * z_of_row + at[None, :], mask=inside, other=0.0)
         if BIAS:
@@ -55,13 +55,13 @@ def _overlap(
 
 @triton.jit
 def _weighted(
-    deltas, c, weighted, sums, d, each, n, of_run, of_row, of_each, c_of_run, c_of_each, c_of_input,
+    deltas, c, products, sums, d, each, n, of_run, of_row, of_each, c_of_run, c_of_each, c_of_input,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, run = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, run = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     deltas += run * of_run + row * of_row
     c += run * c_of_run
-    weighted += (run * d + row) * n
+    products += (run * d + row) * n
     found = tl.zeros((COLUMNS,), tl.float32)
     for begin in range(0, n, COLUMNS):
         at = begin + tl.arange(0, COLUMNS)
@@ -70,6 +70,6 @@ def _weighted(
         for i in range(each):
             factor = tl.load(c + i * c_of_each + at * c_of_input, mask=there, other=0.0)
             part += factor * tl.load(deltas + i * of_each + at, mask=there, other=0.0)
-        tl.store(weighted + at, part, mask=there)
+        tl.store(products + at, part, mask=there)
         found += part
     tl.store(sums + run * d + row, tl.sum(found, 0))

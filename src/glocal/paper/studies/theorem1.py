@@ -9,7 +9,7 @@ and no more. Losses are those of training examples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from glocal.lens.theorem1 import theorem1
 from glocal.paper.studies.cohorts import by_seed
 from glocal.paper.studies.lines import finite, listed, lost, names, pens, rate_colours, title
 from glocal.paper.studies.rows import column, distinct, told, where
-from glocal.paper.studies.watched import rotations, watched
+from glocal.paper.studies.watched import after_tasks, rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, INK, TITLE_COLOURS, log_lr
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMN = COLUMNS["rotated-mnist"]
-ALGORITHMS: dict[str, dict[str, Any]] = {
+Options: TypeAlias = dict[str, dict[str, Any]]  # by algorithm
+ALGORITHMS: Options = {
     "sgd": {},
     "ewc": dict(COLUMN.named("ewc").options),
     "optimal-hard": {},
@@ -57,10 +58,25 @@ DEMO: Piece = FULL | {
     "examples": 1_000,
     "steps": 10,
 }
-SMALLER: dict[str, dict[str, Any]] = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
+SMALLER: Options = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
 """Options of the demo where they are not those of the whole."""
 FACTOR = 2.0
 """E(t) counts as foretold by a number that differs from it by no more than this factor."""
+
+
+def cut(algorithms: Options, smaller: Options, demo: bool) -> list[Piece]:
+    """A piece for every algorithm, and for every seed too where it takes long."""
+    size = DEMO if demo else FULL
+    chosen = {a: o | smaller.get(a, {}) for a, o in algorithms.items()} if demo else algorithms
+    whole = [{"algorithm": a, "options": o, **size} for a, o in chosen.items()]
+    return whole if demo else by_seed(whole)
+
+
+def told_cost(algorithms: Options, demo: bool) -> str:
+    size = DEMO if demo else FULL
+    runs, tasks = len(algorithms) * len(size["lrs"]) * len(size["seeds"]), size["tasks"]
+    products = tasks * (tasks - 1 + size["steps"])
+    return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} Hessian products for each"
 
 
 class Prediction:
@@ -72,15 +88,10 @@ class Prediction:
     )
 
     def pieces(self, demo: bool) -> list[Piece]:
-        size, smaller = (DEMO, SMALLER) if demo else (FULL, {})
-        whole = [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
-        return whole if demo else by_seed(whole)
+        return cut(ALGORITHMS, SMALLER, demo)
 
     def cost(self, demo: bool) -> str:
-        size = DEMO if demo else FULL
-        runs, tasks = len(ALGORITHMS) * len(size["lrs"]) * len(size["seeds"]), size["tasks"]
-        products = tasks * (tasks - 1 + size["steps"])
-        return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} Hessian products for each"
+        return told_cost(ALGORITHMS, demo)
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         rows: list[Row] = []
@@ -97,10 +108,7 @@ class Prediction:
                 "lowest": both.premises.lowest,
                 "reach": both.premises.reach,
             }
-            whose: Row = {"algorithm": piece["algorithm"], "locality": member.algorithm.locality}
-            whose |= {"lr": float(member.lr), "seed": int(member.seed)}
-            for t in range(1, len(both.measured)):
-                rows.append(whose | {"t": t + 1} | {name: float(values[t]) for name, values in columns.items()})
+            rows += after_tasks(piece, member, columns)
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:

@@ -17,17 +17,16 @@ import torch
 from glocal.lens.forgetting import average, measured
 from glocal.lens.theorem2 import theorem2
 from glocal.paper.studies import theorem1
-from glocal.paper.studies.cohorts import by_seed
 from glocal.paper.studies.lines import finite, listed, log_y, lost, names, order, over_lr, pens
 from glocal.paper.studies.rows import column, distinct, told, where
-from glocal.paper.studies.watched import rotations, watched
+from glocal.paper.studies.watched import after_tasks, rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.report.style import legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
+ALGORITHMS: theorem1.Options = {
     "sgd": {},
     "ewc": theorem1.ALGORITHMS["ewc"],
     "ogd": {"slots": 2_000},
@@ -35,8 +34,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ogd-published": {"slots": 2_000},
     "optimal-hard": {},
 }
-FULL = theorem1.FULL
-DEMO = theorem1.DEMO
 SMALLER = theorem1.SMALLER | {name: {"slots": 500} for name in ("ogd", "ogd-gtl", "ogd-published")}
 PANELS = {
     "hessian": r"$\Delta_t^\top H_o\,\Delta_t$",
@@ -58,15 +55,10 @@ class Constraint:
     )
 
     def pieces(self, demo: bool) -> list[Piece]:
-        size, smaller = (DEMO, SMALLER) if demo else (FULL, {})
-        whole = [{"algorithm": a, "options": o | smaller.get(a, {}), **size} for a, o in ALGORITHMS.items()]
-        return whole if demo else by_seed(whole)
+        return theorem1.cut(ALGORITHMS, SMALLER, demo)
 
     def cost(self, demo: bool) -> str:
-        size = DEMO if demo else FULL
-        runs, tasks = len(ALGORITHMS) * len(size["lrs"]) * len(size["seeds"]), size["tasks"]
-        products = tasks * (tasks - 1 + size["steps"])
-        return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} products for each"
+        return theorem1.told_cost(ALGORITHMS, demo)
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         rows: list[Row] = []
@@ -82,10 +74,7 @@ class Constraint:
                 "length": found.lengths,
                 "forgetting": forgotten,
             }
-            whose: Row = {"algorithm": piece["algorithm"], "locality": member.algorithm.locality}
-            whose |= {"lr": float(member.lr), "seed": int(member.seed)}
-            for t in range(1, len(forgotten)):
-                rows.append(whose | {"t": t + 1} | {name: float(values[t]) for name, values in columns.items()})
+            rows += after_tasks(piece, member, columns)
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:

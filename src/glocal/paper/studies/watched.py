@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,9 @@ from glocal.networks import mlp
 from glocal.paper import published
 
 if TYPE_CHECKING:
-    from glocal.paper.study import Piece, Place
+    from torch import Tensor
+
+    from glocal.paper.study import Piece, Place, Row
 
 
 class Watched(NamedTuple):
@@ -29,6 +31,15 @@ class Watched(NamedTuple):
     member: Member
     subject: Subject
     arrays: Mapping[str, np.ndarray]
+
+
+def after_tasks(
+    piece: Piece, member: Member, columns: Mapping[str, Sequence[float] | np.ndarray | Tensor]
+) -> list[Row]:
+    """A row for every task of a run from the second on; the columns have a number for each task, the first too."""
+    whose: Row = {"algorithm": piece["algorithm"], "locality": member.algorithm.locality}
+    whose |= {"lr": float(member.lr), "seed": int(member.seed)}
+    return [whose | {"t": t + 1} | {k: float(of[t]) for k, of in columns.items()} for t in range(1, piece["tasks"])]
 
 
 def rotations(piece: Piece, place: Place) -> Challenge:
