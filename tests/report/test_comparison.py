@@ -18,7 +18,7 @@ from scipy import stats
 from glocal.errors import GlocalError
 from glocal.metrics import Scope
 from glocal.paper import published, results
-from glocal.paper.comparison import Comparison, Line, Number, compare
+from glocal.paper.comparison import Comparison, Line, Number, compare, titled
 from glocal.paper.table1 import COLUMNS, cell
 from glocal.report.comparison import conclusions, render, write_all
 from glocal.store.run import Run
@@ -159,6 +159,15 @@ def test_runs_of_one_cell_differ_in_their_seed_alone(change: dict[str, Any], sai
     compare([split_run(), split_run(13)])
     with pytest.raises(GlocalError, match=said):
         compare([split_run(), split_run(13, **change)])
+
+
+def test_protocols_that_differ_by_rounding_are_one() -> None:
+    """3 and 4 are such; 2 gave other numbers."""
+    runs = [split_run(11, protocol=3), split_run(13, protocol=4)]
+    assert compare(runs).lines[0].acc.ours.seeds == 2  # type: ignore[union-attr]
+    assert len({run.config["protocol"] for run in titled(runs)}) == 1
+    with pytest.raises(GlocalError, match="differ in protocol: 2 with seed 11, 4 with seed 13"):
+        compare([split_run(11, protocol=2), split_run(13, protocol=4)])
 
 
 def test_options_that_the_row_does_not_fix_are_equal_too() -> None:

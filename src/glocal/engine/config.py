@@ -10,6 +10,8 @@ from typing import Any
 
 PROTOCOL = 4
 """Raised when the same configuration would give other numbers than before."""
+ROUNDING = {3: 4}
+"""Protocols and later ones that give the same numbers but for rounding."""
 
 
 @dataclass(frozen=True)

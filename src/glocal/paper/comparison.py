@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from glocal.engine.config import PROTOCOL, ROUNDING
 from glocal.errors import GlocalError, unknown
 from glocal.metrics import OVER, Over, Scope, over_seeds, scope_of, summary
 from glocal.paper.published import SEEDS, Cell
@@ -206,7 +207,8 @@ def _require_one_protocol(group: Sequence[Run]) -> None:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """All of a configuration but the seed, by dotted names."""
-    settings = _flat({"precision": "fp32", **config})  # a run that does not say how it multiplies is an fp32 one
+    # A run that does not say how it multiplies is an fp32 one.
+    settings = _flat({"precision": "fp32", **_but_for_rounding(config)})
     return {name: value for name, value in settings.items() if name != "seed"}
 
 
@@ -232,7 +234,15 @@ def _name(run: Run) -> str:
 
 def titled(runs: Iterable[Run]) -> Runs:
     """The runs under the names of their rows, without the options that the table fixes: for figures."""
-    return Runs([replace(run, info={**run.info, "label": _name(run)}) for run in runs])
+    return Runs(
+        [replace(run, config=_but_for_rounding(run.config), info={**run.info, "label": _name(run)}) for run in runs]
+    )
+
+
+def _but_for_rounding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the latest protocol that gives the same numbers."""
+    protocol = config.get("protocol", PROTOCOL)
+    return {**config, "protocol": ROUNDING.get(protocol, protocol)}
 
 
 def _published_size(run: Run) -> bool:
