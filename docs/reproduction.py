@@ -72,6 +72,7 @@ def split(challenge: str) -> str:
     if challenge in MEASURED:
         parts.append(projection(runs, COLUMNS[challenge]))
     parts += figures(runs, challenge)
+    parts += exemplars(made)
     return "\n\n".join([*parts, str(render(made, "markdown")).strip()]) + "\n\n"
 
 
@@ -86,6 +87,22 @@ def figures(runs: Runs, challenge: str) -> list[str]:
         titled(buffers).plot("forgetting", drawn)
         parts.append(f"![Forgetting of iCaRL with herding and with random exemplars](images/{drawn.name})")
     return parts
+
+
+def exemplars(made: Comparison) -> list[str]:
+    """What the figure of iCaRL's buffers shows, beside what the paper says of it."""
+    more = {trend.algorithm: -trend.difference for trend in made.trends if trend.algorithm in icarl_buffer.ALGORITHMS}
+    if set(more) != set(icarl_buffer.ALGORITHMS):
+        return []
+    seeds = min(trend.seeds for trend in made.trends if trend.algorithm in more)
+    herding, random = (more[name] for name in icarl_buffer.ALGORITHMS)
+    seen = "as the paper says" if herding > 0 and abs(random) < herding / 2 else "which is not what the paper says"
+    return [
+        "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
+        f"exemplars about as much at both. From the two lowest rates to the two highest, forgetting changes by "
+        f"{herding:+.1f} points with herding and by {random:+.1f} with random exemplars"
+        f"{' (one seed)' if seeds == 1 else f' ({seeds} seeds)'}, {seen}."
+    ]
 
 
 def projection(runs: Runs, column: Column) -> str:
