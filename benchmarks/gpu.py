@@ -74,6 +74,7 @@ CASES = (
     Case("mlp", OGDGTL(slots=1000), 1, "fp32"),
     *(Case("resnet18", SGD(), runs, "bf16", 600 if runs >= 8 else None) for runs in (1, 5, 10, 25)),
     Case("resnet18", ER(slots=200, replay=32), 10, "bf16", 1100),
+    Case("resnet18", OGDGTL(slots=200), 5, "bf16"),
     Case("resnet18", SGD(), 10, "tf32"),
     Case("resnet18", SGD(), 10, "fp32"),
 )
@@ -209,6 +210,8 @@ OURS = {
     "_scatter": "patches",
     "_descend": "descent",
     "_widen": "descent",
+    "_overlap": "projection",
+    "_weighted": "projection",
 }
 """Our own kernels by their names, which others' contain."""
 KERNELS = {
@@ -284,18 +287,21 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: try it out, without times")
     parser.add_argument("--steps", type=int, default=100, help="steps of a round")
     parser.add_argument("--network", default="mlp", choices=sorted({case.network for case in CASES}))
+    parser.add_argument("--only", nargs="+", metavar="ALGORITHM", help="these cases alone; nothing is written")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     device, console = chosen(options.device), Console()
-    cases = (case for case in CASES if case.network == options.network)
+    some = options.only or [case.algorithm.name for case in CASES]
+    cases = (case for case in CASES if case.network == options.network and case.algorithm.name in some)
+    writes = device.type == "cuda" and not options.only
     file = options.out / f"gpu-{options.network}.json"
     found: list[dict] = []
     for row in measured(cases, device, options.steps, console):
         found.append(row)
-        if device.type == "cuda":  # after every case: one that fails or takes too long costs no other
+        if writes:  # after every case: one that fails or takes too long costs no other
             file.write_text(json.dumps(document(found, device), indent=1) + "\n")
     show(found, console)
-    if device.type == "cuda":
+    if writes:
         console.print(f"All rounds: {file}")
 
 
