@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature.layers import Params
+from glocal.curvature.rectified import Rectified
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
@@ -154,14 +155,14 @@ def _sum_over_chunks(
     in_evaluation(module)
     parts = list(zip(*(t.split(chunk) for t in data), strict=True))
     # No graph reaches out of a product, even where the parameters are leaves of one.
-    with torch.no_grad(), differentiable(module):
+    with torch.no_grad(), differentiable(module), Rectified():
         kept = of_chunk(*data) if len(parts) == 1 else None
 
     def product(v: Params) -> Params:
         if kept is not None:  # it calls no layer
             with torch.no_grad():
                 return kept(v)
-        with torch.no_grad(), differentiable(module):
+        with torch.no_grad(), differentiable(module), Rectified():
             total = {k: torch.zeros_like(t) for k, t in v.items()}
             for part in parts:
                 total = {k: total[k] + t for k, t in of_chunk(*part)(v).items()}
