@@ -51,7 +51,7 @@ from glocal.networks import NETWORKS
 from glocal.networks.door import Door
 from glocal.networks.mlp import mlp
 
-IMAGES, ROUNDS, EXACT, GOAL = 2_000, 8, 2e-5, 2.0
+IMAGES, ROUNDS, EXACT, GOAL = 2_000, 24, 2e-5, 2.0
 GOALS = {"resnet18": 20.0, "dense": 60.0}
 """Seconds that a GPU may take."""
 CONVERGED, MOST = 1e-4, 200
