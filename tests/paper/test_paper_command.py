@@ -57,6 +57,12 @@ def test_what_is_finished_is_not_trained_again(
     assert all(row["acc_published_mean"] is None and row["seeds"] == 1 for row in rows["cells"])
 
 
+def test_one_task_has_nothing_to_forget_and_no_figure_of_it(tmp_path: Path) -> None:
+    asked = ["--demo", "--tasks", "1", "--epochs", "1", "--seeds", "11", "--algorithms", "sgd", "--lrs", "0.1"]
+    assert main(["paper", "table1", *asked, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"distance.png"}
+
+
 def test_a_part_belongs_to_the_whole(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rates and rows, or the figure of the same runs, take them from the store."""
     monkeypatch.setattr(laboratory, "train", no_training)

@@ -110,7 +110,7 @@ def bars() -> Watcher:
 
 
 def publish(runs: Runs, made: Comparison, out: Path) -> list[Path]:
-    """The results, the table in every format and the figure of distances, as files."""
+    """The results, the table in every format and the figures, as files; one task has nothing to forget."""
     from glocal.report.comparison import write_all
 
     paths = [results.write(runs, out / f"results{results.suffix()}"), *write_all(made, out)]
@@ -118,7 +118,8 @@ def publish(runs: Runs, made: Comparison, out: Path) -> list[Path]:
         import matplotlib  # noqa: F401
     except ImportError:
         return paths
-    return [*paths, *(titled(runs).plot(kind, out / f"{kind}.png") for kind in ("distance", "forgetting"))]
+    kinds = ("distance", "forgetting") if any(run.tasks > 1 for run in runs) else ("distance",)
+    return [*paths, *(titled(runs).plot(kind, out / f"{kind}.png") for kind in kinds)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
