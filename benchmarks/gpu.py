@@ -287,11 +287,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: try it out, without times")
     parser.add_argument("--steps", type=int, default=100, help="steps of a round")
     parser.add_argument("--network", default="mlp", choices=sorted({case.network for case in CASES}))
-    parser.add_argument("--only", nargs="+", metavar="ALGORITHM", help="these cases alone; nothing is written")
+    names = sorted({case.algorithm.name for case in CASES})
+    parser.add_argument("--only", nargs="+", choices=names, default=[], help="these cases alone; nothing is written")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     device, console = chosen(options.device), Console()
-    some = options.only or [case.algorithm.name for case in CASES]
+    some = options.only or names
     cases = (case for case in CASES if case.network == options.network and case.algorithm.name in some)
     writes = device.type == "cuda" and not options.only
     file = options.out / f"gpu-{options.network}.json"

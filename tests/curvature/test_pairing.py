@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from glocal.curvature import pairing
 from glocal.curvature.pairing import paired, weighted
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
@@ -105,6 +106,14 @@ def test_runs_may_share_some_of_it(device: str) -> None:
     found = vmap(together, in_dims=(0, None, 0, None, None, None))(*shared)
     alone = [together(*(t[run] if i in (0, 2) else t for i, t in enumerate(shared))) for run in range(3)]
     close(found, torch.stack(alone))
+
+
+def test_more_numbers_than_the_kernels_can_count_go_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "available", lambda deltas: True)
+    number = torch.zeros(1)
+    assert pairing._fused(number.expand(2**10, 1, 2**20))
+    assert not pairing._fused(number.expand(2**11, 1, 2**20))
+    assert not pairing._fused(number.double())
 
 
 @DEVICES

@@ -50,7 +50,8 @@ def _pair(deltas: Tensor, z: Tensor, b: Tensor | None) -> Tensor:
 
 
 def _fused(deltas: Tensor) -> bool:
-    return available(deltas) and deltas.dtype == torch.float32
+    """Whether there are kernels for one run's δ: they find a number by 32 bits."""
+    return available(deltas) and deltas.dtype == torch.float32 and deltas.numel() < 2**31
 
 
 class _Paired(Function):

@@ -40,17 +40,14 @@ def _overlap(
     z += run * z_of_run
     total += (run * each + which) * n
     found = tl.zeros((COLUMNS,), tl.float32)
-    row = tl.arange(0, ROWS)
     for begin in range(0, d, ROWS):
-        known = begin + row < d
-        inside = known[:, None] & there[None, :]
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < d)[:, None] & there[None, :]
         answer = tl.load(z + row[:, None] * z_of_row + at[None, :], mask=inside, other=0.0)
         if BIAS:
-            answer += tl.load(bias + run * b_of_run + begin + row, mask=known, other=0.0)[:, None]
+            answer += tl.load(bias + run * b_of_run + row, mask=row < d, other=0.0)[:, None]
         delta = tl.load(deltas + row[:, None] * of_row + at[None, :], mask=inside, other=0.0)
         found += tl.sum(delta * answer, 0)
-        z += ROWS * z_of_row  # a pointer goes on where an offset, of a run's more than 2³¹ numbers, would not
-        deltas += ROWS * of_row
     if not FIRST:
         found += tl.load(total + at, mask=there)
     tl.store(total + at, found, mask=there)
@@ -61,7 +58,7 @@ def _weighted(
     deltas, c, products, sums, d, each, n, of_run, of_row, of_each, c_of_run, c_of_each, c_of_input,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, run = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    row, run = tl.program_id(0), tl.program_id(1).to(tl.int64)
     deltas += run * of_run + row * of_row
     c += run * c_of_run
     products += (run * d + row) * n

@@ -76,7 +76,7 @@ def told_cost(algorithms: Options, demo: bool) -> str:
     size = DEMO if demo else FULL
     runs, tasks = len(algorithms) * len(size["lrs"]) * len(size["seeds"]), size["tasks"]
     products = tasks * (tasks - 1 + size["steps"])
-    return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} Hessian products for each"
+    return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} curvature products for each"
 
 
 class Prediction:
