@@ -32,8 +32,7 @@ from glocal.tree import Params
 def first_layer(module: nn.Module, rows: Rows) -> str | None:
     """The linear layer by which inputs enter a network, and by it alone, if there is one and rows are kept of it."""
     if module not in _FIRST:
-        names = [name for name, a in rows.get("inputs", {}).items() if a.dim() == 2]
-        _FIRST[module] = next((name for name in names if _enters_by(module, name)), None)
+        _FIRST[module] = next((name for name in rows.get("inputs", {}) if _enters_by(module, name)), None)
     return _FIRST[module]
 
 
@@ -127,5 +126,5 @@ def folded(params: Params, name: str, stored: Tensor) -> Params:
 def slopes(rows: Rows, vector: Mapping[str, Tensor]) -> Params:
     """Of the layers that are wide now: what the stored inputs are answered, (q, n), the slope of C."""
     held = rows.get("inputs", {})
-    wide = [n for n, a in held.items() if a.dim() == 2 and vector[f"{n}.weight"].shape[1] > a.shape[1]]
+    wide = [n for n, a in held.items() if vector[f"{n}.weight"].shape[1] > a.shape[1]]
     return {n: vector[f"{n}.weight"][:, held[n].shape[1] :] for n in wide}

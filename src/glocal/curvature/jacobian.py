@@ -5,17 +5,19 @@ In a layer z = W ∗ a + b it is made of two factors, a and δ (`layers`), so th
 
     J v = Σ_layers ⟨δ, v_W ∗ a + v_b⟩,    Jᵀ c = the layers' gradients with c δ in δ's place:
 
-every layer applied to its stored inputs, there and back. A convolution is kept in whichever form takes fewer numbers,
-factors or gradient; parameters outside plain layers (those of BatchNorm, tied weights) as they are.
+every layer applied to its stored inputs, there and back. A convolution's gradients are multiplied faster as they are,
+by as much as it has positions, and kept so where that takes no more than a few times the factors' numbers; those of
+parameters outside plain layers (BatchNorm's, tied weights) always.
 
 Rows are a dict of tensors, n inputs with C rows each:
 
-    inputs   layer -> a, (n, ...)
+    inputs   linear layer -> a, (n, ...)
     deltas   δ of all these layers, one below the other, (D, C, n)
+    images   inputs: convolution -> a, (n, ...); deltas: convolution -> δ, (n, C, ...)  (`convolved`)
     dense    the gradients in the remaining parameters side by side, (n, C, R)
 
-Layers and parameters come in the order of their names. Inputs are δ's last axis, because v_W a is a row of numbers for
-every output of a layer.
+Layers and parameters come in the order of their names. Inputs are the last axis of linear layers' δ, because v_W a is a
+row of numbers for every output of a layer.
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import functional_call
 
-from glocal.curvature.layers import KINDS, Params, Plain, plain_layers
+from glocal.curvature import convolved
+from glocal.curvature.convolved import IMAGES
+from glocal.curvature.layers import Params, Plain, plain_layers
 from glocal.curvature.outputs import Directions, factored
 from glocal.curvature.pairing import Answer, paired, weighted
+from glocal.tree import map_tree
 
 Rows: TypeAlias = dict[str, Any]
 Back: TypeAlias = Callable[[Tensor], Params]
+FEW = 3
+"""How many times the numbers of its factors a convolution's gradient may take."""
 
 
 def jacobian(
@@ -41,12 +48,18 @@ def jacobian(
     """The rows for inputs x (n, ...) at θ = `params`; `directions` turns the outputs (n, K) into u, (n, C, K)."""
     plain = plain_layers(module, x.shape[1:], next(iter(params.values())))
     outputs = functional_call(module, {**params, **buffers}, (x,))
-    smaller = {name: p for name, p in plain.items() if _smaller(name, p, params, directions(outputs).shape[1])}
-    found = factored(module, params, buffers, x, directions, smaller)
+    each = directions(outputs).shape[1]
+    kept = {name: p for name, p in plain.items() if _as_factors(name, p, params, each)}
+    found = factored(module, params, buffers, x, directions, kept)
+    linear = [name for name in sorted(found.inputs) if isinstance(plain[name].layer, nn.Linear)]
+    others = [name for name in sorted(found.inputs) if name not in linear]
     rows: Rows = {}
-    if found.inputs:
-        rows["inputs"] = found.inputs
-        rows["deltas"] = torch.cat([found.deltas[name].flatten(2).permute(2, 1, 0) for name in sorted(found.deltas)])
+    if linear:
+        rows["inputs"] = {name: found.inputs[name] for name in linear}
+        rows["deltas"] = torch.cat([found.deltas[name].permute(2, 1, 0) for name in linear])
+    if others:
+        inputs, deltas = ({name: held[name] for name in others} for held in (found.inputs, found.deltas))
+        rows[IMAGES] = {"inputs": inputs, "deltas": deltas}
     if found.dense:
         dense = [found.dense[k] for k in sorted(found.dense)]
         rows["dense"] = torch.cat([g.reshape(*g.shape[:2], -1) for g in dense], 2)
@@ -63,17 +76,20 @@ def act(
     """
     answers = answers or {}
     names = sorted(rows.get("inputs", {}))
-    others = [name for name in names if name not in answers]
-    layers = {name: _layer(module.get_submodule(name), name, rows["inputs"][name], vector) for name in others}
-    given = [(answers[name], None) if name in answers else layers[name][0] for name in names]
+    given = [(answers[k], None) if k in answers else _answer(k, rows["inputs"][k], vector) for k in names]
     widths = [z.shape[0] for z, _ in given]
-    parts = []
+    parts, backs = [], []
     if names:
         deltas = rows["deltas"]
         parts.append(paired(deltas, given))
+    if IMAGES in rows:
+        part, from_images = convolved.act(module, rows[IMAGES], vector)
+        parts.append(part)
+        backs.append(from_images)
     rest: list[str] = []
     if "dense" in rows:
-        factored = {key for name in names for key in _keys(name)}
+        convolutions = rows.get(IMAGES, {}).get("inputs", {})
+        factored = {key for name in (*names, *convolutions) for key in _keys(name)}
         rest = [k for k in sorted(vector) if k not in factored]
         numbers = torch.cat([vector[k].reshape(-1) for k in rest])
         parts.append(times_vector(rows["dense"].flatten(0, 1), numbers).view(rows["dense"].shape[:2]))
@@ -85,11 +101,11 @@ def act(
             totals = [None] * len(names) if sums is None else sums.split(widths)
             for name, part, total in zip(names, products.split(widths), totals, strict=True):
                 weight, bias = _keys(name)
-                found[weight] = part if name in answers else layers[name][1](part)
+                found[weight] = part if name in answers else product(part, rows["inputs"][name])
                 if bias in vector and name not in answers:
-                    total = part.sum(1) if total is None else total
-                    positions = total.shape[0] // vector[bias].shape[0]
-                    found[bias] = total if positions == 1 else total.view(-1, positions).sum(1)
+                    found[bias] = part.sum(1) if total is None else total
+        for way in backs:
+            found |= way(c)
         if rest:
             dense = times_vector(rows["dense"].flatten(0, 1).mT, c.reshape(-1))
             pieces = dense.split([vector[k].numel() for k in rest])
@@ -108,17 +124,15 @@ def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
     begin = 0
     for name, a in _inputs(rows):
         layer = module.get_submodule(name)
-        a = a.double()
-        width = _width(layer, a)
-        delta = rows["deltas"][begin : begin + width].permute(2, 1, 0).double()
-        begin += width
-        if isinstance(layer, nn.Linear):
-            inner = product(a, a.mT) + (layer.bias is not None)
-            flat = delta.flatten(0, 1)
-            total = total + product(flat, flat.mT) * _repeated(inner, delta.shape[1])
-        else:
-            for j in _written_down(layer, a, delta, chunk_bytes):
-                total = total + product(j, j.mT)
+        assert isinstance(layer, nn.Linear)
+        delta = rows["deltas"][begin : begin + layer.out_features].permute(2, 1, 0).double()
+        begin += layer.out_features
+        inner = product(a.double(), a.double().mT) + (layer.bias is not None)
+        flat = delta.flatten(0, 1)
+        total = total + product(flat, flat.mT) * _repeated(inner, delta.shape[1])
+    if IMAGES in rows:
+        for j in convolved.written_down(module, rows[IMAGES], chunk_bytes):
+            total = total + product(j, j.mT)
     if "dense" in rows:
         dense = rows["dense"].flatten(0, 1)
         for part in dense.split(max(1, chunk_bytes // (8 * max(1, dense.shape[0]))), 1):
@@ -138,19 +152,25 @@ def normalised(module: nn.Module, rows: Rows) -> tuple[Rows, Tensor]:
     lengths = gram(module, rows).diagonal().sqrt().view(shape(rows)).to(_held(rows).dtype)
     scale = torch.where(lengths > 0, lengths, 1)
     scales = {"deltas": scale.mT, "dense": scale.unsqueeze(-1)}
-    return {k: v / scales[k] if k in scales else v for k, v in rows.items()}, lengths
+    found = {k: v / scales[k] if k in scales else v for k, v in rows.items()}
+    if IMAGES in rows:
+        found[IMAGES] = convolved.divided(rows[IMAGES], scale)
+    return found, lengths
 
 
 def none_of(rows: Rows) -> Rows:
     """No gradients, of the form that the given ones have."""
-    return {k: none_of(dict(v)) if isinstance(v, Mapping) else v.narrow(_axis(k), 0, 0) for k, v in rows.items()}
+    return {
+        k: map_tree(lambda t: t[:0], v) if isinstance(v, Mapping) else v.narrow(_axis(k), 0, 0) for k, v in rows.items()
+    }
 
 
 def joined(old: Rows, new: Rows) -> Rows:
     """Rows of one network, one below the other."""
+    both = ((k, old[k], new[k]) for k in sorted(old))
     return {
-        k: joined(old[k], new[k]) if isinstance(old[k], Mapping) else torch.cat([old[k], new[k]], _axis(k))
-        for k in sorted(old)
+        k: map_tree(lambda s, t: torch.cat([s, t]), a, b) if isinstance(a, Mapping) else torch.cat([a, b], _axis(k))
+        for k, a, b in both
     }
 
 
@@ -169,22 +189,26 @@ def times_vector(a: Tensor, v: Tensor) -> Tensor:
     return torch.mv(a, v) if a.is_cuda else product(v.repeat(2, 1), a.mT)[0]
 
 
-def _smaller(name: str, plain: Plain, params: Mapping[str, Tensor], each: int) -> bool:
-    """Whether the factors of an input's gradients are no more numbers than the gradients."""
+def _as_factors(name: str, plain: Plain, params: Mapping[str, Tensor], each: int) -> bool:
+    """Whether the factors of an input's gradients are fewer numbers than the gradients, for a convolution far fewer."""
     own = [f"{name}.{kind}" for kind, _ in plain.layer.named_parameters()]
     factors = plain.input_shape.numel() + each * plain.output_shape.numel()
-    return all(k in params for k in own) and factors <= each * sum(params[k].numel() for k in own)
+    few = 1 if isinstance(plain.layer, nn.Linear) else FEW
+    return all(k in params for k in own) and few * factors <= each * sum(params[k].numel() for k in own)
 
 
 def _axis(key: str) -> int:
-    """Where a tensor of rows grows with the inputs."""
+    """Where a tensor that is no layer's alone grows with the inputs."""
     return -1 if key == "deltas" else 0
 
 
 def _held(rows: Rows) -> Tensor:
     """δ, or where there is none the dense gradients, as (n, C, ...)."""
-    held: Tensor = rows["deltas"].movedim(-1, 0).mT if "deltas" in rows else rows["dense"]
-    return held
+    if "deltas" in rows:
+        linear: Tensor = rows["deltas"].movedim(-1, 0).mT
+        return linear
+    others: Tensor = next(iter(rows[IMAGES]["deltas"].values())) if IMAGES in rows else rows["dense"]
+    return others
 
 
 def _keys(name: str) -> tuple[str, str]:
@@ -196,50 +220,10 @@ def _inputs(rows: Rows) -> Iterator[tuple[str, Tensor]]:
     return ((name, held[name]) for name in sorted(held))
 
 
-def _layer(
-    layer: nn.Module, name: str, a: Tensor, vector: Mapping[str, Tensor]
-) -> tuple[Answer, Callable[[Tensor], Tensor]]:
-    """v_W ∗ a of a layer, flat for every input, (outputs, n), v_b if it is still to be added, (outputs), and what the
-    first part's transpose makes of a tensor of z's shape."""
-    weight, bias = (vector.get(key) for key in _keys(name))
-    assert weight is not None
-    if isinstance(layer, nn.Linear):
-        return (product(weight, a.mT), bias), lambda t: product(t, a)
-    assert isinstance(layer, KINDS)
-    plain = Plain(layer, a.shape[1:], torch.Size())
-    z, pull = vjp(lambda weight: plain.respond(a, weight), weight)  # type: ignore[misc]
-    answer = z if bias is None else z + bias.view(-1, *[1] * (z.dim() - 2))
-    return (answer.flatten(1).mT, None), lambda t: pull(t.mT.reshape(z.shape))[0]
-
-
-def _width(layer: nn.Module, a: Tensor) -> int:
-    """How many numbers a layer answers to one input."""
-    assert isinstance(layer, KINDS)
-    if isinstance(layer, nn.Linear):
-        return layer.out_features
-    return Plain(layer, a.shape[1:], torch.Size()).respond(a[:1], layer.weight.detach().to(a.dtype))[0].numel()
-
-
-def _written_down(layer: nn.Module, a: Tensor, delta: Tensor, chunk_bytes: int) -> Iterator[Tensor]:
-    """A convolution's gradients themselves, (nC, ...), some output channels at a time."""
-    assert isinstance(layer, KINDS)
-    plain = Plain(layer, a.shape[1:], torch.Size())
-    channels = layer.weight.shape[0]
-    delta = delta.unflatten(2, (channels, -1))
-    if layer.bias is not None:
-        yield delta.sum(-1).flatten(0, 1)
-    shape = plain.respond(a[:1], layer.weight.detach().to(a.dtype)).shape[2:]
-    bytes_a_channel = 8 * delta.shape[0] * delta.shape[1] * layer.weight[0].numel()
-    # Channels of one group see the same inputs; those of several are taken together.
-    some = channels if getattr(layer, "groups", 1) > 1 else max(1, chunk_bytes // max(1, bytes_a_channel))
-    for part in delta.split(some, 2):
-        zeros = a.new_zeros(part.shape[2], *layer.weight.shape[1:])
-
-        def one(a: Tensor, delta: Tensor, zeros: Tensor = zeros) -> Tensor:
-            _, pull = vjp(lambda weight: plain.respond(a[None], weight)[0], zeros)  # type: ignore[misc]
-            return vmap(lambda d: pull(d)[0].flatten())(delta)
-
-        yield vmap(one)(a, part.unflatten(-1, shape)).flatten(0, 1)
+def _answer(name: str, a: Tensor, vector: Mapping[str, Tensor]) -> Answer:
+    """v_W a of a linear layer for every input, (outputs, n), and v_b, which is still to be added, (outputs)."""
+    weight, bias = _keys(name)
+    return product(vector[weight], a.mT), vector.get(bias)
 
 
 def _repeated(inner: Tensor, times: int) -> Tensor:

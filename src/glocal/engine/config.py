@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when the same configuration would give other numbers than before."""
-ROUNDING = {3: 4}
+ROUNDING = {3: 5, 4: 5}
 """Protocols and later ones that give the same numbers but for rounding."""
 
 

@@ -1,11 +1,21 @@
-"""The order of numbers in memory: on a GPU a convolution's weights, and all that is shaped like them, channels last."""
+"""The order of numbers in memory, on a GPU: channels last, as its convolutions ask for.
+
+Weights and all that is shaped like them stay run by run: a convolution of many runs has theirs one below the other.
+Images it has side by side, all runs' channels of a pixel together. Which numbers of a memory are images, its name for
+them says (`curvature.convolved.IMAGES`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glocal import tree
+from glocal.algorithms.algorithm import Memory
+from glocal.curvature.convolved import IMAGES
 from glocal.engine.state import State
 
 
@@ -13,7 +23,17 @@ def arrange(state: State, device: torch.device) -> None:
     """Bring a state into the order in which its device is fast; the numbers stay what they are."""
     if device.type == "cuda":
         state.params = tree.map_tree(channels_last, state.params)
-        state.memory = tree.map_tree(channels_last, state.memory)
+        state.memory = arranged(state.memory)
+
+
+def arranged(memory: Mapping[str, Any]) -> Memory:
+    """A memory's weights and images, each in their order."""
+    return {
+        key: (tree.map_tree(pixel_by_pixel, leaf) if key == IMAGES else arranged(leaf))
+        if isinstance(leaf, Mapping)
+        else channels_last(leaf)
+        for key, leaf in memory.items()
+    }
 
 
 def channels_last(leaf: Tensor) -> Tensor:
@@ -21,3 +41,10 @@ def channels_last(leaf: Tensor) -> Tensor:
     if leaf.dim() not in (5, 6) or not leaf.is_floating_point():
         return leaf
     return leaf.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
+def pixel_by_pixel(leaf: Tensor) -> Tensor:
+    """Stacked images (runs, n, ..., channels, h, w), in memory by n, ..., h, w, runs and channels."""
+    if leaf.dim() not in (5, 6):
+        return leaf
+    return leaf.movedim((0, -3), (-2, -1)).contiguous().movedim((-2, -1), (0, -3))

@@ -1,0 +1,77 @@
+"""What a GPU's order of numbers changes: where they lie, and nothing else."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.algorithms import OGDGTL
+from glocal.challenges import from_tasks
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.execute import Vectorised
+from glocal.engine.feed import Feed
+from glocal.engine.layout import arrange, arranged
+from glocal.engine.plan import initial_state
+from glocal.engine.state import State
+from glocal.kernels.mapped import into
+from glocal.networks.resnet import resnet18
+
+RUNS, IMAGES, CHANNELS, SIDE = 3, 5, 4, 6
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied() -> None:
+    inputs, deltas = torch.rand(RUNS, IMAGES, CHANNELS, SIDE, SIDE), torch.rand(RUNS, IMAGES, 2, CHANNELS, SIDE, SIDE)
+    found = arranged({"images": {"a": {"layer": inputs}, "d": {"layer": deltas}}})["images"]
+    assert found["a"]["layer"].equal(inputs) and found["d"]["layer"].equal(deltas)
+    for image in (found["a"]["layer"], found["d"]["layer"][:, :, 1]):
+        merged = into(image, 0, 1)
+        assert merged.shape == (IMAGES, RUNS * CHANNELS, SIDE, SIDE)
+        assert merged.data_ptr() == image.data_ptr() and merged.stride(1) == 1
+    assert into(found["a"]["layer"], 0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_lie_run_by_run_with_their_channels_side_by_side() -> None:
+    weight = torch.rand(RUNS, 8, CHANNELS, 3, 3)
+    found = arranged({"fisher": {"layer.weight": weight}, "number": torch.zeros(RUNS)})["fisher"]["layer.weight"]
+    assert found.equal(weight) and into(found, 0, 0).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(n, 3, 8, 8, generator=draw), torch.arange(n) % 4
+
+    tasks = from_tasks("noise", [(part(16), part(4)) for _ in range(3)], setting="domain")
+    members = tuple(Member(seed, 0.01, OGDGTL(slots=12)) for seed in range(RUNS))
+    of = Cohort(tasks, partial(resnet18, width=4), members, 1, 8, 8, CPU)
+
+    feed, executor = Feed(of), Vectorised(of)
+    feed.load_task(0)
+    begin = initial_state(of, feed)
+    for task in range(2):
+        feed.load_task(task, begin.memory)
+        with torch.no_grad():
+            executor.consolidate(begin, feed)
+
+    def next_task(device: torch.device) -> State:
+        state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), begin.clock)
+        arrange(state, device)
+        feed.load_task(2, state.memory)
+        feed.load_epoch(0)
+        executor.before_epoch(state, 0)
+        executor.step(state, feed.batch(0))
+        with torch.no_grad():
+            executor.consolidate(state, feed)
+        return state
+
+    usual, other = next_task(CPU), next_task(GPU)
+    images = tree.flatten(other.memory["span"]["rows"]["images"])
+    assert images and all(t.shape[:2] == (RUNS, 12) for t in images.values())
+    for name, expected in tree.flatten({"params": usual.params, "memory": usual.memory}).items():
+        found = tree.flatten({"params": other.params, "memory": other.memory})[name]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
