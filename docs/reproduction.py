@@ -5,7 +5,9 @@ python docs/reproduction.py
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from glocal.paper import icarl_buffer, results
@@ -106,24 +108,37 @@ def exemplars(made: Comparison) -> list[str]:
 
 def projection(runs: Runs, column: Column) -> str:
     """What a step of every row took, and what the whole column would take at that pace."""
-    lines, hours, absent = ["| row | ms a step | hours for the row |", "| --- | ---: | ---: |"], 0.0, []
+    lines, hours = ["| row | ms a step | hours for the row |", "| --- | ---: | ---: |"], 0.0
+    absent, timed, untimed = [], [], []
     for row in column.rows:
         own = [run for run in runs if row_of(column, *_chosen(run)) == row]
         if not own:
             absent.append(f"`{row.algorithm}`")
             continue
-        pace = sum(run.info["cost"]["seconds"] for run in own) / sum(run.info["steps"] for run in own)
+        paces = [pace for run in own if (pace := run.info["cost"].get("step_seconds")) is not None]
+        (timed if paces else untimed).append(f"`{row.algorithm}`")
+        pace = median(paces) if paces else _seconds(own) / sum(run.info["steps"] for run in own)
         whole = pace * column.steps * len(column.lrs) * len(column.seeds) / 3600
         lines.append(f"| `{row.algorithm}` | {1000 * pace:.2f} | {whole:.1f} |")
         hours += whole
     sizes = [run.info["cost"]["cohort_runs"] for run in runs]
     told = (
-        f"Seconds by steps, measuring included, of {min(sizes)} to {max(sizes)} runs trained together, which share "
-        f"them. The whole column is {column.steps:,} steps a run × {len(column.rows) - len(absent)} rows × "
+        f"Seconds by steps {'in the median epoch ' if timed else ''}of {min(sizes)} to {max(sizes)} runs trained "
+        "together, which share them: start-up, consolidation and measuring are "
+        f"{'left out' if timed else 'included'}. "
+    )
+    if timed and untimed:
+        told += f"For {', '.join(untimed)}, whose epochs were not timed, they are included. "
+    told += (
+        f"The whole column is {column.steps:,} steps a run × {len(column.rows) - len(absent)} rows × "
         f"{len(column.lrs)} learning rates × {len(column.seeds)} seeds: at this pace {hours:.1f} hours"
     )
     told += f", without {', '.join(absent)}, of which there are no runs." if absent else "."
     return "\n".join([*lines, "", told])
+
+
+def _seconds(runs: Iterable[Run]) -> float:
+    return sum(run.info["cost"]["seconds"] for run in runs)
 
 
 def _chosen(run: Run) -> tuple[str, dict[str, Any]]:
@@ -170,9 +185,8 @@ def lacking(column: Column) -> str:
 
 
 def cost(runs: Runs) -> str:
-    seconds = sum(run.info["cost"]["seconds"] for run in runs)
     where = sorted({str(run.info["versions"]["device"]) for run in runs})
-    return f"{len(runs)} runs took {seconds:.0f} s together on {', '.join(where)}{when(runs)}."
+    return f"{len(runs)} runs took {_seconds(runs):.0f} s together on {', '.join(where)}{when(runs)}."
 
 
 def when(runs: Runs) -> str:

@@ -346,6 +346,7 @@ def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "cost": {
             "seconds": record.seconds / len(cohort),
+            "step_seconds": record.step_seconds,
             "cohort_seconds": record.seconds,
             "cohort_runs": len(cohort),
             "peak_bytes": record.peak_bytes,

@@ -33,7 +33,10 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def short(row: str, lr: float, seconds: float = 2.0, steps: int = 10, cohort: int = 4, **info: Any) -> Run:
+def short(
+    row: str, lr: float, seconds: float = 2.0, steps: int = 10, cohort: int = 4, pace: float | None = None, **info: Any
+) -> Run:
+    """As an earlier version wrote it, where no pace is given."""
     chosen = TINY.named(row)
     made = fake_run(
         row,
@@ -46,6 +49,7 @@ def short(row: str, lr: float, seconds: float = 2.0, steps: int = 10, cohort: in
         options={"options": dict(chosen.options)},
     )
     costs = {"seconds": seconds, "memory_bytes": 0, "cohort_runs": cohort}
+    costs |= {} if pace is None else {"step_seconds": pace}
     return replace(made, info={**made.info, "cost": costs, "steps": steps, "versions": {"device": "x"}, **info})
 
 
@@ -55,9 +59,26 @@ def test_projected_cost(page: ModuleType) -> None:
     text = page.projection(runs, TINY)
     assert "| `sgd` | 20.00 | 43.5 |" in text  # 0.02 × 313,000 × 25 / 3600 = 43.47
     assert "| `icarl` | 72.00 | 156.5 |" in text  # 0.072 × 313,000 × 25 / 3600 = 156.5
-    assert "4 to 8 runs trained together" in text
+    assert "Seconds by steps of 4 to 8 runs trained together" in text
+    assert "start-up, consolidation and measuring are included." in text and "not timed" not in text
     assert "313,000 steps a run × 2 rows × 5 learning rates × 5 seeds: at this pace 200.0 hours" in text
     assert "without `agem`, `er`, `si`, `ewc`, `ogd-published`, `ogd-gtl`, of which" in text
+
+
+def test_the_pace_of_training_is_projected_where_it_is_known(page: ModuleType, tmp_path: Path) -> None:
+    """sgd: the median of 1, 2 and 40 ms, whatever the seconds; icarl: 7.2 s for 100 steps, as it does not say more."""
+    paces = (0.04, 0.001, 0.002)
+    timed = [short("sgd", lr, 900.0, 100, pace=pace) for lr, pace in zip(TINY.lrs[:3], paces, strict=True)]
+    silent = [short("sgd", TINY.lrs[3], 900.0, 100), short("icarl", 0.1, 7.2, 100)]
+    unsure = replace(silent[1], info={**silent[1].info, "cost": {**silent[1].info["cost"], "step_seconds": None}})
+    for icarl in (silent[1], unsure):
+        kept = results.read(results.write([*timed, silent[0], icarl], tmp_path / "r.npz"))
+        text = page.projection(kept, TINY)
+        assert "| `sgd` | 2.00 | 4.3 |" in text  # 0.002 × 313,000 × 25 / 3600 = 4.347
+        assert "| `icarl` | 72.00 | 156.5 |" in text
+        assert "at this pace 160.8 hours" in text
+        assert "in the median epoch of 4 to 4 runs" in text and "measuring are left out. For `icarl`, whose" in text
+    assert "measuring are left out. The whole column is" in page.projection(Runs(timed), TINY)
 
 
 def test_days_where_they_are_known(page: ModuleType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Record:
     from_start[run, t] = ‖θ_t − θ_0‖₂ and from_previous[run, t] = ‖θ_t − θ_{t−1}‖₂, with θ_{t}, t = 1…T, at index t − 1.
     epoch_loss[run, t, e]: the mean objective over epoch e of task t.
     memory_bytes[run, t]: what the algorithm remembers after t + 1 tasks.
+    paces: a run's share of the seconds of a step, a number for every epoch but a task's first, where more follow it.
     """
 
     matrices: dict[str, Tensor]
@@ -35,6 +37,7 @@ class Record:
     epoch_loss: Tensor
     memory_bytes: Tensor
     seconds: float = 0.0
+    paces: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -52,11 +55,17 @@ class Record:
     def arrays(self) -> dict[str, Tensor]:
         return {**self.matrices, **{k: getattr(self, k) for k in VECTORS}}
 
+    @property
+    def step_seconds(self) -> float | None:
+        """What a step of a run took, without start-up, consolidation and measuring; None where no epoch was timed."""
+        return median(self.paces) if self.paces else None
+
     def select(self, runs: Sequence[int]) -> Record:
-        """Some of the runs, with their share of the time."""
+        """Some of the runs, with their share of the time; paces are one run's already."""
         part = replace(self, matrices={k: m[runs] for k, m in self.matrices.items()})
         for name in VECTORS:
             setattr(part, name, getattr(self, name)[runs])
+        part.paces = list(self.paces)
         part.seconds = self.seconds * len(runs) / self.memory_bytes.shape[0]
         return part
 

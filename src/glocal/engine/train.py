@@ -100,13 +100,18 @@ def _train(
         feed.load_task(task, state.memory)
         previous = {k: p.clone() for k, p in state.params.items()}
         for epoch in range(cohort.epochs):
+            begun = time.perf_counter()
             feed.load_epoch(epoch)
             executor.before_epoch(state, epoch)
             losses = executor.epoch(state, feed, epoch, progress.steps)
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
+            took = time.perf_counter() - begun  # all of it: the losses have arrived
+            if epoch or cohort.epochs == 1:  # in a task's first epoch graphs are captured and steps recorded
+                record.paces.append(took / losses.shape[1] / len(cohort))
             if watch is not None:
                 watch(task, epoch, state, feed)
+                settle(cohort.device)
         with torch.no_grad():
             executor.consolidate(state, feed)
             arrange(state, cohort.device)
@@ -177,6 +182,12 @@ def note_lost(state: State, measured: Tensor) -> None:
     """A run whose parameters or losses are no longer finite has diverged, even if its last objective still was."""
     lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
     state.diverged.masked_fill_(lost, state.clock)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what is under way on a GPU, so that it is not taken for the next epoch's work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def peak_bytes(device: torch.device) -> int:

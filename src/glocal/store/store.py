@@ -214,6 +214,7 @@ class Claim:
                 "finished": snapshot.finished,
                 "clock": snapshot.state.clock,
                 "seconds": record.seconds,
+                "paces": record.paces,
                 "peak_bytes": record.peak_bytes,
                 "notes": record.notes,
             }
@@ -233,6 +234,7 @@ class Claim:
         except (*DAMAGE, RuntimeError) as error:
             raise GlocalError(f"the checkpoint '{path}' is damaged ({_line(error)}). Delete '{self.path}'.") from error
         record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
+        record.paces = about.get("paces", [])  # checkpoints of earlier versions have none
         moved = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         state = State.from_tree(moved, about["clock"])
         return Snapshot(about["finished"], state, record)
