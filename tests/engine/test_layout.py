@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor
 
 from glocal import tree
 from glocal.algorithms import OGDGTL
 from glocal.challenges import from_tasks
+from glocal.curvature.convolved import IMAGES
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.execute import Vectorised
 from glocal.engine.feed import Feed
@@ -19,19 +21,30 @@ from glocal.engine.state import State
 from glocal.kernels.mapped import into
 from glocal.networks.resnet import resnet18
 
-RUNS, IMAGES, CHANNELS, SIDE = 3, 5, 4, 6
+RUNS, INPUTS, CHANNELS, SIDE = 3, 5, 4, 6
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied() -> None:
-    inputs, deltas = torch.rand(RUNS, IMAGES, CHANNELS, SIDE, SIDE), torch.rand(RUNS, IMAGES, 2, CHANNELS, SIDE, SIDE)
-    found = arranged({"images": {"a": {"layer": inputs}, "d": {"layer": deltas}}})["images"]
-    assert found["a"]["layer"].equal(inputs) and found["d"]["layer"].equal(deltas)
-    for image in (found["a"]["layer"], found["d"]["layer"][:, :, 1]):
+    inputs, deltas = torch.rand(RUNS, INPUTS, CHANNELS, SIDE, SIDE), torch.rand(RUNS, INPUTS, 2, CHANNELS, SIDE, SIDE)
+    rows = {IMAGES: {"inputs": {"layer": inputs}, "deltas": {"layer": deltas}}}
+    found = arranged({"span": {"rows": rows}})["span"]["rows"][IMAGES]
+    assert found["inputs"]["layer"].equal(inputs) and found["deltas"]["layer"].equal(deltas)
+    for image in (found["inputs"]["layer"], found["deltas"]["layer"][:, :, 1]):
         merged = into(image, 0, 1)
-        assert merged.shape == (IMAGES, RUNS * CHANNELS, SIDE, SIDE)
+        assert merged.shape == (INPUTS, RUNS * CHANNELS, SIDE, SIDE)
         assert merged.data_ptr() == image.data_ptr() and merged.stride(1) == 1
-    assert into(found["a"]["layer"], 0, 1).is_contiguous(memory_format=torch.channels_last)
+    assert into(found["inputs"]["layer"], 0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("positions", [(7,), (3, 4, 5)])
+def test_so_are_signals_and_volumes(positions: tuple[int, ...]) -> None:
+    images = {"inputs": torch.rand(RUNS, INPUTS, CHANNELS, *positions)}
+    images |= {"deltas": torch.rand(RUNS, INPUTS, 2, CHANNELS, *positions)}
+    found = arranged({IMAGES: {half: {"layer": t} for half, t in images.items()}})[IMAGES]
+    for half, axis in (("inputs", 2), ("deltas", 3)):
+        image = found[half]["layer"]
+        assert image.equal(images[half]) and (image.stride(axis), image.stride(0)) == (1, CHANNELS)
 
 
 def test_weights_lie_run_by_run_with_their_channels_side_by_side() -> None:
@@ -61,6 +74,8 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
     def next_task(device: torch.device) -> State:
         state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), begin.clock)
         arrange(state, device)
+        laid = tree.flatten(state.memory["span"]["rows"][IMAGES]["inputs"]).values()
+        assert all((t.stride(2) == 1) is (device.type == "cuda") for t in laid if t.shape[-1] > 1)
         feed.load_task(2, state.memory)
         feed.load_epoch(0)
         executor.before_epoch(state, 0)
@@ -70,7 +85,7 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
         return state
 
     usual, other = next_task(CPU), next_task(GPU)
-    images = tree.flatten(other.memory["span"]["rows"]["images"])
+    images = tree.flatten(other.memory["span"]["rows"][IMAGES])
     assert images and all(t.shape[:2] == (RUNS, 12) for t in images.values())
     for name, expected in tree.flatten({"params": usual.params, "memory": usual.memory}).items():
         found = tree.flatten({"params": other.params, "memory": other.memory})[name]

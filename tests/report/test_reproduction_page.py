@@ -118,6 +118,22 @@ def test_the_sentence_follows_the_numbers(
     assert said in page.thesis(lowest, highest, shown)
 
 
+def test_differences_by_rate(page: ModuleType) -> None:
+    """Forgetting over T−1 = 4 tasks is 62.5 % of `lost`: 20 and 15 points, 10 and 25."""
+    lost = {("sgd", 0.1): 0.32, ("sgd", 0.5): 0.24, ("ogd-gtl", 0.1): 0.16, ("ogd-gtl", 0.5): 0.40, ("er", 0.9): 0.5}
+    runs = Runs([fake_run(name, lr, tasks=5, lost=x) for (name, lr), x in lost.items()])
+    text = page.by_rates(page.compare(runs), runs)
+    assert ", is in points: -10.0 at 0.1, +10.0 at 0.5. One seed gives no verdict." in text
+    alone = Runs([run for run in runs if run.algorithm != "sgd"])
+    assert page.by_rates(page.compare(alone), alone) == ""
+
+
+def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:
+    assert page.further(Runs([])) == ""
+    told = page.further(Runs([short("sgd", 0.1), short("icarl", 0.1), short("icarl", 0.5)]))
+    assert told.startswith(" The rows of `sgd` and `icarl` were trained beside") and "3 runs took 6 s" in told
+
+
 def test_gradients_a_task_are_those_of_the_runs(page: ModuleType) -> None:
     """10 slots for 5 tasks; forgetting over T−1 tasks is `lost` T / (2 (T−1)), so 62.5 % of it."""
     lost = {("sgd", 0.1): 0.32, ("sgd", 0.5): 0.48, ("ogd-gtl", 0.1): 0.16, ("ogd-gtl", 0.5): 0.44}

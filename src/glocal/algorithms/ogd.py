@@ -43,9 +43,10 @@ class Orthogonal(Algorithm):
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "local"
     remembers: ClassVar[str] = (
-        "`slots` gradients as factors (an input and a δ for every layer), and their Gram–Schmidt matrix"
+        "`slots` gradients, as factors (an input and a δ of a layer) where these are far shorter, and their "
+        "Gram–Schmidt matrix"
     )
-    grows: ClassVar[str] = "slots (inputs and outputs of every layer) + slots²"
+    grows: ClassVar[str] = "slots (inputs and outputs of every layer, of convolutions up to 3 times) + slots²"
 
     slots: int = 500
     """Gradients the memory holds after the last task, an equal share of them for every task."""

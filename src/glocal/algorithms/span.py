@@ -1,6 +1,6 @@
 r"""The span of stored gradients, and what is left of a vector outside it: g − Jᵀ (J Jᵀ)⁻¹ J g.
 
-J is kept as factors (`curvature.jacobian`), its rows scaled to length 1, and beside it a triangular S with
+J is kept by its factors (`curvature.jacobian`), its rows scaled to length 1, and beside it a triangular S with
 S J Jᵀ Sᵀ = 1: the rows of S J are the Gram–Schmidt basis of the span, so that a step takes a few products,
 
     s = J g,    g ← g − Jᵀ Sᵀ S s,

@@ -5,7 +5,7 @@ With positions p of an output image and rows i,
     (J v)_i = Σ_p ⟨δ_{ip}, (v_W ∗ a_i + v_b)_p⟩,    Jᵀ c = the slopes in W and b of Σ_i ⟨c_i δ_i, W ∗ a_i + b⟩.
 
 Images are {"inputs": layer -> a, (n, ...), "deltas": layer -> δ, (n, C, ...)}, C rows of every input. A convolution
-takes and gives them in this order, so that in a step none of them is turned round.
+takes and gives them in this order: with one row an input a step turns none of them round.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ In a layer z = W ∗ a + b it is made of two factors, a and δ (`layers`), so th
 
     J v = Σ_layers ⟨δ, v_W ∗ a + v_b⟩,    Jᵀ c = the layers' gradients with c δ in δ's place:
 
-every layer applied to its stored inputs, there and back. A convolution's gradients are multiplied faster as they are,
-by as much as it has positions, and kept so where that takes no more than a few times the factors' numbers; those of
-parameters outside plain layers (BatchNorm's, tied weights) always.
+every layer applied to its stored inputs, there and back. A product with a convolution's gradient as it is takes a
+multiplication a number, and by its factors one for every position: where it is little longer than they are it is kept
+so, and those of parameters outside plain layers (BatchNorm's, tied weights) always.
 
 Rows are a dict of tensors, n inputs with C rows each:
 
-    inputs   linear layer -> a, (n, ...)
+    inputs   linear layer -> a, (n, p)
     deltas   δ of all these layers, one below the other, (D, C, n)
     images   inputs: convolution -> a, (n, ...); deltas: convolution -> δ, (n, C, ...)  (`convolved`)
     dense    the gradients in the remaining parameters side by side, (n, C, R)
@@ -22,7 +22,7 @@ row of numbers for every output of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -38,8 +38,8 @@ from glocal.tree import map_tree
 
 Rows: TypeAlias = dict[str, Any]
 Back: TypeAlias = Callable[[Tensor], Params]
-FEW = 3
-"""How many times the numbers of its factors a convolution's gradient may take."""
+LONGER = 3
+"""How many times as long as its factors a convolution's gradient may be to be kept as it is."""
 
 
 def jacobian(
@@ -78,14 +78,14 @@ def act(
     names = sorted(rows.get("inputs", {}))
     given = [(answers[k], None) if k in answers else _answer(k, rows["inputs"][k], vector) for k in names]
     widths = [z.shape[0] for z, _ in given]
-    parts, backs = [], []
+    parts: list[Tensor] = []
+    from_images: Back | None = None
     if names:
         deltas = rows["deltas"]
         parts.append(paired(deltas, given))
     if IMAGES in rows:
         part, from_images = convolved.act(module, rows[IMAGES], vector)
         parts.append(part)
-        backs.append(from_images)
     rest: list[str] = []
     if "dense" in rows:
         convolutions = rows.get(IMAGES, {}).get("inputs", {})
@@ -104,8 +104,8 @@ def act(
                 found[weight] = part if name in answers else product(part, rows["inputs"][name])
                 if bias in vector and name not in answers:
                     found[bias] = part.sum(1) if total is None else total
-        for way in backs:
-            found |= way(c)
+        if from_images is not None:
+            found |= from_images(c)
         if rest:
             dense = times_vector(rows["dense"].flatten(0, 1).mT, c.reshape(-1))
             pieces = dense.split([vector[k].numel() for k in rest])
@@ -122,7 +122,7 @@ def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
     """J Jᵀ in float64, (nC, nC). For linear layers the product over rows is a product of products: (a·a' + 1) δ·δ'."""
     total: Tensor | float = 0.0
     begin = 0
-    for name, a in _inputs(rows):
+    for name, a in sorted(rows.get("inputs", {}).items()):
         layer = module.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         delta = rows["deltas"][begin : begin + layer.out_features].permute(2, 1, 0).double()
@@ -193,8 +193,8 @@ def _as_factors(name: str, plain: Plain, params: Mapping[str, Tensor], each: int
     """Whether the factors of an input's gradients are fewer numbers than the gradients, for a convolution far fewer."""
     own = [f"{name}.{kind}" for kind, _ in plain.layer.named_parameters()]
     factors = plain.input_shape.numel() + each * plain.output_shape.numel()
-    few = 1 if isinstance(plain.layer, nn.Linear) else FEW
-    return all(k in params for k in own) and few * factors <= each * sum(params[k].numel() for k in own)
+    longer = 1 if isinstance(plain.layer, nn.Linear) else LONGER
+    return all(k in params for k in own) and longer * factors <= each * sum(params[k].numel() for k in own)
 
 
 def _axis(key: str) -> int:
@@ -213,11 +213,6 @@ def _held(rows: Rows) -> Tensor:
 
 def _keys(name: str) -> tuple[str, str]:
     return f"{name}.weight", f"{name}.bias"
-
-
-def _inputs(rows: Rows) -> Iterator[tuple[str, Tensor]]:
-    held = rows.get("inputs", {})
-    return ((name, held[name]) for name in sorted(held))
 
 
 def _answer(name: str, a: Tensor, vector: Mapping[str, Tensor]) -> Answer:

@@ -8,6 +8,7 @@ them says (`curvature.convolved.IMAGES`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from glocal import tree
 from glocal.algorithms.algorithm import Memory
 from glocal.curvature.convolved import IMAGES
 from glocal.engine.state import State
+
+CHANNELS = {"inputs": 2, "deltas": 3}
+"""Which axis of stacked images has the channels: (runs, n, channels, ...) and (runs, n, C, channels, ...)."""
 
 
 def arrange(state: State, device: torch.device) -> None:
@@ -28,12 +32,15 @@ def arrange(state: State, device: torch.device) -> None:
 
 def arranged(memory: Mapping[str, Any]) -> Memory:
     """A memory's weights and images, each in their order."""
-    return {
-        key: (tree.map_tree(pixel_by_pixel, leaf) if key == IMAGES else arranged(leaf))
-        if isinstance(leaf, Mapping)
-        else channels_last(leaf)
-        for key, leaf in memory.items()
-    }
+    return {key: _in_order(key, leaf) for key, leaf in memory.items()}
+
+
+def _in_order(key: str, leaf: Any) -> Any:
+    if not isinstance(leaf, Mapping):
+        return channels_last(leaf)
+    if key != IMAGES:
+        return arranged(leaf)
+    return {half: tree.map_tree(partial(pixel_by_pixel, channels=axis), leaf[half]) for half, axis in CHANNELS.items()}
 
 
 def channels_last(leaf: Tensor) -> Tensor:
@@ -43,8 +50,6 @@ def channels_last(leaf: Tensor) -> Tensor:
     return leaf.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
-def pixel_by_pixel(leaf: Tensor) -> Tensor:
-    """Stacked images (runs, n, ..., channels, h, w), in memory by n, ..., h, w, runs and channels."""
-    if leaf.dim() not in (5, 6):
-        return leaf
-    return leaf.movedim((0, -3), (-2, -1)).contiguous().movedim((-2, -1), (0, -3))
+def pixel_by_pixel(leaf: Tensor, channels: int) -> Tensor:
+    """Stacked images, the runs their first axis, with all runs' channels side by side in memory."""
+    return leaf.movedim((0, channels), (-2, -1)).contiguous().movedim((-2, -1), (0, channels))

@@ -105,12 +105,15 @@ class Tradeoff:
             if not own:
                 continue
             changes[kind] = {name: _change(own, name, low, high) for name in ("learning_accuracy", "acc", "forgetting")}
-            each = [f"{a} {_change(where(own, algorithm=a), 'acc', low, high):+.1f}" for a in names(own)]
+            each = {a: _change(where(own, algorithm=a), "acc", low, high) for a in names(own)}
+            told = [f"{a} {change:+.1f}" for a, change in each.items() if np.isfinite(change)]
+            absent = [a for a, change in each.items() if not np.isfinite(change)]
+            told += [f"without {listed(absent)}, of which no run is left at some rate"] if absent else []
             said.append(
                 f"From learning rates of {_told(low)} to {_told(high)}, the accuracy of {kind} algorithms right after "
                 f"learning changes by {changes[kind]['learning_accuracy']:+.1f} points, their forgetting by "
                 f"{changes[kind]['forgetting']:+.1f}, and their accuracy in the end by {changes[kind]['acc']:+.1f} "
-                f"({listed(each)})."
+                f"({', '.join(told)})."
             )
         if len(changes) == 2:
             gain = changes["global"]["acc"] - changes["local"]["acc"]
