@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from glocal.curvature.convolved import IMAGES
 from glocal.curvature.jacobian import Rows, act, gram, jacobian, joined, none_of, normalised, product, shape
 from glocal.engine.precision import multiplying
 from glocal.networks.convolution import Conv2d
@@ -239,9 +240,9 @@ def test_convolutions_are_factors_where_these_are_far_fewer_numbers() -> None:
     """Of the first one the gradient has 80 numbers and its factors 36 + 288, of the second 2,336 and 288 + 288, of the
     third 1,024 and 288 + 288, which is less than thrice as long, of the last 2,048 and 288 + 128."""
     rows = Case("convolutions", 1).rows()
-    assert set(rows["inputs"]) == {"head"} and set(rows["images"]["inputs"]) == {"deep", "grouped"}
+    assert set(rows["inputs"]) == {"head"} and set(rows[IMAGES]["inputs"]) == {"deep", "grouped"}
     assert rows["dense"].shape == (INPUTS, 1, 8 * 9 + 8 + 32 * 32)
-    assert set(Case("volumes", 1).rows()) == {"images"}
+    assert set(Case("volumes", 1).rows()) == {IMAGES}
     numbers = sum(leaf[0].numel() for leaf in flatten(rows).values())
     assert numbers < 0.4 * sum(p.numel() for p in Convolutions().parameters())
 

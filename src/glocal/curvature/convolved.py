@@ -21,7 +21,7 @@ from torch.func import vjp, vmap
 from glocal.curvature.layers import KINDS, Params, Plain
 
 Images: TypeAlias = Mapping[str, Mapping[str, Tensor]]
-IMAGES = "images"
+IMAGES = "convolved"
 """The name under which rows have them; whoever keeps rows knows by it what is laid out as images (`engine.layout`)."""
 
 

@@ -11,10 +11,10 @@ so, and those of parameters outside plain layers (BatchNorm's, tied weights) alw
 
 Rows are a dict of tensors, n inputs with C rows each:
 
-    inputs   linear layer -> a, (n, p)
-    deltas   δ of all these layers, one below the other, (D, C, n)
-    images   inputs: convolution -> a, (n, ...); deltas: convolution -> δ, (n, C, ...)  (`convolved`)
-    dense    the gradients in the remaining parameters side by side, (n, C, R)
+    inputs      linear layer -> a, (n, p)
+    deltas      δ of all these layers, one below the other, (D, C, n)
+    convolved   inputs: convolution -> a, (n, ...); deltas: convolution -> δ, (n, C, ...)
+    dense       the gradients in the remaining parameters side by side, (n, C, R)
 
 Layers and parameters come in the order of their names. Inputs are the last axis of linear layers' δ, because v_W a is a
 row of numbers for every output of a layer.

@@ -11,7 +11,7 @@ from typing import Any
 PROTOCOL = 5
 """Raised when the same configuration would give other numbers than before."""
 ROUNDING = {3: 5, 4: 5}
-"""Protocols and later ones that give the same numbers but for rounding; since 5 OGD's memory of convolutions is larger."""
+"""Protocols and later ones that give the same numbers but for rounding; in 5 OGD's memory of convolutions is larger."""
 
 
 @dataclass(frozen=True)
