@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vmap
+from torch.func import grad, jacrev, vjp, vmap
 
 from glocal.errors import GlocalError, unknown
 
@@ -29,6 +29,10 @@ class Loss(Protocol):
 
     def hessian_root(self, outputs: Tensor) -> Tensor:
         """Rows s_c with Σ_c s_c s_cᵀ = ∇²_f ℓ, shape (n, C, K)."""
+        ...
+
+    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """t ↦ ∇²_f ℓ(f_i, y_i) t_i, shape (n, K)."""
         ...
 
     def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
@@ -60,6 +64,15 @@ class CrossEntropy:
         identity = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return p.sqrt().unsqueeze(-1) * (identity - p.unsqueeze(-2))
 
+    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        p = outputs.mT.softmax(-2)  # the layout that is fast on a CPU
+
+        def times(t: Tensor) -> Tensor:
+            weighted = p * t.mT
+            return (weighted - p * weighted.sum(-2, keepdim=True)).mT
+
+        return times
+
     def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         cumulative = outputs.softmax(-1).cumsum(-1)
         return (uniform.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1)
@@ -85,6 +98,9 @@ class SquaredError:
     def hessian_root(self, outputs: Tensor) -> Tensor:
         identity = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
         return identity.expand(*outputs.shape[:-1], -1, -1)
+
+    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda t: t
 
     def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         raise GlocalError("labels are sampled from a network's classes; squared-error tasks have none. Use 'exact'.")
@@ -120,6 +136,10 @@ class OwnLoss:
         label = label.to(outputs.dtype) if label.is_floating_point() else label
         values, vectors = torch.linalg.eigh(self._bends(outputs, label.expand(len(outputs), *label.shape)))
         return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
+
+    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        _, pull = vjp(lambda f: self.score(f, y), outputs)  # type: ignore[misc]
+        return lambda t: pull(t)[0]
 
     def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         raise GlocalError("labels are sampled from a network's classes; a loss of one's own says of none. Use 'exact'.")

@@ -191,7 +191,7 @@ def task_product(model: Model, params: Params, data: Batch, matrix: Matrix) -> P
     module, buffers, x = evaluated.module, evaluated.buffers, evaluated.admit(data.x)
     if matrix == "ggn":
         return gauss_newton_product(module, params, buffers, x, model.criterion)
-    return hessian_product(module, params, buffers, x, data.y, model.criterion)
+    return hessian_product(module, params, buffers, x, data.y, model.criterion, alike=True)
 
 
 def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:

@@ -27,6 +27,8 @@ from glocal.curvature.symmetric import eigh
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
 ROUNDING = 10
 """A product is exact to so many ε of the largest one."""
+ROOM = 40
+"""Vectors there is room for at first, where it is not known how many steps will do."""
 BLOCK = 16_384
 """Numbers that are added up one after the other: sums of sums round less."""
 
@@ -102,22 +104,25 @@ def tridiagonal(
     q = torch.where(zero, _outside(start, 0), start)
     q = q / _norm(q)
     w = matvec(q)
-    basis = w.new_empty(
-        steps, start.numel()
-    )  # as many runs as the products have; rows are written before they are read
+    room = steps if enough is None else min(steps, ROOM)
+    basis = w.new_empty(room, start.numel())  # as many runs as the products have; rows are written before they are read
     alphas: list[Tensor] = []
     betas: list[Tensor] = []
-    scale = _norm(w)
+    scale = q.new_zeros(())
     for j in range(steps):
+        if j == len(basis):
+            basis = torch.cat([basis, torch.empty_like(basis)])
         basis[j] = q
         if j > 0:
             w = matvec(q)
-            scale = torch.maximum(scale, _norm(w))
         alphas.append(_dot(q, w))
+        row = alphas[-1].abs()
         w = torch.addcmul(w, alphas[-1], q, value=-1)
         if j > 0:
+            row = row + betas[-1]
             w = torch.addcmul(w, betas[-1], basis[j - 1], value=-1)
         w, length = _orthogonal(w, basis[: j + 1])
+        scale = torch.maximum(scale, row + length)  # at least ‖A q_j‖
         ends = length <= ROUNDING * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
         betas.append(torch.where(ends, 0.0, length))
         if enough is not None and enough(torch.stack(alphas), torch.stack(betas)):
@@ -127,7 +132,7 @@ def tridiagonal(
                 fresh, its = _orthogonal(_outside(start, j + 1), basis[: j + 1])
                 w, length = torch.where(ends, fresh, w), torch.where(ends, its, length)
             q = w / length.clamp(min=tiny)
-    return basis, torch.stack(alphas), torch.stack(betas)
+    return basis[:steps], torch.stack(alphas), torch.stack(betas)
 
 
 def _surely_not(condition: Tensor) -> bool:

@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from glocal.curvature import chained
 from glocal.curvature.layers import Params
 from glocal.curvature.rectified import Rectified
 
@@ -45,11 +46,17 @@ def hessian_product(
     y: Tensor,
     loss: Loss,
     chunk: int = 2000,
+    alike: bool = False,
 ) -> Product:
-    """v ↦ ∇²L v."""
+    """v ↦ ∇²L v; of a chain of linear layers and rectifiers as `chained` has it, unless products of one run alone and
+    of runs side by side must round `alike`."""
     n = x.shape[0]
+    names = () if alike else chained.links(module, params, x)
 
     def of_chunk(x: Tensor, y: Tensor) -> Product:
+        if names:
+            return chained.hessian_product(names, params, x, y, loss, n)
+
         def share(params: Params) -> Tensor:
             return loss.per_sample(functional_call(module, {**params, **buffers}, (x,)), y).sum() / n
 

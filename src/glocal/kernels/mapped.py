@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 Dims: TypeAlias = tuple[int | None, ...]
@@ -14,3 +15,8 @@ def into(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
     if dim is None:
         tensor, dim = tensor.expand(runs, *tensor.shape), 0
     return tensor.movedim(dim, target).flatten(target, target + 1)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether it stands for those of several runs, or of several vectors: `vmap` is at work."""
+    return torch._C._functorch.is_batchedtensor(tensor)

@@ -1,0 +1,163 @@
+r"""Hessian products of a chain of linear layers with rectifiers between them, written out (Pearlmutter, 1994).
+
+Of z_l = W_l a_{l−1} + b_l, a_l = [z_l > 0] z_l, f = z_L, and the slopes g_l = ∂L/∂z_l, the derivatives along v are
+
+    ż_l = V_l a_{l−1} + v_l + W_l ȧ_{l−1},          ȧ_l = [z_l > 0] ż_l,
+    ġ_L = ∇²_f L ż_L,                               ġ_{l−1} = [z_{l−1} > 0] (W_lᵀ ġ_l + V_lᵀ g_l),
+    (H v)_{W_l} = ġ_l a_{l−1}ᵀ + g_l ȧ_{l−1}ᵀ,      (H v)_{b_l} = Σ ġ_l, over the samples,
+
+with V_l and v_l what v has in the place of W_l and b_l. Autograd makes these products too. Here their sums are a part
+of them, and on a CPU features that are zero in every sample, such as the rim of digits, are left out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glocal.curvature.layers import Params
+from glocal.kernels.mapped import is_mapped
+from glocal.networks.linear import Linear
+from glocal.networks.mlp import MLP
+
+if TYPE_CHECKING:
+    from glocal.losses import Loss
+
+MANY = 0.1
+"""The part of the features that must be zero everywhere for it to pay to leave them out."""
+
+
+class Link(NamedTuple):
+    """What products need of a layer; features by samples."""
+
+    weight: str
+    bias: str
+    w: Tensor  # W_l
+    a: Tensor  # a_{l−1}, and a last feature that is 1: b_l is its weight
+    open: Tensor  # [z_l > 0]
+
+
+def links(module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> tuple[str, ...]:
+    """The layers' names in their order; none where the network may be something else, or not all of it is learnt."""
+    names: list[str] = []
+    if type(module) is MLP:
+        names = [f"layers.{i}" for i in range(len(module.layers))]
+    elif type(module) is nn.Sequential:
+        names = _alternating(module, x)
+    plain = all(type(module.get_submodule(name)) in (nn.Linear, Linear) for name in names)
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    own = {f"{name}.{kind}" for name in names for kind in ("weight", "bias")}
+    fits = own == set(params) and all(p.dtype == x.dtype for p in params.values())
+    return tuple(names) if plain and fits and not hooked else ()
+
+
+def _alternating(module: nn.Sequential, x: Tensor) -> list[str]:
+    """The first, third, … parts of a sequence, if there are rectifiers between them and nothing else."""
+    parts = [(name, part) for name, part in module._modules.items() if type(part) is not nn.Identity]
+    head = parts[0][1] if parts else None
+    flat = type(head) is nn.Flatten and (head.start_dim, head.end_dim) == (1, -1)
+    parts = parts[1:] if flat else parts
+    rectified = len(parts) % 2 == 1 and all(type(part) is nn.ReLU for _, part in parts[1::2])
+    return [name for name, _ in parts[::2]] if rectified and (flat or x.dim() == 2) else []
+
+
+def hessian_product(
+    names: Sequence[str], params: Mapping[str, Tensor], x: Tensor, y: Tensor, loss: Loss, n: int
+) -> Callable[[Params], Params]:
+    """v ↦ ∇²L v for L = (1/n) Σ ℓ over these samples."""
+    x = x.flatten(1)
+    first, alive = f"{names[0]}.weight", Alive.among(x)
+    if alive is not None:
+        params, x = {**params, first: alive.of(params[first])}, alive.of(x)
+    chain, f = _forward(names, params, x)
+    bend, slopes = loss.bend(f, y), _slopes(chain, (loss.score(f, y) / n).mT)
+
+    def product(v: Params) -> Params:
+        if alive is not None:
+            v = {**v, first: alive.of(v[first])}
+        dots: list[Tensor] = []
+        z = _with_bias(v, chain[0]) @ chain[0].a
+        for before, link in pairwise(chain):
+            dots.append(_gated(z, before.open))
+            z = _add(_with_bias(v, link) @ link.a, link.w, dots[-1])
+        found: Params = {}
+        g = (bend(z.mT) / n).mT
+        for i in reversed(range(len(chain))):
+            link = chain[i]
+            bent = g @ link.a.mT
+            found[link.weight], found[link.bias] = bent[:, :-1], bent[:, -1]
+            if i > 0:
+                found[link.weight] = _add(found[link.weight], slopes[i], dots[i - 1].mT)
+                g = _gated(_add(link.w.mT @ g, v[link.weight].mT, slopes[i]), chain[i - 1].open)
+        if alive is not None:
+            found[first] = alive.back(found[first])
+        return {k: found[k] for k in v}
+
+    return product
+
+
+class Alive(NamedTuple):
+    """The features that are not zero in every sample, and one that is, for all the others."""
+
+    which: Tensor
+    places: Tensor  # of every feature among them
+
+    @classmethod
+    def among(cls, x: Tensor) -> Alive | None:
+        """None where leaving the others out does not pay, or nobody knows: of samples mapped over runs."""
+        if x.device.type != "cpu" or is_mapped(x):
+            return None
+        living = x.abs().amax(0) != 0  # sooner found than x.any(0)
+        dead = (~living).nonzero().squeeze(1)
+        if len(dead) <= MANY * len(living):
+            return None
+        living[dead[0]] = True
+        places = living.cumsum(0) - 1
+        places = places.index_fill(0, dead, int(places[dead[0]]))
+        return cls(living.nonzero().squeeze(1), places)
+
+    def of(self, t: Tensor) -> Tensor:
+        return t.index_select(1, self.which)
+
+    def back(self, t: Tensor) -> Tensor:
+        """Every feature's number again: zero for the others, as for the one."""
+        return t.index_select(1, self.places)
+
+
+def _with_bias(params: Mapping[str, Tensor], link: Link) -> Tensor:
+    return torch.cat([params[link.weight], params[link.bias].unsqueeze(1)], 1)
+
+
+def _add(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total + a b, in the total's place where torch can."""
+    return torch.addmm(total, a, b) if is_mapped(total) else total.addmm_(a, b)
+
+
+def _gated(z: Tensor, open: Tensor) -> Tensor:
+    """Their product, likewise."""
+    return z * open if is_mapped(z) or is_mapped(open) else z.mul_(open)
+
+
+def _forward(names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> tuple[list[Link], Tensor]:
+    """The layers, and the outputs (n, K)."""
+    chain: list[Link] = []
+    a = torch.cat([x, torch.ones_like(x[:, :1])], 1).mT
+    z = a
+    for name in names:
+        link = Link(f"{name}.weight", f"{name}.bias", params[f"{name}.weight"], a, a)
+        z = _with_bias(params, link) @ a
+        chain.append(link._replace(open=(z > 0).to(z.dtype)))
+        a = torch.cat([z * chain[-1].open, torch.ones_like(z[:1])])
+    return chain, z.mT
+
+
+def _slopes(chain: Sequence[Link], last: Tensor) -> list[Tensor]:
+    """g_1, …, g_L."""
+    found = [last]
+    for before, link in zip(chain[-2::-1], chain[:0:-1], strict=True):
+        found.append((link.w.mT @ found[-1]) * before.open)
+    return found[::-1]
