@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy
 import pytest
@@ -14,7 +15,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector
+from glocal.curvature.lanczos import ROOM, Eigenpairs, Largest, lanczos, start_vector, tridiagonal
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.tree import Params, stack
@@ -221,3 +222,32 @@ def test_a_tolerance_does_not_miss_repeated_eigenvalues() -> None:
         lambda v: values * v, start_vector(40, torch.Generator().manual_seed(0), torch.float64), 8, 40, tolerance=0.1
     )
     assert found.values.tolist() == pytest.approx([5.0] * 4 + [3.0] * 4)
+
+
+@pytest.mark.parametrize("steps", [ROOM, ROOM + 1, 2 * ROOM + 7, 4 * ROOM + 3])
+def test_room_is_made_as_it_goes(steps: int) -> None:
+    """Whoever may end early has no room for all steps at first, and ends up with the same vectors in as much."""
+    draw = torch.Generator().manual_seed(0)
+    matrices = torch.randn(2, 200, 200, dtype=torch.float64, generator=draw)
+    starts = torch.randn(2, 200, dtype=torch.float64, generator=draw)
+
+    def found(matrix: Tensor, start: Tensor, growing: bool) -> tuple[Tensor, Tensor, Tensor]:
+        never = (lambda alphas, betas: False) if growing else None
+        return tridiagonal(lambda v: (matrix + matrix.mT) @ v, start, steps, never)
+
+    for i in range(2):
+        expected, grown = (found(matrices[i], starts[i], growing) for growing in (False, True))
+        assert all(a.equal(b) for a, b in zip(grown, expected, strict=True))
+        assert grown[0].untyped_storage().nbytes() == 8 * steps * 200
+    together = vmap(partial(found, growing=True))(matrices, starts)
+    assert together[0].shape == (2, steps, 200)
+    torch.testing.assert_close(together, vmap(partial(found, growing=False))(matrices, starts), rtol=0, atol=0)
+
+
+def test_zero_is_told_from_little_by_the_largest_product() -> None:
+    """A start that is an eigenvector, of 1e6: what is left of its product is rounding, though longer than 1e-12."""
+    diagonal = torch.cat([torch.tensor([1e6, 1.0]), torch.linspace(0.1, 0.5, 30)]).double()
+    turn, _ = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    matrix = turn * diagonal @ turn.mT
+    _, _, betas = tridiagonal(lambda v: matrix @ v, turn[:, 0], 3)
+    assert (matrix @ turn[:, 0] - 1e6 * turn[:, 0]).norm() > 1e-12 and betas[0] == 0 < betas[1]

@@ -6,8 +6,9 @@ Of z_l = W_l a_{l−1} + b_l, a_l = [z_l > 0] z_l, f = z_L, and the slopes g_l =
     ġ_L = ∇²_f L ż_L,                               ġ_{l−1} = [z_{l−1} > 0] (W_lᵀ ġ_l + V_lᵀ g_l),
     (H v)_{W_l} = ġ_l a_{l−1}ᵀ + g_l ȧ_{l−1}ᵀ,      (H v)_{b_l} = Σ ġ_l, over the samples,
 
-with V_l and v_l what v has in the place of W_l and b_l. Autograd makes these products too. Here their sums are a part
-of them, and on a CPU features that are zero in every sample, such as the rim of digits, are left out of them.
+with V_l and v_l what v has in the place of W_l and b_l. Autograd makes the same products of matrices. Here two of them
+that are added up are one pass, biases are weights of a feature that is 1, and on a CPU features that are zero in every
+sample, such as the rim of digits, are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from glocal.networks.mlp import MLP
 if TYPE_CHECKING:
     from glocal.losses import Loss
 
+EVERYWHERE = nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
+"""Hooks of all modules."""
 MANY = 0.1
 """The part of the features that must be zero everywhere for it to pay to leave them out."""
 
@@ -49,10 +52,16 @@ def links(module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> tuple[s
     elif type(module) is nn.Sequential:
         names = _alternating(module, x)
     plain = all(type(module.get_submodule(name)) in (nn.Linear, Linear) for name in names)
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
     own = {f"{name}.{kind}" for name in names for kind in ("weight", "bias")}
-    fits = own == set(params) and all(p.dtype == x.dtype for p in params.values())
-    return tuple(names) if plain and fits and not hooked else ()
+    fits = x.numel() > 0 and own == set(params) and all(p.dtype == x.dtype for p in params.values())
+    changed = any(map(_changed, module.modules())) or torch.is_autocast_enabled(x.device.type)
+    return tuple(names) if plain and fits and not changed and not any(EVERYWHERE) else ()
+
+
+def _changed(part: nn.Module) -> bool:
+    """Whether a module does something beside what its class does."""
+    hooks = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    return any(hooks) or "forward" in vars(part)
 
 
 def _alternating(module: nn.Sequential, x: Tensor) -> list[str]:
@@ -70,15 +79,18 @@ def hessian_product(
 ) -> Callable[[Params], Params]:
     """v ↦ ∇²L v for L = (1/n) Σ ℓ over these samples."""
     x = x.flatten(1)
-    first, alive = f"{names[0]}.weight", Alive.among(x)
+    first = f"{names[0]}.weight"
+    alive = Alive.among(x, params[first])
     if alive is not None:
         params, x = {**params, first: alive.of(params[first])}, alive.of(x)
     chain, f = _forward(names, params, x)
+    loss.per_sample(f, y)  # which refuses labels that are none
     bend, slopes = loss.bend(f, y), _slopes(chain, (loss.score(f, y) / n).mT)
 
     def product(v: Params) -> Params:
+        v = {k: t.to(x.dtype) for k, t in v.items()}
         if alive is not None:
-            v = {**v, first: alive.of(v[first])}
+            v[first] = alive.of(v[first])
         dots: list[Tensor] = []
         z = _with_bias(v, chain[0]) @ chain[0].a
         for before, link in pairwise(chain):
@@ -95,7 +107,7 @@ def hessian_product(
                 g = _gated(_add(link.w.mT @ g, v[link.weight].mT, slopes[i]), chain[i - 1].open)
         if alive is not None:
             found[first] = alive.back(found[first])
-        return {k: found[k] for k in v}
+        return {k: found[k].contiguous() for k in v}
 
     return product
 
@@ -107,9 +119,10 @@ class Alive(NamedTuple):
     places: Tensor  # of every feature among them
 
     @classmethod
-    def among(cls, x: Tensor) -> Alive | None:
-        """None where leaving the others out does not pay, or nobody knows: of samples mapped over runs."""
-        if x.device.type != "cpu" or is_mapped(x):
+    def among(cls, x: Tensor, weight: Tensor) -> Alive | None:
+        """None where leaving the others out does not pay, where nobody knows (of samples mapped over runs), and where
+        zero times a weight may be no number."""
+        if x.device.type != "cpu" or is_mapped(x, weight) or not bool(weight.isfinite().all()):
             return None
         living = x.abs().amax(0) != 0  # sooner found than x.any(0)
         dead = (~living).nonzero().squeeze(1)
@@ -134,18 +147,18 @@ def _with_bias(params: Mapping[str, Tensor], link: Link) -> Tensor:
 
 def _add(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total + a b, in the total's place where torch can."""
-    return torch.addmm(total, a, b) if is_mapped(total) else total.addmm_(a, b)
+    return torch.addmm(total, a, b) if is_mapped(total, a, b) else total.addmm_(a, b)
 
 
 def _gated(z: Tensor, open: Tensor) -> Tensor:
     """Their product, likewise."""
-    return z * open if is_mapped(z) or is_mapped(open) else z.mul_(open)
+    return z * open if is_mapped(z, open) else z.mul_(open)
 
 
 def _forward(names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> tuple[list[Link], Tensor]:
     """The layers, and the outputs (n, K)."""
     chain: list[Link] = []
-    a = torch.cat([x, torch.ones_like(x[:, :1])], 1).mT
+    a = torch.cat([x, x.new_ones(len(x), 1)], 1).mT
     z = a
     for name in names:
         link = Link(f"{name}.weight", f"{name}.bias", params[f"{name}.weight"], a, a)

@@ -97,9 +97,9 @@ def _convolution(layer: nn.Conv2d, a: Tensor, delta: Tensor, chunk_bytes: int = 
     weight: Tensor | float = 0.0
     for some, slopes in zip(a.split(chunk), delta.split(chunk), strict=True):
         patches = nn.functional.unfold(some, *how).unsqueeze(1)  # type: ignore[arg-type]
-        weight = weight + (slopes @ patches.mT).square().sum(1).sum(0)
+        weight = weight + _squares(slopes @ patches.mT)
     assert isinstance(weight, Tensor)
-    return weight.view(layer.weight.shape), delta.sum(-1).square().sum(1).sum(0)
+    return weight.view(layer.weight.shape), _squares(delta.sum(-1))
 
 
 def _per_sample(
@@ -113,5 +113,10 @@ def _per_sample(
     """The same sum by explicit per-sample gradients of the `wanted` parameters, a bounded number of samples at once."""
     total = {k: torch.zeros_like(p) for k, p in wanted.items()}
     for gradients in dense_in_chunks(module, params, buffers, x, directions, wanted):
-        total = {k: total[k] + g.square().sum(1).sum(0) for k, g in gradients.items()}
+        total = {k: total[k] + _squares(g) for k, g in gradients.items()}
     return {k: s / x.shape[0] for k, s in total.items()}
+
+
+def _squares(gradients: Tensor) -> Tensor:
+    """Σ_i Σ_c g_{ic}², over both in one pass."""
+    return gradients.flatten(0, 1).square().sum(0)

@@ -49,7 +49,7 @@ def hessian(
     """∇²L, shape (P, P), from `chunk` samples and `block` columns at a time. It needs the memory of one such matrix."""
 
     def of_chunk(x: Tensor, y: Tensor) -> Product:
-        return hessian_product(module, params, buffers, x, y, loss, chunk)
+        return hessian_product(module, params, buffers, x, y, loss, chunk, alike=True)  # columns are mapped anyway
 
     return _mean_over_chunks(of_chunk, params, x, y, chunk, block)
 

@@ -7,7 +7,8 @@ From a start q_1 it builds an orthonormal basis Q of m vectors in which A is tri
 and takes the eigenpairs (λ, s) of that small matrix T: λ and v = Qᵀ s are approximate eigenpairs of A, whose error is
 known, ‖A v − λ v‖ = β_m |s_m|. The extreme ones come first. Rounding makes the recurrence forget its past, so what it
 yields is made orthogonal to all vectors before it. What rounding leaves in the products themselves no step mends: for a
-machine's ε it is taken to be 10 ε max_j ‖A q_j‖, and is a part of the error that is told.
+machine's ε it is taken to be 10 ε max_j ‖A q_j‖, of which T's rows tell a little more, and is a part of the error that
+is told.
 
 Where the basis spans an invariant subspace, β_j = 0 and nothing is left to go on with: the method then goes on from a
 vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases.
@@ -111,7 +112,7 @@ def tridiagonal(
     scale = q.new_zeros(())
     for j in range(steps):
         if j == len(basis):
-            basis = torch.cat([basis, torch.empty_like(basis)])
+            basis = torch.cat([basis, basis.new_empty(min(j, steps - j), basis.shape[1])])
         basis[j] = q
         if j > 0:
             w = matvec(q)
@@ -132,7 +133,7 @@ def tridiagonal(
                 fresh, its = _orthogonal(_outside(start, j + 1), basis[: j + 1])
                 w, length = torch.where(ends, fresh, w), torch.where(ends, its, length)
             q = w / length.clamp(min=tiny)
-    return basis[:steps], torch.stack(alphas), torch.stack(betas)
+    return basis, torch.stack(alphas), torch.stack(betas)
 
 
 def _surely_not(condition: Tensor) -> bool:

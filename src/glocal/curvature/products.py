@@ -7,7 +7,7 @@ r"""Products of curvature matrices with vectors v in parameter space, the matric
 of L(θ) = (1/n) Σ_i ℓ(f_θ(x_i), y_i); the first is the sum of the others (Eq. Hessian-decomp). Each function prepares
 the map v ↦ product between dicts shaped as θ. For vectors side by side map it, `vmap(product)`: the passes that do not
 depend on v are shared. All is reverse mode: a second backward pass is faster here than a forward-mode one, and more
-layers have it.
+layers have it. Chains of linear layers and rectifiers have Hessian products of their own (`chained`).
 
 `module` is in evaluation mode: with dropout or batch statistics L would be another function at every pass. At most
 `chunk` samples are differentiated at once. Where that is all of them, the passes that do not depend on v are made once

@@ -17,6 +17,6 @@ def into(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
     return tensor.movedim(dim, target).flatten(target, target + 1)
 
 
-def is_mapped(tensor: Tensor) -> bool:
-    """Whether it stands for those of several runs, or of several vectors: `vmap` is at work."""
-    return torch._C._functorch.is_batchedtensor(tensor)
+def is_mapped(*tensors: Tensor) -> bool:
+    """Whether one of them may stand for several runs' or vectors': `vmap` is at work on it, or `grad` inside that."""
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
