@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from glocal import losses
+from glocal.curvature.alive import alive
 from glocal.curvature.chained import links
 from glocal.curvature.products import hessian_product
 from glocal.losses import Loss, OwnLoss
@@ -69,7 +70,8 @@ def dense(module: nn.Module, params: Params, x: Tensor, y: Tensor, loss: Loss) -
 @pytest.mark.parametrize("name", CHAINS)
 def test_product_is_that_of_the_dense_matrix(name: str, loss: str, dead: int) -> None:
     (module, params), x, y = network(CHAINS[name]), inputs(dead), labels(loss)
-    assert links(module, params, x)
+    (first, *_) = links(module, params, x)
+    assert (alive(x, first, params) is not None) is (dead > 1)  # one of twelve is not enough
     v = some_vector(params)
     expected = apart(dense(module, params, x, y, LOSSES[loss]) @ joined(v), params)
     for chunk in (2000, 4):
@@ -153,6 +155,7 @@ def test_what_is_zero_in_one_chunk_need_not_be_in_another() -> None:
     x[3, 9] = 0  # at most zero is not zero
     v, loss = some_vector(params), LOSSES["cross-entropy"]
     expected = dense(module, params, x, y, loss) @ joined(v)
+    assert alive(x[:4], "layers.0", params) and alive(x, "layers.0", params) is None
     found = hessian_product(module, params, {}, x, y, loss, 4)(v)
     torch.testing.assert_close(joined(found), expected, rtol=1e-9, atol=1e-12)
 

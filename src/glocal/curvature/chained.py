@@ -7,8 +7,7 @@ Of z_l = W_l a_{l−1} + b_l, a_l = [z_l > 0] z_l, f = z_L, and the slopes g_l =
     (H v)_{W_l} = ġ_l a_{l−1}ᵀ + g_l ȧ_{l−1}ᵀ,      (H v)_{b_l} = Σ ġ_l, over the samples,
 
 with V_l and v_l what v has in the place of W_l and b_l. Autograd makes the same products of matrices. Here two of them
-that are added up are one pass, biases are weights of a feature that is 1, and on a CPU features that are zero in every
-sample, such as the rim of digits, are left out.
+that are added up are one pass, and biases are weights of a feature that is 1. `alive` makes them smaller still.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 EVERYWHERE = nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
 """Hooks of all modules."""
-MANY = 0.1
-"""The part of the features that must be zero everywhere for it to pay to leave them out."""
 
 
 class Link(NamedTuple):
@@ -78,19 +75,12 @@ def hessian_product(
     names: Sequence[str], params: Mapping[str, Tensor], x: Tensor, y: Tensor, loss: Loss, n: int
 ) -> Callable[[Params], Params]:
     """v ↦ ∇²L v for L = (1/n) Σ ℓ over these samples."""
-    x = x.flatten(1)
-    first = f"{names[0]}.weight"
-    alive = Alive.among(x, params[first])
-    if alive is not None:
-        params, x = {**params, first: alive.of(params[first])}, alive.of(x)
-    chain, f = _forward(names, params, x)
+    chain, f = _forward(names, params, x.flatten(1))
     loss.per_sample(f, y)  # which refuses labels that are none
     bend, slopes = loss.bend(f, y), _slopes(chain, (loss.score(f, y) / n).mT)
 
     def product(v: Params) -> Params:
         v = {k: t.to(x.dtype) for k, t in v.items()}
-        if alive is not None:
-            v[first] = alive.of(v[first])
         dots: list[Tensor] = []
         z = _with_bias(v, chain[0]) @ chain[0].a
         for before, link in pairwise(chain):
@@ -105,40 +95,9 @@ def hessian_product(
             if i > 0:
                 found[link.weight] = _add(found[link.weight], slopes[i], dots[i - 1].mT)
                 g = _gated(_add(link.w.mT @ g, v[link.weight].mT, slopes[i]), chain[i - 1].open)
-        if alive is not None:
-            found[first] = alive.back(found[first])
         return {k: found[k].contiguous() for k in v}
 
     return product
-
-
-class Alive(NamedTuple):
-    """The features that are not zero in every sample, and one that is, for all the others."""
-
-    which: Tensor
-    places: Tensor  # of every feature among them
-
-    @classmethod
-    def among(cls, x: Tensor, weight: Tensor) -> Alive | None:
-        """None where leaving the others out does not pay, where nobody knows (of samples mapped over runs), and where
-        zero times a weight may be no number."""
-        if x.device.type != "cpu" or is_mapped(x, weight) or not bool(weight.isfinite().all()):
-            return None
-        living = x.abs().amax(0) != 0  # sooner found than x.any(0)
-        dead = (~living).nonzero().squeeze(1)
-        if len(dead) <= MANY * len(living):
-            return None
-        living[dead[0]] = True
-        places = living.cumsum(0) - 1
-        places = places.index_fill(0, dead, int(places[dead[0]]))
-        return cls(living.nonzero().squeeze(1), places)
-
-    def of(self, t: Tensor) -> Tensor:
-        return t.index_select(1, self.which)
-
-    def back(self, t: Tensor) -> Tensor:
-        """Every feature's number again: zero for the others, as for the one."""
-        return t.index_select(1, self.places)
 
 
 def _with_bias(params: Mapping[str, Tensor], link: Link) -> Tensor:

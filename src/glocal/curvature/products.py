@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
+from glocal.curvature.alive import alive
 from glocal.curvature.layers import Params
 from glocal.curvature.rectified import Rectified
 
@@ -52,6 +53,10 @@ def hessian_product(
     of runs side by side must round `alike`."""
     n = x.shape[0]
     names = () if alike else chained.links(module, params, x)
+    some = alive(x.flatten(1), names[0], params) if names else None
+    if some is not None:
+        of_these = hessian_product(module, some.narrowed(params), buffers, some.of(x.flatten(1)), y, loss, chunk)
+        return lambda v: some.widened(of_these(some.narrowed(v)))
 
     def of_chunk(x: Tensor, y: Tensor) -> Product:
         if names:
