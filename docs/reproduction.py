@@ -13,17 +13,20 @@ from typing import Any
 from glocal.paper import icarl_buffer, results
 from glocal.paper.comparison import Comparison, compare, titled
 from glocal.paper.studies import TITLES, get
-from glocal.paper.study import draw, read_table
+from glocal.paper.study import draw
 from glocal.paper.table1 import COLUMNS, Column, row_of
+from glocal.paper.tables import read_cost, read_table
 from glocal.report.comparison import render
 from glocal.runs import Runs
 from glocal.store.run import Run
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
-TEXT = """# Table 1 of the paper, beside its published numbers
+TEXT = """# The paper's tables and figures, made again
 
 `python docs/reproduction.py` makes this page from [results](../results); no number on it was written by hand.
+
+{contents}
 
 ## Rotated-MNIST
 
@@ -57,6 +60,14 @@ time on one GPU: their seconds count what they waited for each other.""",
     "split-tinyimagenet": """ResNet-18 in bf16 on the part of the data at hand, two tasks of twenty classes with 200
 images each: short runs, which show that every algorithm trains and what the whole column would cost.""",
 }
+COLUMN_TITLES = {
+    "split-cifar10": "Table 1 beside its published numbers",
+    "split-tinyimagenet": "short runs, and what Table 1 would cost",
+}
+BESIDE = """The experiments that follow were measured on one GPU, up to ten of them at a time: their seconds count what
+they waited for each other.
+
+"""
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
 
@@ -122,8 +133,9 @@ def projection(runs: Runs, column: Column) -> str:
         lines.append(f"| `{row.algorithm}` | {1000 * pace:.2f} | {whole:.1f} |")
         hours += whole
     sizes = [run.info["cost"]["cohort_runs"] for run in runs]
+    together = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{max(sizes)}"
     told = (
-        f"Seconds by steps {'in the median epoch ' if timed else ''}of {min(sizes)} to {max(sizes)} runs trained "
+        f"Seconds by steps {'in the median epoch ' if timed else ''}of {together} runs trained "
         "together, which share them: start-up, consolidation and measuring are "
         f"{'left out' if timed else 'included'}. "
     )
@@ -160,14 +172,25 @@ def study(name: str) -> str:
     rows = read_table(file, made)
     picture = draw(made, rows, HERE / "images" / f"{name}.png")
     _, title = TITLES[name]
-    told = " ".join(made.conclude(rows))
+    cost = read_cost(file)
+    measured = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
-        f"## {name}: {title}",
-        f"`glocal paper {name}` ({made.cost(False)})",
-        told,
+        f"## {name}",
+        f"{title[0].upper()}{title[1:]}. `glocal paper {name}`: {made.cost(False)}.{measured}",
+        "\n".join(f"- {sentence}" for sentence in made.conclude(rows)),
         f"![{title}](images/{picture.name})",
     )
     return "\n\n".join(parts) + "\n\n"
+
+
+def contents() -> str:
+    """A line for each section, in the page's order."""
+    tables = {"Rotated-MNIST": "Table 1 beside its published numbers"}
+    tables["Orthogonal gradient descent as the theorem has it"] = "the published row, SGD, and the theorem"
+    tables["With angles from the seed alone"] = "our own Table 1"
+    tables |= {name: about for name, about in COLUMN_TITLES.items() if table_of(name).exists()}
+    tables |= {name: title for name, (_, title) in TITLES.items() if table_of(name).exists()}
+    return "\n".join(f"- [{name}](#{name.lower().replace(' ', '-')}): {about}" for name, about in tables.items())
 
 
 def missing() -> str:
@@ -296,8 +319,9 @@ def main() -> None:
         orthogonal=f"{orthogonal(made, published)}\n\n{by_rates(compare(split_runs), split_runs)}".strip(),
         seed_cost=cost(own),
         own=render(compare(own, published=False), "markdown"),
+        contents=contents(),
         split="".join(split(challenge) for challenge in SPLIT),
-        studies="".join(study(name) for name in TITLES),
+        studies=BESIDE + "".join(study(name) for name in TITLES),
         missing=missing(),
     )
     (HERE / "reproduction.md").write_text(page.rstrip() + "\n")

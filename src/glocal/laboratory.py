@@ -336,7 +336,6 @@ def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], list[str]]:
 def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int, seen: list[str]) -> dict[str, Any]:
     diverged = int(snapshot.state.diverged[index])
     record = snapshot.record
-    device = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else platform.processor() or "CPU"
     return {
         "label": resolve.label_of(run.member.algorithm),
         "locality": run.member.algorithm.locality,
@@ -357,7 +356,7 @@ def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
-            "device": f"{setup.device.type}: {device}",
+            "device": device_name(setup.device),
         },
         "notes": [*record.notes, *seen],
     }
@@ -377,6 +376,12 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= torch.cuda.device_count():
         raise GlocalError(f"device '{name}' was asked for; there are {torch.cuda.device_count()} GPUs, counted from 0.")
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is, in words: 'cuda: NVIDIA H200'."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+    return f"{device.type}: {name}"
 
 
 def choose_precision(name: str) -> Precision:

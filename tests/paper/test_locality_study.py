@@ -15,7 +15,8 @@ from glocal.algorithms import ALGORITHMS
 from glocal.lens.locality import locality
 from glocal.paper.studies import get
 from glocal.paper.studies.locality import Locality, gathered, over_theta
-from glocal.paper.study import Place, Row, draw, read_table, write_table
+from glocal.paper.study import Place, Row, draw
+from glocal.paper.tables import read_table, write_table
 
 matplotlib.use("Agg")
 TINY: dict[str, Any] = {"solutions": 6, "draws": 2, "probes": 4, "examples": 60, "epochs": 1, "lr": 0.1, "seed": 0}

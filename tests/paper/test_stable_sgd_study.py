@@ -86,7 +86,7 @@ def test_sentences_follow_the_rows() -> None:
     assert "forgets less at 2 of 2: 11.0 points against 31.0 at 0.01 and 20.0 points against 40.0 at 0.1" in less
     assert "forgets less at 0 of 2" in more
     assert "it changes by +9.0 (plastic) and +9.0 (stable) points" in less
-    assert "length × 1 (plastic) and length × 0.5 (stable)" in less
+    assert "in lengths of the second one, 1 (plastic) and 0.5 (stable)" in less
     assert "from θ_0 at 3 (plastic) and 1.5 (stable)" in less
     assert "90.0 and 60.0 (plastic)" in less
     assert "1 of 8 runs diverged" in " ".join(STUDY.conclude(made_up(10.0, diverged=True)))

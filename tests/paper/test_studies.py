@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import torch
 from glocal.errors import GlocalError
 from glocal.paper.studies import TITLES, get
 from glocal.paper.studies.cohorts import by_seed
-from glocal.paper.study import Piece, Place, Row, Study, conduct, key, read_table, write_table
+from glocal.paper.study import Piece, Place, Row, Study, conduct, key, took
+from glocal.paper.tables import Cost, read_cost, read_table, total, write_table
 
 SMALLEST: dict[str, Piece] = {
     "flatness": {"hidden": [3], "examples": 20, "steps": 3, "probes": 4, "batch_size": 200},
@@ -140,3 +144,29 @@ def test_a_folder_and_an_empty_table(tmp_path: Path) -> None:
         read_table(write_table([], tmp_path / "empty.parquet"))
     with pytest.raises(GlocalError, match="there is no table"):
         read_table(tmp_path / "none.parquet")
+
+
+def test_a_table_keeps_what_it_cost(tmp_path: Path) -> None:
+    """Whoever goes on adds to it, and whoever reads it again loses nothing."""
+    study, here = Counted("recursion"), place(tmp_path / "store")
+    begun = datetime.now(UTC).replace(microsecond=0)
+    clock = time.perf_counter()
+    rows = conduct(study, here)
+    waited = time.perf_counter() - clock
+    cost = took(study, here)
+    assert cost is not None and 0 < cost.seconds <= waited and cost.device.startswith("cpu: ")
+    assert begun <= datetime.fromisoformat(cost.finished) <= datetime.now(UTC)
+    path = write_table(rows, tmp_path / "rows.parquet", cost)
+    assert read_cost(path) == cost and read_cost(write_table(rows, tmp_path / "unknown.parquet")) is None
+    assert repr(read_table(path)) == repr(rows)
+    kept = sorted((tmp_path / "store" / "studies" / "recursion").glob("*.json"))
+    assert sum(json.loads(one.read_text())["cost"]["seconds"] for one in kept) == pytest.approx(cost.seconds)
+    older = {name: value for name, value in json.loads(kept[0].read_text()).items() if name != "cost"}
+    kept[0].write_text(json.dumps(older))
+    assert took(study, here) is None and repr(conduct(study, here)) == repr(rows)
+
+
+def test_costs_add_up() -> None:
+    one, other = Cost(2.0, "cpu: A", "2026-01-02T00:00:00+00:00"), Cost(3.0, "cuda: B", "2026-01-01T00:00:00+00:00")
+    assert total([one, other, one]) == Cost(7.0, "cpu: A, cuda: B", one.finished)
+    assert total([one, None]) is None and total([]) is None

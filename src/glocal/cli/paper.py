@@ -228,17 +228,20 @@ class Conducted:
     def __call__(self) -> None:
         from glocal.laboratory import choose_device
         from glocal.paper.studies import get
-        from glocal.paper.study import Place, conduct, progress, publish, read_table
+        from glocal.paper.study import Place, conduct, progress, publish, took
+        from glocal.paper.tables import read_cost, read_table, total
 
         study = get(self.study)
         if self.results:
             rows = [row for path in self.results for row in read_table(path, study)]
+            cost = total(read_cost(path) for path in self.results)
         else:
             place = Place(choose_device(self.device), self.data, self.store)
             with progress(study.name) as tell:
                 rows = conduct(study, place, self.demo, tell)
+            cost = took(study, place, self.demo)
         print("\n".join(study.conclude(rows)))
-        print(f"Wrote {', '.join(map(str, publish(study, rows, self.out)))}")
+        print(f"Wrote {', '.join(map(str, publish(study, rows, self.out, cost)))}")
 
 
 def _command(name: str, title: str) -> Any:

@@ -16,15 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
 from glocal.errors import GlocalError
-from glocal.laboratory import choose_device
+from glocal.laboratory import choose_device, device_name
 from glocal.paper.studies import get
+from glocal.paper.tables import Cost, total, write_table
 from glocal.store.store import Store
 
 if TYPE_CHECKING:
@@ -82,18 +84,31 @@ def conduct(
     `tell` hears how many pieces are done, of how many, and which one comes next.
     """
     pieces = study.pieces(demo)
-    folder = Store.create(place.store).path / "studies" / study.name
+    Store.create(place.store)
     rows: list[Row] = []
     for number, piece in enumerate(pieces):
         if tell is not None:
             tell(number, len(pieces), described(piece))
-        kept = folder / f"{key(study, piece)}.json"
+        kept = _kept(study, piece, place)
         if not kept.exists():
-            _write(kept, piece, study.measure(piece, place))
-        rows += _read(kept)
+            begun = time.perf_counter()
+            measured = study.measure(piece, place)
+            ended = datetime.now(UTC).isoformat(timespec="seconds")
+            _write(kept, piece, measured, Cost(time.perf_counter() - begun, device_name(place.device), ended))
+        rows += [_numbered(row) for row in _read(kept)["rows"]]
     if tell is not None:
         tell(len(pieces), len(pieces), "")
     return rows
+
+
+def took(study: Study, place: Place, demo: bool = False) -> Cost | None:
+    """What all pieces of a conducted study took, whenever that was; None where one of them does not say."""
+    return total(Cost.of(_read(_kept(study, piece, place)).get("cost")) for piece in study.pieces(demo))
+
+
+def _kept(study: Study, piece: Piece, place: Place) -> Path:
+    """Where a piece's rows are."""
+    return place.store / "studies" / study.name / f"{key(study, piece)}.json"
 
 
 def key(study: Study, piece: Piece) -> str:
@@ -106,20 +121,24 @@ def described(piece: Piece) -> str:
     return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in piece.items())
 
 
-def _write(path: Path, piece: Piece, rows: list[Row]) -> None:
+def _write(path: Path, piece: Piece, rows: list[Row], cost: Cost) -> None:
     """Numbers that are none are written as names: JSON has no others."""
     part = path.with_name(f".{path.name}-{os.getpid()}")
+    content = {"piece": piece, "cost": asdict(cost), "rows": [_named(row) for row in rows]}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"piece": piece, "rows": [_named(row) for row in rows]}, allow_nan=False))
+        part.write_text(json.dumps(content, allow_nan=False))
         os.replace(part, path)
     except OSError as error:
         raise GlocalError(f"cannot write to the store '{path.parent}': {error.strerror or error}.") from error
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return [_numbered(row) for row in json.loads(path.read_text())["rows"]]
+        content = json.loads(path.read_text())
+        if not all(isinstance(row, dict) for row in content["rows"]):
+            raise ValueError("rows have names")
+        return content
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GlocalError(f"'{path}' cannot be read. Delete it and run the command again.") from error
 
@@ -132,56 +151,6 @@ def _numbered(row: Row) -> Row:
     return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in row.items()}
 
 
-def write_table(rows: Sequence[Row], path: Path) -> Path:
-    """The rows as Parquet, by whichever library is there."""
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
-    try:
-        import polars
-
-        polars.DataFrame(columns).write_parquet(path)
-    except ImportError:
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    return path
-
-
-def read_table(path: Path, study: Study | None = None) -> list[Row]:
-    """The rows of a Parquet file, which have to have a study's columns if one is named."""
-    if not path.exists():
-        raise GlocalError(f"there is no table at '{path}'.")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise GlocalError(f"the table '{path}' cannot be read: {error.strerror or error}.") from error
-    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
-        raise GlocalError(f"'{path}' is no table of a study: it is not Parquet, or not the whole file.")
-    try:
-        rows = _parquet(content)
-    except ImportError as error:
-        raise GlocalError(f"to read '{path}' polars or pyarrow must be installed.") from error
-    except Exception as error:  # every library has its own
-        raise GlocalError(f"'{path}' is no table of a study: {str(error).partition(chr(10))[0]}.") from error
-    if not rows:
-        raise GlocalError(f"'{path}' is no table of a study: it has no rows.")
-    if study is not None and (missing := [name for name in study.columns.split() if name not in rows[0]]):
-        raise GlocalError(f"'{path}' is no table of {study.name}: it has no {', '.join(missing)}.")
-    return rows
-
-
-def _parquet(content: bytes) -> list[Row]:
-    try:
-        import polars
-
-        return polars.read_parquet(content).to_dicts()
-    except ImportError:
-        import pyarrow
-        import pyarrow.parquet
-
-        return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-
-
 def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
     """The study's figure as a file."""
     from glocal.report.style import drawn
@@ -189,11 +158,11 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
     return drawn(lambda figure: study.draw(rows, figure), path)
 
 
-def publish(study: Study, rows: Sequence[Row], out: Path) -> list[Path]:
-    """The table, and the figure as PNG and PDF."""
+def publish(study: Study, rows: Sequence[Row], out: Path, cost: Cost | None = None) -> list[Path]:
+    """The table, with what it cost where that is known, and the figure as PNG and PDF."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        paths = [write_table(rows, out / f"{study.name}.parquet")]
+        paths = [write_table(rows, out / f"{study.name}.parquet", cost)]
         return paths + [draw(study, rows, out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
     except OSError as error:
         raise GlocalError(f"cannot write to '{out}': {error.strerror or error}.") from error
@@ -244,7 +213,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         with progress(study.name) as tell:
             rows = conduct(study, place, options.demo, tell)
         print("\n".join(study.conclude(rows)))
-        print("Wrote", ", ".join(map(str, publish(study, rows, options.out))))
+        print("Wrote", ", ".join(map(str, publish(study, rows, options.out, took(study, place, options.demo)))))
     except GlocalError as error:
         print(f"glocal: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -152,8 +152,9 @@ class Stability:
                 f"{listed(changes)} points."
             )
         said.append(
-            "It says that the stable way soon stays in one region: the last step ‖θ_T − θ_{T−1}‖ has the second one's "
-            + listed([f"length × {told(_shrunk(where(rows, algorithm=a)))} ({a})" for a in regimes])
+            "It says that the stable way soon stays in one region: the last step ‖θ_T − θ_{T−1}‖ is, in lengths of the "
+            + "second one, "
+            + listed([f"{told(_shrunk(where(rows, algorithm=a)))} ({a})" for a in regimes])
             + ", and it ends from θ_0 at "
             + listed([f"{told(mean(where(final, algorithm=a), 'from_start'))} ({a})" for a in regimes])
             + "."
