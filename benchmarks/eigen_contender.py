@@ -48,18 +48,12 @@ def network(state: dict[str, Tensor] | None = None) -> nn.Sequential:
 
 def glocal(module: nn.Module, x: Tensor, y: Tensor) -> Solve:
     from glocal import losses
-    from glocal.curvature.lanczos import lanczos, start_vector
-    from glocal.curvature.products import hessian_product
-    from glocal.curvature.vector import flatten, unflatten
+    from glocal.curvature.eigenpairs import eigenpairs
 
     params = {k: p.detach() for k, p in module.named_parameters()}
-    size = sum(p.numel() for p in params.values())
 
     def solve(effort: float) -> Pairs:
-        product = hessian_product(module, params, {}, x, y, losses.get("cross-entropy"))
-        start = start_vector(size, torch.Generator().manual_seed(0))
-        matvec = lambda v: flatten(product(unflatten(v, params)))  # noqa: E731
-        found = lanczos(matvec, start, PAIRS, 200, tolerance=effort)
+        found = eigenpairs(module, params, {}, x, y, losses.get("cross-entropy"), PAIRS, steps=200, tolerance=effort)
         return found.values, found.vectors
 
     return solve

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 from glocal import challenges, losses
-from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
-from glocal.curvature.products import hessian_product
-from glocal.curvature.vector import flatten, unflatten
+from glocal.curvature.eigenpairs import eigenpairs
+from glocal.curvature.lanczos import Eigenpairs
 from glocal.networks import mlp, resnet18
 
 with warnings.catch_warnings():
@@ -109,9 +108,8 @@ def trained(make: Callable[..., nn.Module], examples: int, pooled: int, steps: i
         optimizer.step()
     network.eval()
     params = {k: p.detach().clone() for k, p in network.named_parameters()}
-    product = hessian_product(network, params, dict(network.named_buffers()), x, y, losses.get("cross-entropy"))
-    begin = start_vector(flatten(params).numel(), torch.Generator().manual_seed(0))
-    return Trained(network, x, y, lanczos(lambda v: flatten(product(unflatten(v, params))), begin, COUNT))
+    problem = network, params, dict(network.named_buffers()), x, y, losses.get("cross-entropy")
+    return Trained(network, x, y, eigenpairs(*problem, COUNT))
 
 
 @pytest.fixture(scope="module")

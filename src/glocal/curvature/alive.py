@@ -30,6 +30,11 @@ class Alive(NamedTuple):
     def narrowed(self, params: Mapping[str, Tensor]) -> Params:
         return {**params, self.weight: self.of(params[self.weight])}
 
+    def spread(self, vector: Params) -> Params:
+        """A vector in their places, and zero in all others."""
+        own = vector[self.weight]
+        return {**vector, self.weight: own.new_zeros(len(own), len(self.places)).index_copy(1, self.which, own)}
+
     def widened(self, product: Params) -> Params:
         """Every feature's numbers again: zero for the others, as for the one."""
         return {**product, self.weight: product[self.weight].index_select(1, self.places)}

@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
-from glocal.curvature.alive import alive
+from glocal.curvature.alive import Alive, alive
 from glocal.curvature.layers import Params
 from glocal.curvature.rectified import Rectified
 
@@ -53,7 +53,7 @@ def hessian_product(
     of runs side by side must round `alike`."""
     n = x.shape[0]
     names = () if alike else chained.links(module, params, x)
-    some = alive(x.flatten(1), names[0], params) if names else None
+    some = None if alike else living(module, params, x)
     if some is not None:
         of_these = hessian_product(module, some.narrowed(params), buffers, some.of(x.flatten(1)), y, loss, chunk)
         return lambda v: some.widened(of_these(some.narrowed(v)))
@@ -68,6 +68,12 @@ def hessian_product(
         return _second_derivative(share, params)
 
     return _sum_over_chunks(module, of_chunk, (x, y), chunk)
+
+
+def living(module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Alive | None:
+    """What products of a chain need of its inputs (`alive`); of other networks they need all."""
+    names = chained.links(module, params, x)
+    return alive(x.flatten(1), names[0], params) if names else None
 
 
 def functional_product(

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from glocal.challenges.challenge import Data
-from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
-from glocal.curvature.products import hessian_product
+from glocal.curvature.eigenpairs import eigenpairs
+from glocal.curvature.lanczos import Eigenpairs, start_vector
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import require, unknown
 from glocal.lens.subject import Point, Subject
@@ -120,25 +120,25 @@ def perturbation(
     for split, value in base.items():
         finite = f"the {split} loss of task {task} is not finite at its solution: the run has diverged."
         require(value < torch.inf, finite)
-    found = eigenpairs(subject, task, eigenvectors, samples, chunk, seed)
+    found = principal(subject, task, eigenvectors, samples, chunk, seed)
     require(bool(found.values.isfinite().all()), f"the Hessian of task {task} is not finite at its solution.")
     ways: dict[Kind, Tensor] = {"eigen": found.vectors, "random": unit_directions(subject, task, directions, seed)}
     losses = {split: {kind: at(vectors, radii) for kind, vectors in ways.items()} for split, at in around.items()}
     return Perturbation(radii, found.values.cpu(), found.residuals.cpu(), base, losses)
 
 
-def eigenpairs(subject: Subject, task: int, count: int, samples: int, chunk: int, seed: int) -> Eigenpairs:
-    """Those of the task's Hessian at its solution, the largest magnitude first.
+def principal(subject: Subject, task: int, count: int, samples: int, chunk: int, seed: int) -> Eigenpairs:
+    """The eigenpairs of the task's Hessian at its solution, the largest magnitude first.
 
     An eigenvector has two senses; the one whose entry of largest magnitude is positive is taken.
     """
     point, data = subject.solutions[task + 1], subject.tasks[task]
     drawn = torch.randperm(len(data.y), generator=generator(seed, "perturbation", "samples", task))[:samples]
     x, y = (part[drawn.to(part.device)] for part in data)
-    product = hessian_product(subject.module, point.params, point.buffers, x, y, subject.loss, chunk)
     theta = flatten(point.params)
     start = start_vector(theta.numel(), generator(seed, "perturbation", "lanczos", task)).to(theta)
-    found = lanczos(lambda v: flatten(product(unflatten(v, point.params))), start, count)
+    problem = subject.module, point.params, point.buffers, x, y, subject.loss
+    found = eigenpairs(*problem, count, chunk=chunk, start=start)
     largest = found.vectors.gather(1, found.vectors.abs().argmax(1, keepdim=True))
     return found._replace(vectors=found.vectors * torch.where(largest < 0, -1, 1))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glocal.errors import require
 from glocal.lens.approximation import Approximation, Curves, difference, on_rays
-from glocal.lens.perturbation import eigenpairs, unit_directions
+from glocal.lens.perturbation import principal, unit_directions
 from glocal.lens.subject import CHUNK, Subject
 
 GRID = tuple(10.0 ** (exponent / 4) for exponent in range(-16, 17))
@@ -95,7 +95,7 @@ def radii(
 
 def principal_directions(subject: Subject, task: int, count: int = 10, samples: int = CHUNK, seed: int = 0) -> Tensor:
     """v_1, …, v_k, −v_1, …, −v_k: the eigenvectors of H_o at θ_o of largest |eigenvalue|, in both senses, (2k, P)."""
-    found = eigenpairs(subject, task, count, samples, chunk=500, seed=seed).vectors
+    found = principal(subject, task, count, samples, chunk=500, seed=seed).vectors
     return torch.cat([found, -found])
 
 
