@@ -7,15 +7,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glocal import laboratory
 from glocal.cli.main import main
+from glocal.cli.table1 import Job
 from glocal.cli.table1 import main as script
 from glocal.laboratory import load
 from glocal.paper import results
+from glocal.paper.selection import precision_on
 from glocal.paper.studies import TITLES
+from glocal.paper.table1 import COLUMNS
 
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]
@@ -105,6 +109,46 @@ def test_results_of_unequal_runs_are_not_averaged(
     out, err = capsys.readouterr()
     assert out == "" and len(err.strip().splitlines()) == 1
     assert "rotated-digits at lr 0.02 differ in epochs: 1 with seed 11, 3 with seed 13" in err
+
+
+def test_of_results_that_are_read_those_that_are_asked_for(finished: Path, tmp_path: Path) -> None:
+    """Tasks, epochs, angles and precision choose too, where they are given."""
+    ours = load(finished / "store")
+    seeded = [{**run.config, "challenge": {**run.config["challenge"], "options": {}}} for run in ours]
+    changed = {
+        "angles": [replace(run, config=config) for run, config in zip(ours, seeded, strict=True)],
+        "epochs": [replace(run, config={**run.config, "epochs": 3}) for run in ours],
+        "precision": [replace(run, config={**run.config, "precision": "bf16"}) for run in ours],
+    }
+    chosen: dict[str, Any] = {"epochs": 1, "precision": "fp32", "angles": "published"}
+    for name, others in changed.items():
+        file = results.write([*ours, *others], tmp_path / f"{name}.npz")
+        assert len(Job(results=[file]).runs()) == 2 * len(ours)
+        found = Job(results=[file], **{name: chosen[name]}).runs()
+        assert [run.config for run in found] == [results.named(run).config for run in ours]
+        assert [len(Job(results=[file], tasks=tasks).runs()) for tasks in (2, 3)] == [2 * len(ours), 0]
+
+
+def test_names_that_the_results_do_not_have(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(finished / "out" / "results.parquet")
+    for option, given, held in (("--algorithms", "sdg", "sgd"), ("--challenge", "rotated-digit", "rotated-digits")):
+        assert main(["paper", "table1", "--results", file, option, given]) == 2
+        assert f"Did you mean '{held}'" in capsys.readouterr().err
+
+
+def test_a_smaller_job_loses_no_results(finished: Path, tmp_path: Path) -> None:
+    """What another job wrote to the same folder stays in its file; the table is that of the last one."""
+    out = ["--store", str(finished / "store"), "--out", str(tmp_path)]
+    for algorithms in (["sgd", "er"], ["sgd"]):
+        assert main(["paper", "table1", *SMALL, "--algorithms", *algorithms, "--lrs", *RATES, *out]) == 0
+    assert len(results.read(tmp_path / "results.parquet")) == 8
+    assert "`sgd`" in (tmp_path / "table1.md").read_text() and "`er`" not in (tmp_path / "table1.md").read_text()
+
+
+def test_a_cpu_multiplies_in_fp32() -> None:
+    """Slower it would be in bf16; a GPU has the column's own precision."""
+    column = COLUMNS["split-cifar10"]
+    assert (precision_on(column, "cpu"), precision_on(column, "cuda")) == ("fp32", "bf16")
 
 
 def test_without_the_command_lines_libraries(finished: Path, tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from rich.console import Console
 from scipy import stats
 
 from glocal.errors import GlocalError
-from glocal.metrics import Scope
+from glocal.metrics import Scope, summary
 from glocal.paper import published, results
 from glocal.paper.comparison import Comparison, Line, Number, compare, titled
 from glocal.paper.table1 import COLUMNS, cell
-from glocal.report.comparison import conclusions, render, write_all
+from glocal.report.comparison import render, write_all
+from glocal.report.comparison_texts import conclusions
 from glocal.store.run import Run
 
 ROTATED = COLUMNS["rotated-mnist"]
@@ -162,12 +163,13 @@ def test_runs_of_one_cell_differ_in_their_seed_alone(change: dict[str, Any], sai
 
 
 def test_protocols_that_differ_by_rounding_are_one() -> None:
-    """3, 4 and 5 are such; 2 gave other numbers."""
-    runs = [split_run(seed, protocol=protocol) for seed, protocol in ((11, 3), (13, 4), (33, 5))]
+    """2 to 5 are such; 1 gave other numbers. A run of one seed by two of them is one run, as the later has it."""
+    runs = [split_run(seed, protocol=protocol) for seed, protocol in ((11, 2), (11, 5), (13, 4), (33, 3))]
     assert compare(runs).lines[0].acc.ours.seeds == 3  # type: ignore[union-attr]
+    assert [run.config["protocol"] for run in results.merged(runs)] == [5, 4, 3]
     assert len({run.config["protocol"] for run in titled(runs)}) == 1
-    with pytest.raises(GlocalError, match="differ in protocol: 2 with seed 11, 5 with seed 13"):
-        compare([split_run(11, protocol=2), split_run(13, protocol=5)])
+    with pytest.raises(GlocalError, match="differ in protocol: 1 with seed 11, 5 with seed 13"):
+        compare([split_run(11, protocol=1), split_run(13, protocol=5)])
 
 
 def test_options_that_the_row_does_not_fix_are_equal_too() -> None:
@@ -183,6 +185,39 @@ def test_fp32_is_what_is_not_said() -> None:
     compare([one, replace(other, config={**other.config, "precision": "fp32"})])
     with pytest.raises(GlocalError, match="precision: fp32 with seed 11, bf16"):
         compare([one, replace(other, config={**other.config, "precision": "bf16"})])
+
+
+def test_challenges_side_by_side() -> None:
+    """As the paper's table has them: every learning rate a line, forgetting over T−1 tasks and over T."""
+    made = compare([*runs_of("si", 0.0), split_run()])
+    text = render(made, "markdown").split("\n\n### rotated-mnist")[0]
+    lines = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
+    assert {len(row) for row in lines} == {8} and [row[1] for row in lines[2:]] == [
+        "0.001",
+        "0.005",
+        "0.01",
+        "0.05",
+        "0.1",
+    ]
+    ours, theirs = made.lines[2], made.lines[-1]
+    mean, over_t = (ours.forgetting[over].ours.mean for over in ("t-1", "t"))  # type: ignore[union-attr]
+    assert over_t == pytest.approx(mean * (T - 1) / T)
+    assert lines[4][3].startswith(f"{mean:.2f} ±") and lines[4][4].startswith(f"{over_t:.2f} ±")
+    assert lines[4][5] == f"{theirs.acc.ours.mean:.2f}" and lines[2][5:] == ["–"] * 3  # type: ignore[union-attr]
+    assert "Side by side" not in render(compare(runs_of("si", 0.0)), "markdown")
+
+
+def test_latex_captions_are_those_of_their_challenge() -> None:
+    tex = render(compare([*runs_of("si", 0.0), *runs_of("er", 0.0), split_run()]), "latex")
+    both, rotated, split, test = (row for row in tex.splitlines() if row.startswith(r"\caption"))
+    assert rotated.startswith(r"\caption{\textbf{rotated-mnist}, ours and published. Ours")
+    assert split.startswith(r"\caption{\textbf{split-cifar10}, ours and published. Ours")
+    assert "angles" in rotated and "angles" not in split and "one seed" in split and "one seed" not in rotated
+    assert "multirow" not in "".join((both, rotated, split, test))
+    for table in tex.split(r"\begin{tabular}{")[1:]:
+        columns = len(table.partition("}")[0])
+        body = table.split(r"\midrule", 1)[1].split(r"\bottomrule")[0]
+        assert {row.count(" & ") + row.startswith("& ") for row in body.splitlines() if "&" in row} == {columns - 1}
 
 
 def test_ours_alone() -> None:
@@ -325,6 +360,34 @@ def test_results_of_tasks_of_unequal_number_and_both_accuracies(tmp_path: Path) 
                 np.testing.assert_allclose(one.arrays[name], other.arrays[name], atol=1e-7)
 
 
+def test_results_are_added_to_those_that_are_there(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "r.parquet", run("er", 0.01, 11, 80, 5), run("er", 0.01, 13, 82, 5)
+    results.add([first], path)
+    results.add([second, run("er", 0.01, 11, 90, 5)], path)
+    found = {made.seed: 100 * summary(made)["acc"] for made in results.read(path)}
+    assert found == pytest.approx({11: 90, 13: 82})
+    results.add([], path)
+    assert len(results.read(path)) == 2
+    path.write_bytes(b"PAR1")
+    with pytest.raises(GlocalError, match="no file of results"):
+        results.add([second], path)
+
+
+def test_what_the_test_leaves_out_and_what_is_against_the_claim() -> None:
+    """Published, EWC on split-cifar10 forgets 0.14 points more at the two lowest rates than at the two highest."""
+    diverged = [run("laplace", lr, 11, 80, 5, diverged=3 if lr > 0.01 else None) for lr in ROTATED.lrs]
+    column = COLUMNS["split-cifar10"]
+    ewc = {"name": "ewc", "options": dict(column.named("ewc").options)}
+    local = [
+        replace(split_run(algorithm=ewc), config={**split_run(algorithm=ewc).config, "lr": lr}) for lr in column.lrs
+    ]
+    local = [replace(one, info={**one.info, "locality": "local"}) for one in local]
+    said = conclusions(compare([*diverged, *runs_of("er", 0.0), *local]))
+    assert "rotated-mnist: not tested, for all runs at one end diverged: laplace." in said
+    assert "split-cifar10: against the claim by the published numbers themselves: ewc (+0.14)." in said
+    assert not any("not tested" in line or "against" in line for line in conclusions(compare(runs_of("ewc", 0.0))))
+
+
 def test_published_angles_are_called_by_their_name() -> None:
     for method in ("sgd", "er"):
         given = {str(seed): degrees for seed, degrees in published.angles(method).items()}
@@ -343,6 +406,13 @@ def test_files_that_are_no_results(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"something else")
     with pytest.raises(GlocalError, match="no file of results"):
         results.read(tmp_path / name)
+    if not name.endswith("txt"):
+        whole = results.write([run("er", 0.01, 11, 80, 5)], tmp_path / name).read_bytes()
+        for length in (len(whole) // 2, len(whole) - 1):
+            (tmp_path / name).write_bytes(whole[:length])
+            with pytest.raises(GlocalError, match="no file of results, or not the whole file") as refused:
+                results.read(tmp_path / name)
+            assert len(str(refused.value).splitlines()) == 1
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     with pytest.raises(GlocalError, match="has no config"):
         results.read(tmp_path / "other.npz")

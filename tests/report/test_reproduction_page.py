@@ -34,9 +34,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def short(
-    row: str, lr: float, seconds: float = 2.0, steps: int = 10, cohort: int = 4, pace: float | None = None, **info: Any
+    row: str, lr: float, seconds: float = 2.0, steps: int = 10, cohort: int = 4, pace: float = 0.2, **info: Any
 ) -> Run:
-    """As an earlier version wrote it, where no pace is given."""
     chosen = TINY.named(row)
     made = fake_run(
         row,
@@ -49,36 +48,36 @@ def short(
         options={"options": dict(chosen.options)},
     )
     costs = {"seconds": seconds, "memory_bytes": 0, "cohort_runs": cohort}
-    costs |= {} if pace is None else {"step_seconds": pace}
+    costs["step_seconds"] = pace
     return replace(made, info={**made.info, "cost": costs, "steps": steps, "versions": {"device": "x"}, **info})
 
 
 def test_projected_cost(page: ModuleType) -> None:
-    """sgd: 6 s for 300 steps are 20 ms; a run of 10 tasks, 100 epochs and 313 batches has 313,000 steps; 25 such."""
-    runs = Runs([short("sgd", 0.01, 2.0, 100), short("sgd", 0.1, 4.0, 200, cohort=8), short("icarl", 0.1, 7.2, 100)])
+    """Two tasks of two epochs of 25 steps; the whole has 10 tasks of 100 epochs of 313, 12.52 times 25, and 25 runs.
+
+    sgd: 10 ms a step, the median, are 0.01 × 313,000 × 25 / 3600 = 21.7 hours; 2 s − 1 s of steps are 0.5 s a task, and
+    0.5 × 12.52 × 10 × 25 / 3600 = 0.4 hours. icarl: 20 steps more in two epochs of one task are 10 an epoch, of 9 tasks
+    and 100 epochs: 0.02 × 322,000 × 25 / 3600 = 44.7; 4 s − 2.4 s are 0.8 s a task and 0.7 hours.
+    """
+    runs = Runs(
+        [
+            short("sgd", 0.01, 2.0, 100, pace=0.01),
+            short("sgd", 0.05, 2.0, 100, pace=0.01),
+            short("sgd", 0.1, 2.0, 100, cohort=8, pace=0.04),
+            short("icarl", 0.1, 4.0, 120, pace=0.02),
+        ]
+    )
     text = page.projection(runs, TINY)
-    assert "| `sgd` | 20.00 | 43.5 |" in text  # 0.02 × 313,000 × 25 / 3600 = 43.47
-    assert "| `icarl` | 72.00 | 156.5 |" in text  # 0.072 × 313,000 × 25 / 3600 = 156.5
-    assert "Seconds by steps of 4 to 8 runs trained together" in text
-    assert "start-up, consolidation and measuring are included." in text and "not timed" not in text
-    assert "313,000 steps a run × 2 rows × 5 learning rates × 5 seeds: at this pace 200.0 hours" in text
+    assert "| `sgd` | 10.00 | 21.7 | 0.5 | 0.4 |" in text
+    assert "| `icarl` | 20.00 | 44.7 | 0.8 | 0.7 |" in text
+    assert "median epoch of 4 to 8 runs trained" in text and "tasks have 12.5 times as many examples" in text
+    assert (
+        "2 rows of 5 learning rates and 5 seeds, 313,000 steps a run without exemplars, would take 67.6 hours" in text
+    )
     assert "without `agem`, `er`, `si`, `ewc`, `ogd-published`, `ogd-gtl`, of which" in text
-
-
-def test_the_pace_of_training_is_projected_where_it_is_known(page: ModuleType, tmp_path: Path) -> None:
-    """sgd: the median of 1, 2 and 40 ms, whatever the seconds; icarl: 7.2 s for 100 steps, as it does not say more."""
-    paces = (0.04, 0.001, 0.002)
-    timed = [short("sgd", lr, 900.0, 100, pace=pace) for lr, pace in zip(TINY.lrs[:3], paces, strict=True)]
-    silent = [short("sgd", TINY.lrs[3], 900.0, 100), short("icarl", 0.1, 7.2, 100)]
-    unsure = replace(silent[1], info={**silent[1].info, "cost": {**silent[1].info["cost"], "step_seconds": None}})
-    for icarl in (silent[1], unsure):
-        kept = results.read(results.write([*timed, silent[0], icarl], tmp_path / "r.npz"))
-        text = page.projection(kept, TINY)
-        assert "| `sgd` | 2.00 | 4.3 |" in text  # 0.002 × 313,000 × 25 / 3600 = 4.347
-        assert "| `icarl` | 72.00 | 156.5 |" in text
-        assert "at this pace 160.8 hours" in text
-        assert "in the median epoch of 4 to 4 runs" in text and "measuring are left out. For `icarl`, whose" in text
-    assert "measuring are left out. The whole column is" in page.projection(Runs(timed), TINY)
+    more = page.projection(Runs([*runs, short("icarl-random", 0.1, 4.0, 120, pace=0.02)]), TINY)
+    assert "| `icarl-random` | 20.00 | 44.7 |" in more
+    assert "median epoch of 4 runs trained" in page.projection(runs[:2], TINY)
 
 
 def test_days_where_they_are_known(page: ModuleType) -> None:
@@ -126,6 +125,23 @@ def test_differences_by_rate(page: ModuleType) -> None:
     assert ", is in points: -10.0 at 0.1, +10.0 at 0.5. One seed gives no verdict." in text
     alone = Runs([run for run in runs if run.algorithm != "sgd"])
     assert page.by_rates(page.compare(alone), alone) == ""
+
+
+@pytest.mark.parametrize(("alike", "rising"), [(True, True), (True, False), (False, True)])
+def test_what_the_papers_test_makes_of_ogd(page: ModuleType, alike: bool, rising: bool) -> None:
+    """Five rates, three seeds that differ a little; forgetting is 62.5 % of `lost`."""
+    runs = []
+    for i, lr in enumerate((0.001, 0.005, 0.01, 0.05, 0.1)):
+        for seed in (1, 2, 3):
+            sgd = 0.1 + (0.04 * i if rising else 0.0) + 0.004 * (seed - 2) * (1 + i)
+            lost = {"sgd": sgd, "ogd-published": sgd if alike else 0.1, "ogd-gtl": sgd / 2}
+            runs += [fake_run(name, lr, seed, tasks=5, lost=x) for name, x in lost.items()]
+    text = page.tested(page.compare(Runs(runs)))
+    same = "−7.50 (`ogd-published`), −7.50 (SGD) and −3.75" in text  # 0.12 × 62.5, from 0.5 of a step to 3.5
+    assert same is (alike and rising)
+    assert ("The published row is that of SGD" in text) is alike
+    assert ("passes the test of local algorithms" in text) is (alike and rising)
+    assert page.tested(page.compare(Runs([run for run in runs if run.algorithm != "sgd"]))) == ""
 
 
 def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from glocal.challenges.disk import writing
 
+ELSEWHERE = "set XDG_CACHE_HOME to a writable folder"
+
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
     digest = sha256()
@@ -29,10 +31,10 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 def keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write the file in one move: whoever reads at the same time sees the old one, or none, or the new one."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with writing(path):
+    with writing(path, ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with writing(path):
+        with writing(path, ELSEWHERE):
             try:
                 save_file(dict(tensors), part, {**about, "sha256": _checksum(tensors)})
             except SafetensorError as error:  # How safetensors reports a full disk.

@@ -10,12 +10,10 @@ from glocal.errors import GlocalError
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, instead: str = "name a writable data folder") -> Iterator[None]:
     """Whatever goes wrong on the disk no other mirror can mend."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise GlocalError(
-            f"cannot write {path} ({reason}); make room for it, or name a writable data folder."
-        ) from error
+        raise GlocalError(f"cannot write {path} ({reason}); make room for it, or {instead}.") from error

@@ -34,7 +34,7 @@ def split(
         has = f"{name} has {dataset.classes} classes"
         if held < dataset.classes:
             has = f"the data on this machine hold {held} of the {dataset.classes} classes of {name}"
-        raise GlocalError(f"{tasks} tasks of {size} classes were asked for; {has}: 1 to {most} tasks.")
+        raise GlocalError(f"{tasks} tasks of {size} classes were asked for; {has}: 1 to {most} tasks (--tasks {most}).")
 
     def make_task(index: int, seed: int) -> Task:
         whole = dataset.load()

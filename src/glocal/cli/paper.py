@@ -60,9 +60,10 @@ class FromRuns:
     epochs: Count = None
     """Passes over each task (as published unless given)."""
     precision: Literal["fp32", "tf32", "bf16"] | None = None
-    """How exactly the network multiplies (fp32 for the MLP, bf16 for ResNet-18 unless given)."""
-    angles: Literal["published", "seed"] = "published"
-    """The published angles of each method and seed, or angles from the seed alone, the same for all algorithms."""
+    """How exactly the network multiplies (fp32, but on a GPU bf16 for ResNet-18, unless given)."""
+    angles: Literal["published", "seed"] | None = None
+    """The published angles of each method and seed, as it is unless given, or angles from the seed alone, the same for
+    all algorithms."""
     further: Flag = False
     """With rows that the paper does not have: gem, derpp, laplace, optimal-soft."""
     demo: Flag = False
@@ -98,7 +99,7 @@ class Table1(FromRuns):
     format: Literal["rich", "markdown", "latex", "csv", "json"] = "rich"
     """How to print the table."""
     out: PathName = None
-    """A folder for the results, the table in every format, and figures."""
+    """A folder for the results, which are added to those that are there, the table in every format, and figures."""
 
     def __call__(self) -> None:
         from glocal.cli.table1 import publish, show
@@ -149,7 +150,7 @@ class IcarlBuffer:
     epochs: Count = None
     """Passes over each task (as published unless given)."""
     precision: Literal["fp32", "tf32", "bf16"] | None = None
-    """How exactly the network multiplies (bf16 for ResNet-18 unless given)."""
+    """How exactly the network multiplies (on a GPU bf16 for ResNet-18 unless given)."""
     scope: Literal["task", "class"] = "task"
     """Accuracy among the task's own classes, as published, or among all; both are measured in the same runs."""
     demo: Flag = False

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, unknown
 from glocal.laboratory import Unwatched, Watcher
 from glocal.metrics import Over
 from glocal.networks.model import PRECISIONS
 from glocal.paper import results
-from glocal.paper.comparison import Comparison, compare, titled
+from glocal.paper.comparison import Comparison, angles_of, compare, titled
 from glocal.paper.selection import Selection, selected, train
 from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
 from glocal.runs import Runs
@@ -33,7 +33,7 @@ class Job:
     seeds: Sequence[int] = ()
     tasks: int | None = None
     epochs: int | None = None
-    angles: Angles = "published"
+    angles: Angles | None = None
     precision: str | None = None
     further: bool = False
     demo: bool = False
@@ -54,25 +54,30 @@ class Job:
             self.seeds,
             self.tasks,
             self.epochs,
-            self.angles,
+            self.angles or "published",
             self.precision,
         )
 
     def runs(self) -> Runs:
         """The runs, trained where the store misses them, or read from files of results.
 
-        What is finished is written to `out` after every row: an interrupted job leaves a file of all it did.
+        What is finished is added to the results in `out` after every row: an interrupted job leaves a file of all it
+        did, and of what was there before.
         """
         if self.results:
-            return results.read(*self.results).where(self._asked_for)
+            found = results.read(*self.results)
+            self._require_names(found)
+            return found.where(self._asked_for)
         if self.out is not None:
             _folder(self.out)
+            if _kept(self.out).exists():
+                results.read(_kept(self.out))  # complains before hours of training
         runs: list[Runs] = []
         watcher = bars()
 
         def note(more: Runs) -> None:
             if self.out is not None:
-                results.write([run for part in (*runs, more) for run in part], self.out / f"results{results.suffix()}")
+                results.add(more, _kept(self.out))
 
         for selection in self.selections():
             more = train(
@@ -81,15 +86,36 @@ class Job:
             runs.append(more)
         return Runs([results.named(run) for part in runs for run in part])
 
+    def _require_names(self, found: Runs) -> None:
+        """Of results that were read, no other challenge and algorithm can be asked for."""
+        held = {"challenge": {run.challenge for run in found}, "algorithm": {_algorithm(run) for run in found}}
+        for kind, names in (("challenge", self.challenge), ("algorithm", self.algorithms)):
+            for name in names:
+                if name not in held[kind]:
+                    raise unknown(f"{kind} in these results:", name, sorted(held[kind]))
+
     def _asked_for(self, run: Run) -> bool:
         """Of results that were read, those that are named; all of them where nothing is."""
-        named = (
+        named: tuple[tuple[Sequence[object], object], ...] = (
             (self.challenge, run.challenge),
-            (self.algorithms, run.config["algorithm"]["name"]),
+            (self.algorithms, _algorithm(run)),
             (self.lrs, run.lr),
             (self.seeds, run.seed),
+            ([] if self.tasks is None else [self.tasks], run.tasks),
+            ([] if self.epochs is None else [self.epochs], run.config["epochs"]),
+            ([self.angles] if self.angles and run.challenge.startswith("rotated-") else [], angles_of(run)),
+            ([self.precision] if self.precision else [], run.config.get("precision", "fp32")),
         )
         return all(not wanted or found in wanted for wanted, found in named)
+
+
+def _algorithm(run: Run) -> str:
+    return str(run.config["algorithm"]["name"])
+
+
+def _kept(out: Path) -> Path:
+    """The file of results in a folder."""
+    return out / f"results{results.suffix()}"
 
 
 def _folder(path: Path) -> None:
@@ -110,10 +136,11 @@ def bars() -> Watcher:
 
 
 def publish(runs: Runs, made: Comparison, out: Path) -> list[Path]:
-    """The results, the table in every format and the figures, as files; one task has nothing to forget."""
+    """The results, beside those that are there, the table in every format and the figures, as files; one task has
+    nothing to forget."""
     from glocal.report.comparison import write_all
 
-    paths = [results.write(runs, out / f"results{results.suffix()}"), *write_all(made, out)]
+    paths = [results.add(runs, _kept(out)), *write_all(made, out)]
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -134,8 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=(), help="seeds (11 13 33 21 55)")
     parser.add_argument("--tasks", type=int, help="stop after so many tasks")
     parser.add_argument("--epochs", type=int, help="passes over each task (as published)")
-    parser.add_argument("--angles", choices=ANGLES, default="published", help="published, or from the seed alone")
-    parser.add_argument("--precision", choices=PRECISIONS, help="how exactly the network multiplies (the column's own)")
+    parser.add_argument("--angles", choices=ANGLES, help="published, or from the seed alone (published)")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="how exactly the network multiplies (fp32; on a GPU bf16 for ResNet-18)"
+    )
     parser.add_argument("--further", action="store_true", help="with the rows that the paper does not have")
     parser.add_argument("--demo", action="store_true", help="a small table on the embedded digits")
     parser.add_argument("--forgetting", choices=("t-1", "t"), default="t-1", help="averaged over so many tasks")

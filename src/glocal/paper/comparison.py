@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from glocal.engine.config import PROTOCOL, ROUNDING
+from glocal.engine.config import but_for_rounding
 from glocal.errors import GlocalError, unknown
 from glocal.metrics import OVER, Over, Scope, over_seeds, scope_of, summary
 from glocal.paper.published import SEEDS, Cell
@@ -145,6 +145,17 @@ class Comparison:
     def challenges(self) -> list[str]:
         return list(dict.fromkeys(line.challenge for line in self.lines))
 
+    def on(self, challenge: str) -> Comparison:
+        """What of it is about one challenge."""
+        return replace(
+            self,
+            lines=tuple(line for line in self.lines if line.challenge == challenge),
+            trends=tuple(trend for trend in self.trends if trend.challenge == challenge),
+            angles=self.angles if challenge.startswith("rotated-") else None,
+            unlike=tuple(name for name in self.unlike if name == challenge),
+            unmasked=tuple(name for name in self.unmasked if name == challenge),
+        )
+
 
 def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None, published: bool = True) -> Comparison:
     """Ours and the published numbers, by challenge, global before local, algorithm, learning rate.
@@ -158,7 +169,7 @@ def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None,
     groups = _grouped(runs)
     lines = tuple(_line(group, scope, published) for group in groups)
     seen = [run for group in groups for run in group]
-    kinds = sorted({_angles(run) for run in seen if run.challenge.startswith("rotated-")})
+    kinds = sorted({angles_of(run) for run in seen if run.challenge.startswith("rotated-")})
     known = [run for run in seen if published and run.challenge in COLUMNS]
     unlike = {run.challenge for run in known if not _published_size(run)}
     unmasked = {run.challenge for run in known if not _published_scope(run, scope)}
@@ -179,7 +190,7 @@ def _grouped(runs: Iterable[Run]) -> list[list[Run]]:
     for run in runs:
         key = run.challenge, run.locality, _name(run), run.lr
         held = cells.setdefault(key, {})
-        if held.setdefault(run.seed, run).config != run.config:
+        if _settings(held.setdefault(run.seed, run).config) != _settings(run.config):
             raise GlocalError(
                 f"two runs of {key[2]} on {run.challenge} at lr {run.lr:g} with seed {run.seed} differ in their "
                 "configuration; give the runs of one size and one kind of angles."
@@ -208,7 +219,7 @@ def _require_one_protocol(group: Sequence[Run]) -> None:
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """All of a configuration but the seed, by dotted names."""
     # A run that does not say how it multiplies is an fp32 one.
-    settings = _flat({"precision": "fp32", **_but_for_rounding(config)})
+    settings = _flat({"precision": "fp32", **but_for_rounding(config)})
     return {name: value for name, value in settings.items() if name != "seed"}
 
 
@@ -235,14 +246,8 @@ def _name(run: Run) -> str:
 def titled(runs: Iterable[Run]) -> Runs:
     """The runs under the names of their rows, without the options that the table fixes: for figures."""
     return Runs(
-        [replace(run, config=_but_for_rounding(run.config), info={**run.info, "label": _name(run)}) for run in runs]
+        [replace(run, config=but_for_rounding(run.config), info={**run.info, "label": _name(run)}) for run in runs]
     )
-
-
-def _but_for_rounding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With the latest protocol that gives the same numbers."""
-    protocol = config.get("protocol", PROTOCOL)
-    return {**config, "protocol": ROUNDING.get(protocol, protocol)}
 
 
 def _published_size(run: Run) -> bool:
@@ -251,7 +256,8 @@ def _published_size(run: Run) -> bool:
     return size == (column.tasks, column.epochs, column.batch_size, column.network)
 
 
-def _angles(run: Run) -> str:
+def angles_of(run: Run) -> str:
+    """'published' or 'seed', of a rotated challenge."""
     return "seed" if run.config["challenge"].get("options", {}).get("angles") is None else "published"
 
 

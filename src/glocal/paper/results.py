@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from glocal.engine.config import but_for_rounding
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import published
@@ -61,8 +61,8 @@ def write(runs: Iterable[Run], path: str | Path) -> Path:
 
 
 def read(*paths: str | Path) -> Runs:
-    """The runs of one file or of several. A run that is in two of them counts once."""
-    found: dict[str, Run] = {}
+    """The runs of one file or of several. A run that is in two of them counts once, as the later one has it."""
+    found: list[Run] = []
     for path in map(Path, paths):
         columns = _load(path)
         for i in range(len(columns["config"])):
@@ -70,8 +70,19 @@ def read(*paths: str | Path) -> Runs:
                 run = _run({k: values[i] for k, values in columns.items()})
             except (KeyError, ValueError, TypeError) as error:
                 raise GlocalError(f"'{path}' holds no results of glocal: row {i + 1} cannot be read.") from error
-            found[json.dumps(run.config, sort_keys=True)] = run
-    return Runs(list(found.values()))
+            found.append(run)
+    return merged(found)
+
+
+def merged(runs: Iterable[Run]) -> Runs:
+    """Every run once: of equal ones, or such as differ by rounding alone, the last."""
+    return Runs(list({json.dumps(but_for_rounding(run.config), sort_keys=True): run for run in runs}.values()))
+
+
+def add(runs: Iterable[Run], path: str | Path) -> Path:
+    """Write the runs beside those that are there."""
+    path = Path(path)
+    return write(merged([*(read(path) if path.exists() else ()), *map(named, runs)]), path)
 
 
 def named(run: Run) -> Run:
@@ -167,8 +178,11 @@ def _load(path: Path) -> Mapping[str, Sequence[Any]]:
         columns = _load_parquet(path) if path.suffix == ".parquet" else _load_npz(path)
     except OSError as error:
         raise GlocalError(f"the results '{path}' cannot be read: {error.strerror or error}.") from error
-    except (ValueError, KeyError, BadZipFile) as error:
-        raise GlocalError(f"'{path}' is no file of results: {str(error).splitlines()[0]}.") from error
+    except GlocalError:
+        raise
+    except Exception as error:  # every library has its own
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise GlocalError(f"'{path}' is no file of results, or not the whole file: {said.rstrip('.')}.") from error
     if missing := sorted(needed - set(columns)):
         raise GlocalError(f"'{path}' is no file of results: it has no {', '.join(missing)}.")
     return columns
@@ -190,7 +204,7 @@ def _load_parquet(path: Path) -> Mapping[str, Sequence[Any]]:
 
 
 def _load_npz(path: Path) -> Mapping[str, Sequence[Any]]:
-    with np.load(path, allow_pickle=False) as held:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
         columns: dict[str, Sequence[Any]] = {}
         for name in held.files:
             if name in LISTS:

@@ -10,7 +10,7 @@ from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
 from glocal.engine.train import Progress
 from glocal.errors import GlocalError, unknown
-from glocal.laboratory import Watcher, sweep
+from glocal.laboratory import Watcher, choose_device, sweep
 from glocal.paper import published
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.runs import Runs
@@ -108,7 +108,7 @@ def train(
                 store=store,
                 data=data,
                 device=device,
-                precision=selection.precision or column.precision,
+                precision=selection.precision or precision_on(column, choose_device(device).type),
                 watcher=together,
             )
             runs = Runs([*runs, *more])
@@ -118,6 +118,11 @@ def train(
         if together is not None:
             together.close()
     return runs
+
+
+def precision_on(column: Column, device: str) -> str:
+    """The column's own on a GPU; a CPU gains nothing by less than fp32."""
+    return column.precision if device == "cuda" else "fp32"
 
 
 class Together:

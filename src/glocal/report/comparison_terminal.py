@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glocal.paper.comparison import Comparison, Line
-from glocal.report.comparison import MARK, MEASURES, blocks, conclusions, heads, notes, texts, trend_texts
+from glocal.report.comparison_texts import MARK, MEASURES, blocks, conclusions, heads, notes, texts, trend_texts
 from glocal.report.groups import plain
 from glocal.report.terminal import COLOURS
 
