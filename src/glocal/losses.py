@@ -151,8 +151,13 @@ class OwnLoss:
     @cached_property
     def _any_label(self) -> Tensor:
         """A label to differentiate at, if ∇²_f ℓ is positive and the same at those of all examples."""
-        if self.examples is not None and self.examples[0].dim() == 2:
+        if self.examples is not None:
             outputs, y = self.examples
+            if outputs.dim() != 2:
+                raise GlocalError(
+                    "the outer-product Hessian asks for outputs of the shape (n, K), a row an example; those of the "
+                    f"network are {tuple(outputs.shape)}. A module around it can flatten or unsqueeze them."
+                )
             every = torch.stack([self._bends(outputs, label.expand_as(y)) for label in y])
             rounding = 1e-4 * every.abs().amax()
             same = bool(((every - every[0]).abs() <= rounding).all())  # not so where one is no number

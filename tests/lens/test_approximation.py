@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -11,15 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import anywhere, at, diverged, network, theta_of
 from recordings import Branching, blobs, cohort, hidden, linear, regressions
+from torch import nn
 
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import train
 from glocal.errors import GlocalError
+from glocal.lens import flat
 from glocal.lens.approximation import Moment, Trajectory, fit, on_rays, order, own_curves, record, taylor_curves
 from glocal.lens.perturbation import unit_directions
-from glocal.lens.subject import of_training
+from glocal.lens.subject import of_module, of_training
 from glocal.lens.taylor import taylor
+from glocal.lens.whole import whole
 
 
 def run_of(watched: Cohort, every: int = 1) -> Trajectory:
@@ -272,3 +276,25 @@ def test_training_calls_who_watches_after_every_epoch_before_consolidation() -> 
         (2, 0, 25, 2, 2),
         (2, 1, 30, 2, 2),
     ]
+
+
+def test_in_double_precision_the_order_of_a_smooth_network_is_found() -> None:
+    """What an expansion of the second order leaves out is of the third; in single precision rounding hides it."""
+    subject = network(seed=5, tasks=2, dtype=torch.float32)
+    exact = subject.double()
+    found = order(exact, 0, whole(exact, 0), flat.update(exact, 1), [10 ** (-i / 4) for i in range(3, 10)])
+    assert found.exponent == pytest.approx(3, abs=0.1) and bool(found.used.all())
+
+
+def test_curves_of_expansions_are_of_parameters_alone() -> None:
+    """With BatchNorm's statistics of the task's solution, wherever training left them since."""
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    tasks, states = [], [copy.deepcopy(module.state_dict())]
+    for shift in (0.0, 3.0):
+        x = torch.randn(30, 3) + shift
+        module(x)  # moves the statistics alone
+        tasks.append((x, torch.randint(2, (30,))))
+        states.append(copy.deepcopy(module.state_dict()))
+    found = taylor_curves(of_module(module, "cross-entropy", tasks, states))
+    assert float(found.error[2, 0]) < 1e-6

@@ -140,7 +140,8 @@ def test_statistics_of_batchnorm_are_those_of_each_checkpoint() -> None:
     tasks, states = [], [copy.deepcopy(module.state_dict())]
     for shift in (0.0, 3.0):
         x, y = torch.randn(30, 3) + shift, torch.randint(2, (30,))
-        module(x)  # moves the statistics alone
+        for _ in range(20):
+            module(x)  # moves the statistics alone
         tasks.append((x, y))
         states.append(copy.deepcopy(module.state_dict()))
     found = examine(module, "cross-entropy", tasks, states, 0.1)
@@ -149,8 +150,70 @@ def test_statistics_of_batchnorm_are_those_of_each_checkpoint() -> None:
         loss = nn.functional.cross_entropy(module.eval()(x), y)
         assert float(found.losses[o]) == pytest.approx(loss.item(), rel=1e-5)
     assert float(found.distance[1, 0]) == 0 and math.isnan(found.radius[1, 0])
-    assert float(found.forgetting.measured[1, 0]) != 0 and float(found.forgetting.predicted[1, 0]) == 0
+    measured = float(found.forgetting.measured[1, 0])
+    assert abs(measured) > 0.01 and float(found.forgetting.predicted[1, 0]) == 0
+    assert float(found.forgetting.statistics[1, 0]) == pytest.approx(measured, rel=1e-5)
+    assert bool(found.inside[1, 0]) and abs(float(found.forgetting.error[1, 0])) < 1e-6
     draw(found, Figure())
+    told = "running statistics changed old losses"
+    assert told in examine(module, "cross-entropy", tasks, states, abs(measured) / 2).advice.reason
+    assert told not in examine(module, "cross-entropy", tasks, states, abs(measured) * 2).advice.reason
+
+
+def test_what_statistics_do_is_no_error_of_the_expansion() -> None:
+    """Parameters and statistics move: ξ_o is that of the parameters, by a dense Hessian with the statistics of θ_o."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
+    tasks, states = [], [copy.deepcopy(module.state_dict())]
+    for shift in (0.0, 2.0):
+        x, y = torch.randn(20, 2, dtype=torch.float64) + shift, torch.randint(2, (20,))
+        module.train()(x)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        tasks.append((x, y))
+        states.append(copy.deepcopy(module.state_dict()))
+    found = examine(module, "cross-entropy", tasks, states, 0.1)
+    (x, y), names = tasks[0], [k for k, _ in module.named_parameters()]
+    moved = torch.cat([(states[2][k] - states[1][k]).flatten() for k in names])
+
+    def loss(vector: Tensor) -> Tensor:
+        parts = vector.split([states[1][k].numel() for k in names])
+        own = {k: part.view_as(states[1][k]) for k, part in zip(names, parts, strict=True)}
+        return nn.functional.cross_entropy(torch.func.functional_call(module.eval(), {**states[1], **own}, (x,)), y)
+
+    origin = torch.cat([states[1][k].flatten() for k in names])
+    slope, bend = torch.autograd.functional.jacobian(loss, origin), torch.autograd.functional.hessian(loss, origin)
+    with torch.no_grad():
+        error = loss(origin + moved) - loss(origin) - slope @ moved - moved @ bend @ moved / 2
+    assert float(found.forgetting.error[1, 0]) == pytest.approx(float(error), rel=1e-6)
+    module.load_state_dict(states[2])
+    with torch.no_grad():
+        rise = nn.functional.cross_entropy(module(x), y) - loss(origin)
+    assert float(found.forgetting.measured[1, 0]) == pytest.approx(float(rise), rel=1e-6)
+
+
+def test_checkpoints_that_tell_nothing_are_refused() -> None:
+    module, loss, tasks, states = quartic(3.0, 1.0, 2.0)
+    with pytest.raises(GlocalError, match=r"checkpoints 1 and 2 are equal: task 1 moved nothing.*deepcopy"):
+        examine(module, loss, tasks, [states[0], states[1], states[1]], 0.1)
+    lost = {"theta": torch.tensor([math.nan], dtype=torch.float64)}
+    with pytest.raises(GlocalError, match="checkpoint 2 has numbers that are not finite, first in 'theta'"):
+        examine(module, loss, tasks, [states[0], states[1], lost], 0.1)
+
+
+def test_data_that_tell_nothing_are_refused() -> None:
+    subject = network(seed=1, tasks=2, dtype=torch.float32)
+    states = [point.params for point in subject.solutions]
+    (x, y), other = subject.tasks
+    broken = x.clone()
+    broken[3, 0] = math.nan
+    with pytest.raises(GlocalError, match="1 examples of task 0 have inputs that are not finite, first example 3"):
+        examine(subject.module, "cross-entropy", [(broken, y), other], states, 0.1)
+    with pytest.raises(GlocalError, match=r"a dict of 'image', 'label' was given\. A generator"):
+        examine(subject.module, "cross-entropy", [[{"image": x, "label": y}], other], states, 0.1)  # type: ignore[list-item]
+    with pytest.raises(GlocalError, match="a tuple of Tensor, Tensor, Tensor was given"):
+        examine(subject.module, "cross-entropy", [[(x, x, y)], other], states, 0.1)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("point", [1, 2, 3])
@@ -283,3 +346,15 @@ def test_runs_of_the_store_that_need_more(tmp_path: Path) -> None:
         assert run.path is not None
         with pytest.raises(GlocalError, match=told):
             of_stored_run(run.path)
+
+
+def test_common_mistakes_with_checkpoints_and_losses_are_named() -> None:
+    module, loss, tasks, states = quartic(3.0, 1.0)
+    for wrapped, said in (
+        ({"epoch": 3, "model": states[1]}, r"a dict that holds one was given: give its \['model'\]"),
+        ({f"module.{k}": t for k, t in states[1].items()}, r"begin with 'module\.', as DataParallel writes them"),
+    ):
+        with pytest.raises(GlocalError, match=said):
+            examine(module, loss, tasks, [states[0], wrapped], 0.1)
+    with pytest.raises(GlocalError, match=r"the class MSELoss was given: make one of it, MSELoss\(\)"):
+        examine(module, nn.MSELoss, tasks, states, 0.1)  # type: ignore[arg-type]

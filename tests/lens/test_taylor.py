@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from quadratics import anywhere, at, dense_hessian, diverged, network, theta_of
 from torch import Tensor, nn
 
+from glocal.algorithms.hessians import Structure
 from glocal.curvature.hessian import outer_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
@@ -164,3 +167,45 @@ def test_a_full_hessian_of_a_large_network_is_refused() -> None:
     subject = of_module(module, "squared-error", [(torch.zeros(2, 100), torch.zeros(2, 100))], [state, state])
     with pytest.raises(GlocalError, match="10,100 parameters"):
         taylor(subject, 0)
+
+
+class Scaled(nn.Module):
+    """A network that takes uint8 images and scales them itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1).float() / 16)
+
+
+@pytest.mark.parametrize("structure", ["full", "low-rank", "kronecker", "diagonal"])
+@pytest.mark.parametrize("whole", ["images", "tokens"])
+def test_whole_numbers_are_the_networks_own_business(whole: str, structure: Structure) -> None:
+    """At its solution an expansion is the loss: nobody but the network scales or embeds what it is given."""
+    torch.manual_seed(0)
+    tokens = nn.Sequential(nn.Embedding(16, 2), nn.Flatten(), nn.Linear(8, 3))
+    module = Scaled() if whole == "images" else tokens
+    x = torch.randint(16, (20, 4), dtype=torch.uint8 if whole == "images" else torch.int64)
+    states = [copy.deepcopy(module.state_dict())]
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    states.append(copy.deepcopy(module.state_dict()))
+    subject = of_module(module, "cross-entropy", [(x, torch.randint(3, (20,)))], states)
+    point = subject.solutions[1]
+    with torch.no_grad():
+        torch.testing.assert_close(taylor(subject, 0, 2, structure)(point.params), subject.value(0, point))
+
+
+def test_a_copy_in_double_precision() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    states = [copy.deepcopy(module.state_dict()) for _ in range(2)]
+    subject = of_module(module, "cross-entropy", [(torch.randn(20, 3), torch.randint(2, (20,)))], states)
+    more = subject.double()
+    value, exact = (s.value(0, s.solutions[1]) for s in (subject, more))
+    assert value.dtype == torch.float32 and exact.dtype == torch.float64
+    assert float(value) == pytest.approx(float(exact), rel=1e-5) and float(value) != float(exact)
+    assert next(subject.module.parameters()).dtype == torch.float32

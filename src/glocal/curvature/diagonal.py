@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.layers import Params, Plain, plain_layers, run
+from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
 from glocal.curvature.outputs import Directions, dense_in_chunks
 
 
@@ -35,7 +35,7 @@ def diagonal(
     sample's gradient through batch statistics is not its own.
     """
     wanted = params if wanted is None else wanted
-    plain = plain_layers(module, x.shape[1:], next(iter(params.values())))
+    plain = plain_layers(module, x.shape[1:], inputs_like(x, params))
     known = {
         name: p
         for name, p in plain.items()

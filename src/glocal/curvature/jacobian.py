@@ -31,7 +31,7 @@ from torch.func import functional_call
 
 from glocal.curvature import convolved
 from glocal.curvature.convolved import IMAGES
-from glocal.curvature.layers import Params, Plain, plain_layers
+from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers
 from glocal.curvature.outputs import Directions, factored
 from glocal.curvature.pairing import Answer, paired, weighted
 from glocal.tree import map_tree
@@ -46,7 +46,7 @@ def jacobian(
     module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, directions: Directions
 ) -> Rows:
     """The rows for inputs x (n, ...) at θ = `params`; `directions` turns the outputs (n, K) into u, (n, C, K)."""
-    plain = plain_layers(module, x.shape[1:], next(iter(params.values())))
+    plain = plain_layers(module, x.shape[1:], inputs_like(x, params))
     outputs = functional_call(module, {**params, **buffers}, (x,))
     each = directions(outputs).shape[1]
     kept = {name: p for name, p in plain.items() if _as_factors(name, p, params, each)}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.diagonal import diagonal
-from glocal.curvature.layers import Params, Plain, plain_layers, run
+from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
 from glocal.curvature.outputs import Directions
 
 Curvature: TypeAlias = dict[str, dict[str, Any]]
@@ -41,7 +41,7 @@ def factors(
 
     `module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
     """
-    plain = plain_layers(module, x.shape[1:], next(iter(params.values())))
+    plain = plain_layers(module, x.shape[1:], inputs_like(x, params))
     plain = {name: p for name, p in plain.items() if f"{name}.weight" in params and not _grouped(p)}
     covered = {f"{name}.{kind}" for name in plain for kind in ("weight", "bias")}
     rest = {k: p for k, p in params.items() if k not in covered}

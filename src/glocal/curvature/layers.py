@@ -93,6 +93,11 @@ def plain_layers(module: nn.Module, shape: torch.Size, like: Tensor) -> dict[str
     return known[shape]
 
 
+def inputs_like(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    """A tensor of the type that a network's inputs have: whole numbers are what they are, floats as it computes."""
+    return next(iter(params.values())) if x.is_floating_point() else x
+
+
 _PLAIN: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, Plain]]] = WeakKeyDictionary()
 
 

@@ -16,7 +16,7 @@ A rule of thumb with numbers in it, and not a theorem: what costs a user most (m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -66,6 +66,29 @@ def advise(
     eigenvalues: Tensor,
     trace: Tensor,
     following: tuple[float, float, float],
+    statistics: Tensor | None = None,
+) -> Advice:
+    """`_advise`, with a word on what BatchNorm's statistics did to the losses of all pairs, (n,)."""
+    made = _advise(epsilon, distance, radius, error, forgotten, eigenvalues, trace, following)
+    if statistics is None or not len(statistics) or not bool((statistics.abs() >= epsilon).any()):
+        return made
+    most = float(statistics[statistics.abs().argmax()])
+    told = (
+        f" Apart from θ, normalisation's running statistics changed old losses, by {most:+.3g} at most: what keeps θ "
+        "does not keep them. Freeze them after the first task, or keep them for each."
+    )
+    return replace(made, reason=made.reason + told)
+
+
+def _advise(
+    epsilon: float,
+    distance: Tensor,
+    radius: Tensor,
+    error: Tensor,
+    forgotten: Tensor,
+    eigenvalues: Tensor,
+    trace: Tensor,
+    following: tuple[float, float, float],
 ) -> Advice:
     """From all pairs o < t: ‖θ_t − θ_o‖, the radius on that way, ξ_o(θ_t), (n,) each; E(t), (N,); the top of every
     spectrum, (N, k), and the traces, (N,); and for a task that is to follow, how far the last one went beside the
@@ -76,6 +99,13 @@ def advise(
     count, total = int(outside.sum()), len(error)
     if count:
         worst = int(torch.where(outside, error.abs().nan_to_num(nan=torch.inf), -1).argmax())
+        if not bool(error[worst].isfinite()):
+            return Advice(
+                "replay",
+                "global",
+                f"The losses of {int((~error.isfinite()).sum())} of {total} pairs of a task and a later solution, or "
+                "their expansions, are not finite: training diverged. Lower the learning rate first.",
+            )
         pairs = "pair" if total == 1 else "pairs"
         return Advice(
             "replay",

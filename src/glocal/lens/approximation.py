@@ -158,8 +158,16 @@ def taylor_curves(
 
 
 def curves(subject: Subject, moments: Sequence[Moment], approximations: Sequence[Approximation]) -> Curves:
-    r"""ξ_o of any \hat L_o, one for every task that is finished at the last of the moments."""
-    return _curves(subject, moments, lambda m, o: (subject.value(o, m.point), approximations[o](m.point.params)))
+    r"""ξ_o of any \hat L_o, one for every task that is finished at the last of the moments.
+
+    Both are functions of θ alone: the network's other tensors, BatchNorm's statistics, are those of θ_o.
+    """
+
+    def both(moment: Moment, task: int) -> tuple[Tensor, Tensor]:
+        there = Point(moment.point.params, solution(subject, task).buffers)
+        return subject.value(task, there), approximations[task](there.params)
+
+    return _curves(subject, moments, both)
 
 
 def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:
@@ -271,6 +279,7 @@ def order(
 
     The paper bounds the error of an expansion of order p by O(rᵖ); where the loss is smooth, and r small, the first
     term that is left out makes it r^{p+1}. Errors that are no more than rounding of the losses are left out of the fit.
+    In single precision rounding hides what is of higher order: take `subject.double()` and an approximation of it.
     """
     length = direction.norm()
     require(bool(0 < length < torch.inf), f"a ray's direction has a finite length above 0; {float(length)} was given.")

@@ -73,7 +73,7 @@ class Examination:
     @property
     def inside(self) -> Tensor:
         """Whether θ_t ∈ Ω^ε_o, for pairs with o < t; False elsewhere, and where ξ_o is not a number."""
-        return self.later & (self.forgetting.remainder.abs() < self.epsilon)
+        return self.later & (self.forgetting.error.abs() < self.epsilon)
 
     @property
     def advice(self) -> Advice:
@@ -82,11 +82,12 @@ class Examination:
             self.epsilon,
             self.distance[self.later],
             self.radius[self.later],
-            self.forgetting.remainder[self.later],
+            self.forgetting.error[self.later],
             average(self.forgetting.measured, "t"),
             self.eigenvalues,
             self.trace,
             (float(self.updates[-1]), float(self.steepest[-1]), float(self.random[-1])),
+            self.forgetting.statistics[self.later],
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -156,7 +157,26 @@ def examine(
         f"{len(points)} checkpoints were given for {len(every)} tasks, which have {len(every) + 1}: θ_0, the "
         "initialisation, and one after every task. Of a training under way give the finished tasks alone.",
     )
-    return of_subject(of_module(module, loss, every, points, examples), epsilon, eigenvalues, seed)
+    subject = of_module(module, loss, every, points, examples)
+    _require_a_way(subject)
+    return of_subject(subject, epsilon, eigenvalues, seed)
+
+
+def _require_a_way(subject: Subject) -> None:
+    """Checkpoints that are one and the same are one state dict that training wrote over."""
+    for t in range(flat.trained(subject)):
+        before, after = ({**point.params, **point.buffers} for point in subject.solutions[t : t + 2])
+        require(
+            any(not torch.equal(before[k], p) for k, p in after.items()),
+            f"checkpoints {t} and {t + 1} are equal: task {t} moved nothing. state_dict() refers to the network's own "
+            "tensors, which training goes on to change: keep copy.deepcopy(module.state_dict()).",
+        )
+        lost = [k for k, p in subject.solutions[t + 1].params.items() if not bool(p.isfinite().all())]
+        require(
+            not lost,
+            f"checkpoint {t + 1} has numbers that are not finite, first in '{''.join(lost[:1])}': the "
+            "training diverged there. Give the checkpoints before it.",
+        )
 
 
 def of_subject(subject: Subject, epsilon: float | None = None, eigenvalues: int = 10, seed: int = 0) -> Examination:

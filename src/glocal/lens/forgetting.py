@@ -12,7 +12,8 @@ Both are exact for quadratic losses, wherever the θ_t are. The equation is that
 sentence before it averages over t − 1; then the factors are (t−2)/(t−1) and 1/(t−1), and the bracket is the same.
 
 Matrices are (N, N) over the N learnt tasks, [t, o] for task o after task t, both counted from 0, and NaN where o > t.
-What the network's other tensors (BatchNorm's statistics) do to L_o is in the remainder.
+The network's other tensors (BatchNorm's statistics) change L_o too, and no expansion in θ sees it: of the remainder
+it is a part of its own, L_o(θ_t) with those of θ_t less L_o(θ_t) with those of θ_o.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Forgetting:
     added_gradient: Tensor  # Δ_tᵀ ∇L_o(θ_o)
     added_quadratic: Tensor  # ½ Δ_tᵀ H_o Δ_t
     added_v: Tensor  # (θ_{t−1} − θ_o)ᵀ H_o Δ_t
+    statistics: Tensor  # what of `measured` the network's other tensors make
 
     @property
     def predicted(self) -> Tensor:
@@ -57,6 +59,11 @@ class Forgetting:
     def remainder(self) -> Tensor:
         """What is beyond the second order."""
         return self.measured - self.predicted
+
+    @property
+    def error(self) -> Tensor:
+        """ξ_o(θ_t) with its sign, L_o being a function of θ alone: the remainder without the statistics' part."""
+        return self.remainder - self.statistics
 
     @property
     def shares(self) -> Shares:
@@ -91,7 +98,8 @@ def forgetting(subject: Subject) -> Forgetting:
             added = [flat.inner(slope, update), flat.inner(update, turned) / 2, flat.inner(moved, turned)]
             moved, bent = flat.position(subject, t) - origin, bent + turned
             terms[:, t, o] = torch.stack([flat.inner(slope, moved), flat.inner(moved, bent) / 2, *added])
-    return Forgetting(measured(subject), *terms.cpu())
+    gradient, quadratic, *added = terms.cpu()
+    return Forgetting(measured(subject), gradient, quadratic, added[0], added[1], added[2], by_statistics(subject))
 
 
 def measured(subject: Subject) -> Tensor:
@@ -104,6 +112,20 @@ def measured(subject: Subject) -> Tensor:
             for t in range(o, n):
                 found[t, o] = subject.value(o, flat.solution(subject, t)).double() - learnt
     return found.cpu()
+
+
+def by_statistics(subject: Subject) -> Tensor:
+    """L_o(θ_t) less what it would be with the network's other tensors as they were at θ_o, for every pair."""
+    n = flat.trained(subject)
+    found = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), 0.0, torch.nan).double()
+    with torch.no_grad():
+        for o in range(n):
+            then = flat.solution(subject, o).buffers
+            for t in range(o + 1, n):
+                now = flat.solution(subject, t)
+                if any(not torch.equal(now.buffers[k], b) for k, b in then.items() if b.is_floating_point()):
+                    found[t, o] = subject.value(o, now) - subject.value(o, now._replace(buffers=then))
+    return found
 
 
 def recursion(pairs: Forgetting, over: Over = "t") -> Recursion:

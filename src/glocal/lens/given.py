@@ -52,6 +52,11 @@ def chosen(given: AnyLoss) -> Loss:
         return losses.get(given)
     if hasattr(given, "per_sample"):
         return given  # type: ignore[return-value]
+    if isinstance(given, type):
+        raise GlocalError(
+            f"a loss is a function of outputs and y; the class {given.__name__} was given: make one of it, "
+            f"{given.__name__}()."
+        )
     if not callable(given):
         allowed = ", ".join(map(repr, LOSSES))
         raise GlocalError(f"a loss is {allowed}, or a function of outputs and y; {given!r} was given.")
@@ -74,6 +79,14 @@ def check(subject: Subject) -> None:
         except Exception as error:
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             raise GlocalError(f"the network and the loss cannot take the data of task {o}: {reason}") from error
+        odd = (
+            x.flatten(1).isfinite().all(1).logical_not() if x.is_floating_point() else torch.zeros(1, dtype=torch.bool)
+        )
+        require(
+            not bool(odd.any()),
+            f"{int(odd.sum())} examples of task {o} have inputs that are not finite, first example "
+            f"{int(odd.int().argmax())}: leave them out.",
+        )
         if not outputs.isfinite().all():
             continue  # a network beyond numbers says nothing of the data
         unknown = each.isnan()
@@ -83,7 +96,8 @@ def check(subject: Subject) -> None:
                 f"the loss of {int(unknown.sum())} examples of task {o} is not a number, first of example {first}, "
                 f"whose y is {y[first].tolist()!r:.60}: leave them out."
             )
-        same = whole.numel() == 1 and torch.allclose(whole.flatten(), each.mean().flatten(), rtol=1e-3)
+        exact = max(1e-3, 10 * torch.finfo(each.dtype).eps)  # networks in half precision round more
+        same = whole.numel() == 1 and torch.allclose(whole.flatten(), each.mean().flatten(), rtol=exact)
         require(same, "the loss is no mean over samples: one that adds them up, or weighs them, was given.")
 
 
@@ -129,7 +143,11 @@ def _is_pair(task: Any) -> bool:
 
 
 def _paired(batch: Any) -> Data:
-    require(_is_pair(batch), "a task's batches are pairs of tensors (x, y); others were given.")
+    require(
+        _is_pair(batch),
+        f"a task's batches are pairs of tensors (x, y); {_of_what(batch)} was given. A generator can make pairs of "
+        "others, and a module around the network can take one tensor apart.",
+    )
     x, y = batch
     shapes = f"x {tuple(x.shape)} and y {tuple(y.shape)} were given"
     fits = x.dim() > 0 and y.dim() > 0 and len(x) == len(y)
@@ -178,6 +196,15 @@ def _taken(task: Any) -> Any:
         return _taken(task.dataset) if complete else None
     whole = isinstance(task, Dataset) and not isinstance(task, loading.IterableDataset)
     return task if whole and hasattr(task, "__len__") else None
+
+
+def _of_what(batch: Any) -> str:
+    """A batch in words."""
+    if isinstance(batch, Mapping):
+        return f"a dict of {', '.join(map(repr, batch))}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {', '.join(type(part).__name__ for part in batch)}"
+    return f"a {type(batch).__name__}"
 
 
 def _said(given: Any) -> str:

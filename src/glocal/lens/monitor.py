@@ -6,8 +6,9 @@ r"""The locality assumption, watched while a cohort trains (§3.2): ξ_o of ever
     monitor.assumption(run=0).first_break
 
 By default \hat L_o is the second-order expansion with a diagonal ggn, and both it and L_o are taken on the same few
-examples of task o: the expansion is of the very loss that it is compared with, so that no error comes from the sample.
-It keeps 3 P numbers for every run and finished task. With 'own' it is the algorithm's \hat L_o, from the live memory.
+examples of task o: the expansion is of the very loss that it is compared with, so that no error comes from the sample,
+and with BatchNorm's statistics of θ_o. It keeps 3 P numbers for every run and finished task. With 'own' it is the
+algorithm's \hat L_o, from the live memory.
 That was made with all of the task's data, or with others, and ξ_o then contains the difference between the samples.
 """
 
@@ -133,8 +134,9 @@ class Monitor:
                 if self.form is None:
                     parts.append({"centre": {k: p.clone() for k, p in params.items()}})
                 else:
-                    bound = self._model.bind({k: b[run] for k, b in state.buffers.items()}, training=False)
-                    parts.append(expand(bound, params, data, 2, self.form).parts)
+                    buffers = {k: b[run].clone() for k, b in state.buffers.items()}
+                    bound = self._model.bind(buffers, training=False)
+                    parts.append({**expand(bound, params, data, 2, self.form).parts, "buffers": buffers})
         self._held[str(task)] = tree.stack(parts)
         self._together = [Together.of(data) for data in self._data]
 
@@ -186,10 +188,13 @@ class Monitor:
 
     def _one(self, params: Params, buffers: Params, held: Tree, data: Together) -> Tensor:
         """Of one run, (3, finished tasks)."""
-        bound = self._model.bind(buffers, training=False)
-        rows = zip(data.x.split(AT_ONCE), data.y.split(AT_ONCE), strict=True)
-        losses = torch.cat([bound.losses(params, x, y) for x, y in rows])
-        true = torch.stack([part.mean() for part in losses.split(data.sizes)])
+        sizes = data.sizes if buffers else [len(data.y)]  # without any, all tasks are one pass
+        losses = []
+        for x, y, parts in zip(data.x.split(sizes), data.y.split(sizes), held.values(), strict=False):
+            bound = self._model.bind(parts["buffers"], training=False)
+            rows = zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)
+            losses += [bound.losses(params, *row) for row in rows]
+        true = torch.stack([part.mean() for part in torch.cat(losses).split(data.sizes)])
         moves = [{k: params[k] - c for k, c in parts["centre"].items()} for parts in held.values()]
         expansions = [after(parts, self.form, moved) for parts, moved in zip(held.values(), moves, strict=True)]
         return torch.stack([true, torch.stack(expansions), torch.stack([_length(moved) for moved in moves])])

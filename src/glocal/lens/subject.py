@@ -98,6 +98,13 @@ class Subject:
         points = [Point(move(p.params), move(p.buffers)) for p in self.solutions]
         return Subject(self.module.to(device), self.loss, tasks, points)
 
+    def double(self) -> Subject:
+        """A copy in double precision, for what rounding would hide. Whole numbers stay what they are."""
+        more = partial(tree.map_tree, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
+        tasks = [Data(*(part.double() if part.is_floating_point() else part for part in task)) for task in self.tasks]
+        points = [Point(more(p.params), more(p.buffers)) for p in self.solutions]
+        return Subject(copy.deepcopy(self.module).double(), self.loss, tasks, points)
+
 
 def of_module(
     module: nn.Module,
@@ -126,6 +133,14 @@ def _point(module: nn.Module, state: Any) -> Point:
     require(not isinstance(state, nn.Module), f"{what}: give a copy of its state_dict().")
     require(not isinstance(state, str | Path), f"{what}: give torch.load('{state}').")
     require(isinstance(state, Mapping), f"{what}.")
+    inner = [k for k, part in state.items() if isinstance(part, Mapping) and set(part) & set(module.state_dict())]
+    require(not inner, f"a checkpoint is a state dict; a dict that holds one was given: give its {inner[:1]}.")
+    prefixed = bool(state) and all(str(k).startswith("module.") for k in state)
+    require(
+        not prefixed or bool(set(state) & set(module.state_dict())),
+        "a checkpoint's names begin with 'module.', as DataParallel writes them: give "
+        "{k.removeprefix('module.'): t for k, t in state.items()}.",
+    )
     try:
         module.load_state_dict(state)
     except (RuntimeError, AttributeError) as error:  # the second where it holds no tensors

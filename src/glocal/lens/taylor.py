@@ -21,6 +21,7 @@ from glocal.algorithms.hessians import Form, Matrix, Structure, form, task_gradi
 from glocal.challenges.challenge import Data
 from glocal.errors import require
 from glocal.lens.subject import Point, Subject
+from glocal.networks.door import Open
 from glocal.networks.model import Model
 from glocal.tree import Params, Tree, inner
 
@@ -53,8 +54,9 @@ def taylor(
     the ggn for the others, if not said; `rank` is the number of eigenpairs of a low-rank one."""
     kept = chosen(order, structure, matrix, rank)
     point, data = solution(subject, task), subject.tasks[task]
-    # A model sets its network to training mode: it is given one of its own.
-    model = Model(copy.deepcopy(subject.module), subject.loss).bind(point.buffers, training=False)
+    # A model sets its network to training mode: it is given one of its own. A subject's data are as its network takes
+    # them, whole numbers too.
+    model = Model(copy.deepcopy(subject.module), subject.loss, door=Open()).bind(point.buffers, training=False)
     return expand(model, point.params, data, order, kept)
 
 

@@ -55,6 +55,13 @@ class Door:
         return crop(x, padding, top, left, below(2, coin).bool() if flip else None)
 
 
+class Open(Door):
+    """A door that changes nothing: the network takes whole numbers, as tokens or images, itself."""
+
+    def ready(self, x: Tensor) -> Tensor:
+        return x
+
+
 def crop(x: Tensor, padding: int, top: Tensor, left: Tensor, flip: Tensor | None) -> Tensor:
     """From images (n, ..., h, w) with zeros around them, the h × w pixels that begin at (top, left) of each, mirrored
     left to right where `flip` says so."""

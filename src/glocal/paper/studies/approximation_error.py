@@ -12,15 +12,17 @@ Rows of it name no task; those that do are of ξ_o. SI states its \hat L_o up to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from glocal.algorithms.hessians import Structure
 from glocal.lens import flat
 from glocal.lens.approximation import (
     Approximation,
@@ -60,7 +62,7 @@ OWN: dict[str, dict[str, Any]] = {
 """Quadratics have weight 1: with another they are meant to be other functions than the loss. That the optimal one is
 weighed by 1/t in the objective, as Eq. general-opt-local is printed, is no part of its approximation."""
 LEVELLED = ("si",)
-STRUCTURES = ("diagonal", "kronecker", "low-rank")
+STRUCTURES: tuple[Structure, ...] = ("diagonal", "kronecker", "low-rank")
 FIRST = 3
 """Tasks whose own ξ_o have rows."""
 RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 7))
@@ -68,6 +70,10 @@ NEAR = 1.0
 """Up to this distance from θ_1 the order of an error is fitted."""
 WITHIN = 0.25
 """A fitted power is known no better."""
+
+
+Maker: TypeAlias = Callable[[Subject, int], Approximation]  # of a task
+Made: TypeAlias = Callable[[Subject], Approximation]  # of a subject's first task
 
 
 class Series(NamedTuple):
@@ -122,6 +128,7 @@ class ApproximationError:
             "options": {},
             "examples": 200 if demo else 2_000,
             "rank": 5 if demo else 20,
+            "rays": "double",  # precision: what an expansion of the second order leaves out is small
         }
         # What an algorithm keeps is made with all examples of a task: it is held against all of them.
         own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OWN.items()]
@@ -139,11 +146,12 @@ class ApproximationError:
             # The ends of all tasks but the first, each with the memory that the task was learnt with.
             ends = [m for m, after in pairwise(seen.moments) if 0 < m.finished < after.finished]
             found = _expansions(seen.subject, ends, piece["rank"]) if "rank" in piece else _own(seen, ends)
+            exact = seen.subject.double() if "rank" in piece else seen.subject
             for name, along, approximation in found:
                 run: Row = {"algorithm": piece["algorithm"], "approximation": name}
                 run |= {"locality": member.algorithm.locality if name == "own" else "local"}
                 run |= {"lr": member.lr, "seed": member.seed}
-                rows += [run | row for row in (*_training(along), *_ray(seen.subject, approximation))]
+                rows += [run | row for row in (*_training(along), *_ray(exact, approximation(exact)))]
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
@@ -182,7 +190,7 @@ class ApproximationError:
 STUDIES = (ApproximationError(),)
 
 
-def _own(seen: Trajectory, ends: Sequence[Moment]) -> Iterator[tuple[str, Curves, Approximation]]:
+def _own(seen: Trajectory, ends: Sequence[Moment]) -> Iterator[tuple[str, Curves, Made]]:
     r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 by its memory after the first."""
     levelled = seen.algorithm.name in LEVELLED
     first = next(m for m in seen.moments if m.finished == 1)
@@ -193,22 +201,27 @@ def _own(seen: Trajectory, ends: Sequence[Moment]) -> Iterator[tuple[str, Curves
         there = first._replace(point=Point(dict(params), first.point.buffers))
         return own_approximation(seen.algorithm, seen.model, there, 0) + missing
 
-    yield "own", own_curves(replace(seen, moments=ends), levelled), approximation
+    yield "own", own_curves(replace(seen, moments=ends), levelled), lambda _: approximation
 
 
-def _expansions(subject: Subject, ends: Sequence[Moment], rank: int) -> Iterator[tuple[str, Curves, Approximation]]:
-    """Of order 0 and 1, and of order 2 by what is kept of the Hessian; and each of the first task's."""
-    tasks = range(len(ends))
-    for p in (0, 1):
-        short = [taylor(subject, o, p) for o in tasks]
-        yield f"order {p}", curves(subject, ends, short), short[0]
-    for structure in STRUCTURES:
-        kept = [taylor(subject, o, 2, structure, rank=rank) for o in tasks]  # type: ignore[arg-type]
-        yield structure, curves(subject, ends, kept), kept[0]
-    # On a ray one product tells all that matters of the Hessian.
+def _expansions(subject: Subject, ends: Sequence[Moment], rank: int) -> Iterator[tuple[str, Curves, Made]]:
+    """Of order 0 and 1, and of order 2 by what is kept of the Hessian; and how each is made of the first task."""
+    makers: dict[str, Maker] = {f"order {p}": partial(taylor, order=p) for p in (0, 1)}
+    makers |= {name: partial(taylor, structure=name, rank=rank) for name in STRUCTURES}
+    makers["whole"] = whole
+    for name, make in makers.items():
+        along = curves(subject, ends, [make(subject, o) for o in range(len(ends))])
+        yield name, along, _on_the_ray if name == "whole" else partial(_first, make)
+
+
+def _first(make: Maker, subject: Subject) -> Approximation:
+    return make(subject, 0)
+
+
+def _on_the_ray(subject: Subject) -> Approximation:
+    """With the whole Hessian of the first task: on a ray one product tells all that matters of it."""
     direction = _direction(subject)
-    ray = whole(subject, 0) if direction is None else within(subject, 0, direction[None])
-    yield "whole", curves(subject, ends, [whole(subject, o) for o in tasks]), ray
+    return whole(subject, 0) if direction is None else within(subject, 0, direction[None])
 
 
 def _training(along: Curves) -> Iterator[Row]:
