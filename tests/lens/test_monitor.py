@@ -61,10 +61,19 @@ def test_a_break_is_told_once_when_it_comes() -> None:
         if found is not None:
             assert found.moment == outside[0] and found == monitor.assumption(run).first_break
     first = monitor.breaks[0]
-    assert first is not None and (first.task, first.step) == (2, 25)
+    assert first is not None and (first.task, first.after, first.step) == (2, 20, 25)
     assert len(told) == sum(b is not None for b in monitor.breaks)
     (said,) = [sentence for sentence in told if sentence.startswith("sgd, lr 0.3, seed 0: ")]
-    assert "locality broke at step 25, with 2 tasks finished" in said
+    assert "locality broke between steps 20 and 25, with 2 tasks finished" in said
+
+
+def test_a_break_at_the_first_look_is_after_the_first_task() -> None:
+    """Ten steps a task: at its solution an expansion has no error."""
+    monitor = Monitor(cohort(blobs(), SGD(), runs=RUNS), 1e-12, every=1)
+    watched(monitor)
+    for found in monitor.breaks:
+        assert found is not None and (found.moment, found.after, found.step) == (0, 10, 15)
+        assert str(found).startswith("locality broke between steps 10 and 15, with 1 task finished")
 
 
 @pytest.mark.parametrize(("epochs", "every", "steps"), [(5, 3, [40, 50]), (1, 3, [10]), (4, 2, [30, 40])])

@@ -40,7 +40,7 @@ def test_it_changes_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
     assert [len(notes(plain, lr)) for lr in (0.01, 0.3)] == [0, 0]
     (near,), (far,) = notes(watched, 0.01), notes(watched, 0.3)
     assert near.startswith("monitored with ε = 0.1: inside every old task's region, with errors up to")
-    assert far.startswith("monitored with ε = 0.1: locality broke at step ")
+    assert far.startswith("monitored with ε = 0.1: locality broke between steps ")
 
 
 def test_partitioned_networks_by_their_own_approximation(tmp_path: Path) -> None:

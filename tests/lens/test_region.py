@@ -144,7 +144,7 @@ def test_the_assumption_holds_until_it_breaks() -> None:
     np.testing.assert_allclose(found.smallest, [0, 0, 0.2, 0.1, 0.6, 0.7])
     assert found.first_break is not None
     assert found.first_break[:4] == (4, 2, 40, (0,)) and found.first_break.error == pytest.approx(0.6)
-    assert "step 40" in str(found.first_break) and "task 0 reached 0.6" in str(found.first_break)
+    assert "steps 30 and 40" in str(found.first_break) and "task 0 reached 0.6" in str(found.first_break)
     assert assumption(WALK, 0.8).first_break is None
     both = assumption(curves([[1.0, 2.0]], [2]), 0.5).first_break
     assert both is not None and both.broken == (0, 1)

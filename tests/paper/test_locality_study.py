@@ -112,6 +112,14 @@ def test_other_rows_other_words() -> None:
     )
 
 
+@pytest.mark.parametrize(("found", "said"), [("local", "local still, by the targets"), ("global", "as the paper says")])
+def test_what_is_left_of_icarl_without_herding(found: str, said: str) -> None:
+    rows = [*made_up("icarl", "local", "local", 1.0), *made_up("icarl-random", "local", found, 0.07)]
+    (sentence,) = (s for s in STUDY.conclude(rows) if "herding" in s)
+    assert "explains 100 % of the variance; where chance does, 7 %" in sentence and said in sentence
+    assert not any("herding" in s for s in STUDY.conclude(rows[: len(rows) // 2]))
+
+
 def test_a_figure_from_the_table_alone(rows: list[Row], tmp_path: Path) -> None:
     kept = read_table(write_table(rows, tmp_path / "rows.parquet"))
     figure = Figure(layout="constrained")

@@ -15,6 +15,7 @@ That was made with all of the task's data, or with others, and ξ_o then contain
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -93,6 +94,7 @@ class Monitor:
         self._held: Tree = {}  # of every finished task, runs stacked: the expansion's parts, or θ_o alone
         self._looks: list[tuple[int, int, Tensor]] = []  # finished, step, (3, runs, T)
         self._mapped = True
+        self._began = -1  # the step at which the first task was learnt
 
     @torch.no_grad()
     def __call__(self, task: int, epoch: int, state: State, feed: Feed) -> None:
@@ -118,7 +120,11 @@ class Monitor:
 
     def assumption(self, run: int = 0) -> Assumption:
         """The locality assumption along what was seen of a run."""
-        return assumption(self.curves(run), self.epsilon)
+        found = assumption(self.curves(run), self.epsilon)
+        if found.first_break is None or found.first_break.moment:
+            return found
+        # It held at the first task's solution, where the error is 0.
+        return replace(found, first_break=found.first_break._replace(after=self._began))
 
     def _finish(self, task: int, state: State, feed: Feed) -> None:
         """Keep some of the task's examples, and what its expansion is made of; θ is at the task's solution."""
@@ -137,6 +143,8 @@ class Monitor:
                     buffers = {k: b[run].clone() for k, b in state.buffers.items()}
                     bound = self._model.bind(buffers, training=False)
                     parts.append({**expand(bound, params, data, 2, self.form).parts, "buffers": buffers})
+        if not self._held:
+            self._began = state.clock
         self._held[str(task)] = tree.stack(parts)
         self._together = [Together.of(data) for data in self._data]
 

@@ -136,12 +136,15 @@ class Break(NamedTuple):
     step: int
     broken: tuple[int, ...]  # the finished tasks whose Ω^ε was left
     error: float  # the largest of their ξ
+    after: int = -1  # the step of the moment before, at which it still held; −1: not known
 
     def __str__(self) -> str:
         tasks = f"task{'s' if len(self.broken) > 1 else ''} {', '.join(map(str, self.broken))}"
         done = f"{self.task} task{'s' if self.task > 1 else ''} finished"
-        when = f"step {self.step}" if self.step >= 0 else f"moment {self.moment}"
-        return f"locality broke at {when}, with {done}: the error on {tasks} reached {self.error:.3g}"
+        when = f"at step {self.step}" if self.step >= 0 else f"at moment {self.moment}"
+        if 0 <= self.after < self.step - 1:
+            when = f"between steps {self.after} and {self.step}"
+        return f"locality broke {when}, with {done}: the error on {tasks} reached {self.error:.3g}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,8 @@ def assumption(curves: Curves, epsilon: float) -> Assumption:
         return Assumption(epsilon, holds, smallest, None)
     i = int((~holds).long().argmax())
     broken = tuple((~(errors[i] < epsilon)).nonzero().flatten().tolist())
-    found = Break(i, int(curves.finished[i]), int(curves.step[i]), broken, float(smallest[i]))
+    after = int(curves.step[i - 1]) if i else -1
+    found = Break(i, int(curves.finished[i]), int(curves.step[i]), broken, float(smallest[i]), after)
     return Assumption(epsilon, holds, smallest, found)
 
 
