@@ -60,6 +60,18 @@ glocal lens examples/checkpoints.py:make_subject -o lens.png
 glocal lens runs/runs/0123456789abcdef       # a run of a store, trained with --keep-parameters
 ```
 
+With `--show` the same training is looked at by the other instruments, each of which prints a table and writes a figure
+and a Parquet file: `error` and `assumption` (the expansions' errors, their order, and the smallest ε), `recursion`,
+`theorem1`, `theorem2`, `ground-truth`, `perturbation`, `flatness` and `rank`, or `all`. In Python they take a subject:
+
+```python
+from glocal.lens.instruments import look
+from glocal.lens.subject import of_module
+
+subject = of_module(network, nn.CrossEntropyLoss(), tasks, checkpoints, examples=500)
+look(subject, "theorem1").plot("theorem1.png")  # and .rows, a list of dicts
+```
+
 At a learning rate of {near_lr:g} it prints
 
 ```

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glocal.cli.common import Name, Number, PathName
+from glocal.cli.common import Name, Names, Number, PathName
 from glocal.errors import GlocalError, unknown
 
 if TYPE_CHECKING:
     from glocal.lens.examination import Examination
+    from glocal.lens.subject import Subject
 
 Target = Annotated[str, tyro.conf.arg(metavar="TARGET"), tyro.conf.Positional]
 
@@ -24,6 +25,8 @@ class Lens:
     TARGET is path.py:function, your function that returns (module, loss, tasks, checkpoints): the network, its loss (a
     name or a function), for every task its (x, y) or DataLoader, and state dicts θ_0, θ_1, …; or STORE/runs/HASH, a run
     that was trained with --keep-parameters. It ends with a recommendation: a family of algorithms, and the reason.
+    With --show it is looked at by other instruments instead: error, assumption, recursion, theorem1, theorem2,
+    ground-truth, perturbation, flatness, rank, each a table, a figure and a Parquet file.
     For example: glocal lens examples/checkpoints.py:make_subject -o lens.png
     """
 
@@ -31,6 +34,8 @@ class Lens:
     """path.py:function or STORE/runs/HASH."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("lens.png")
     """The figure to write: .png, .pdf or .svg."""
+    show: Names = ()
+    """Instruments, or all: each writes a figure and a table beside FILE, named after both."""
     epsilon: Number = None
     """ε of the ε-regions, in units of the loss (a tenth of what learning a task gains unless given)."""
     examples: int = 2_000
@@ -53,29 +58,56 @@ class Lens:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.report.examination import SUFFIXES
+        from glocal.lens.examination import of_subject
+        from glocal.lens.instruments import INSTRUMENTS
+        from glocal.report.examination import require_figure
 
-        if self.output.suffix.lower() not in SUFFIXES:
-            raise unknown("suffix of a figure", self.output.suffix or self.output.name, SUFFIXES)
-        with Console(stderr=True).status("Looking …"):
-            found = self._found()
+        require_figure(self.output)
+        for name in self.show:
+            if name not in (*INSTRUMENTS, "all"):
+                raise unknown("instrument", name, (*INSTRUMENTS, "all"))
+        console, waiting = Console(), Console(stderr=True)
+        with waiting.status("Reading …"):
+            subject = self._subject()
+        if self.show:
+            self._show(subject, list(INSTRUMENTS) if "all" in self.show else list(dict.fromkeys(self.show)))
+            return
+        with waiting.status("Looking …"):
+            found = of_subject(subject, self.epsilon, self.eigenvalues, self.seed)
         written = found.plot(self.output)
-        console = Console()
         console.print(table(found))
         console.print(str(found.advice), highlight=False)
         console.print(f"Wrote {written}")
 
-    def _found(self) -> Examination:
+    def _show(self, subject: Subject, names: list[str]) -> None:
+        from rich.console import Console
+
+        from glocal.lens.instruments import look
+        from glocal.paper.tables import write_table
+        from glocal.report.instruments import table as rows_of
+
+        console = Console()
+        for name in names:
+            with Console(stderr=True).status(f"Looking: {name} …"):
+                found = look(subject, name)
+            if not found.rows:
+                console.print(f"{name}: of a single task there is nothing to say.")
+                continue
+            console.print(rows_of(found))
+            written = [found.plot(self.output.with_stem(f"{self.output.stem}-{name}"))]
+            written.append(write_table(found.rows, written[0].with_suffix(".parquet")))
+            console.print(f"Wrote {', '.join(map(str, written))}")
+
+    def _subject(self) -> Subject:
         from glocal import plugins
         from glocal.laboratory import choose_device
-        from glocal.lens.examination import examine, of_subject
+        from glocal.lens.examination import given_subject
         from glocal.lens.stored import of_stored_run
 
         device = choose_device(self.device)
         if not plugins.is_file_spec(self.target):
             own = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-            run = of_stored_run(self.target, data=self.data, examples=self.examples, device=device, **own)
-            return of_subject(run, self.epsilon, self.eigenvalues, self.seed)
+            return of_stored_run(self.target, data=self.data, examples=self.examples, device=device, **own)
         make, _ = plugins.load(self.target, "function")
         if not callable(make):
             raise GlocalError(f"'{self.target}' is no function. Give one that returns {_RETURNED}.")
@@ -84,8 +116,7 @@ class Lens:
             raise GlocalError(f"'{self.target}' must return {_RETURNED}; it returned a {type(made).__name__}.")
         module, loss, tasks, checkpoints = made
         _check(self.target, module)
-        how: dict[str, Any] = {"examples": self.examples, "eigenvalues": self.eigenvalues, "seed": self.seed}
-        return examine(module.to(device), loss, tasks, checkpoints, self.epsilon, **how)
+        return given_subject(module.to(device), loss, tasks, checkpoints, self.examples)
 
 
 _RETURNED = "(module, loss, tasks, checkpoints)"

@@ -151,10 +151,14 @@ def taylor_curves(
     moments: Sequence[Moment] | None = None,
 ) -> Curves:
     """ξ_o of the expansion of every finished task, at the moments of a trajectory or, if not said, at θ_0, θ_1, …"""
-    if moments is None:
-        moments = [Moment(t, -1, point) for t, point in enumerate(subject.solutions)]
+    moments = moments_of(subject) if moments is None else moments
     needed = max((m.finished for m in moments), default=0)
     return curves(subject, moments, [taylor(subject, task, order, structure, matrix, rank) for task in range(needed)])
+
+
+def moments_of(subject: Subject) -> list[Moment]:
+    """θ_0, θ_1, …, each with the tasks finished by then."""
+    return [Moment(t, -1, point) for t, point in enumerate(subject.solutions)]
 
 
 def curves(subject: Subject, moments: Sequence[Moment], approximations: Sequence[Approximation]) -> Curves:

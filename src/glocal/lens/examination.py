@@ -149,6 +149,17 @@ def examine(
     most so many `examples` are taken, evenly spaced ones, or the first where it can only be read from its beginning.
     checkpoints: state dicts θ_0 (the initialisation), θ_1 (after task 0), … The module itself is left as it is.
     """
+    return of_subject(given_subject(module, loss, tasks, checkpoints, examples), epsilon, eigenvalues, seed)
+
+
+def given_subject(
+    module: nn.Module,
+    loss: AnyLoss,
+    tasks: Sequence[TaskData],
+    checkpoints: Sequence[Mapping[str, Any]],
+    examples: int = CHUNK,
+) -> Subject:
+    """What is looked at, where it can be: with a checkpoint for every task, each of which moved something."""
     points = listed("checkpoints", checkpoints)
     require(len(points) >= 2, f"{len(points)} checkpoints were given; allowed: θ_0, θ_1 and more.")
     every = listed("tasks", tasks)
@@ -159,7 +170,7 @@ def examine(
     )
     subject = of_module(module, loss, every, points, examples)
     _require_a_way(subject)
-    return of_subject(subject, epsilon, eigenvalues, seed)
+    return subject
 
 
 def _require_a_way(subject: Subject) -> None:

@@ -22,10 +22,15 @@ SUFFIXES = (".pdf", ".png", ".svg")
 
 def save(found: Examination, path: str | Path) -> Path:
     """The figure as a file. Missing folders are made."""
+    return drawn(lambda figure: draw(found, figure), require_figure(path))
+
+
+def require_figure(path: str | Path) -> Path:
+    """A path whose suffix names a kind of figure."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
-    return drawn(lambda figure: draw(found, figure), path)
+    return path
 
 
 def draw(found: Examination, figure: Figure) -> None:

@@ -1,0 +1,216 @@
+r"""Every instrument by its name, on any subject: rows of numbers, a table, a figure.
+
+    error         ξ_o after every task, of expansions of order 0, 1 and 2, and the order p of its growth (Eq. taylor-p)
+    assumption    the smallest ε for which θ_t ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t (§3.2), and whose error it is
+    recursion     E(t) predicted and measured, term by term (Eq. eqt:forgetting-rec)
+    theorem1      E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the theorem's premises
+    theorem2      Δ_tᵀ H_o Δ_t and its outer-product and functional parts
+    ground-truth  the true label's entry of ∇²_f ℓ (appendix)
+    perturbation  the score of eigenvectors beside that of random directions (Eq. score-ptb)
+    flatness      λ_max and tr H_o beside the forgetting that followed
+    rank          the rank of \bar H_{<t}, by several definitions
+
+    look(subject, "theorem1").plot("theorem1.png")
+
+Tasks are counted from 0; `learnt` says after how many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from glocal.errors import unknown
+from glocal.lens import flat
+from glocal.lens.approximation import Approximation, curves, moments_of, order
+from glocal.lens.flatness import flatness
+from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.perturbation import perturbation
+from glocal.lens.rank import rank
+from glocal.lens.subject import Subject
+from glocal.lens.taylor import taylor
+from glocal.lens.theorem1 import theorem1
+from glocal.lens.theorem2 import ground_truth_of, theorem2
+from glocal.lens.whole import whole
+
+Row: TypeAlias = dict[str, str | int | float | bool | None]
+Rows: TypeAlias = list[Row]
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """What it says, how its rows are measured, and what of them is drawn: `lines` over `x`, one for each `by`."""
+
+    title: str
+    measure: Callable[[Subject], Rows]
+    x: str
+    lines: tuple[str, ...]
+    by: str | None = None
+    log: bool = False
+    """Whether both axes are logarithmic; else numbers of both signs are drawn as they are."""
+    joined: bool = True
+    """Whether points are joined to lines."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an instrument found; of a single task those that ask what later ones did have no rows."""
+
+    name: str
+    instrument: Instrument
+    rows: Rows
+
+    def plot(self, path: str | Path) -> Path:
+        """The figure, as PNG, PDF or SVG by the suffix."""
+        from glocal.report.instruments import save
+
+        return save(self, path)
+
+
+def look(subject: Subject, name: str) -> Look:
+    """Measure a subject with one of the instruments."""
+    if name not in INSTRUMENTS:
+        raise unknown("instrument", name, INSTRUMENTS)
+    return Look(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(subject))
+
+
+def _expansions(subject: Subject) -> dict[str, Callable[[Subject, int], Approximation]]:
+    return {"order 0": partial(taylor, order=0), "order 1": partial(taylor, order=1), "order 2": whole}
+
+
+def _error(subject: Subject) -> Rows:
+    """After every task but the first, and the power of its growth on the way from θ_1 to θ_2."""
+    tasks, exact = range(flat.trained(subject)), subject.double()
+    if len(tasks) < 2:
+        return []
+    way = flat.update(exact, 1)
+    rows: Rows = []
+    for name, make in _expansions(subject).items():
+        found = curves(subject, moments_of(subject)[2:], [make(subject, o) for o in tasks])
+        moving = 0 < float(way.norm()) < torch.inf
+        p = order(exact, 0, make(exact, 0), way).exponent if moving else torch.nan
+        for i, finished in enumerate(found.finished.tolist()):
+            for o in range(finished - 1):
+                numbers = {"distance": found.distance[i, o], "error": found.error[i, o], "true": found.true[i, o]}
+                numbers |= {"approximate": found.approximate[i, o]}
+                row = {"expansion": name, "learnt": finished, "task": o, **_floats(numbers)}
+                rows.append({**row, "order": float(p)})
+    return rows
+
+
+def _assumption(subject: Subject) -> Rows:
+    """By the whole second-order expansions, at every θ_t, t > 1, of the tasks before the last."""
+    rows: Rows = []
+    if flat.trained(subject) < 2:
+        return rows
+    found = curves(subject, moments_of(subject)[2:], [whole(subject, o) for o in range(flat.trained(subject))])
+    for i, finished in enumerate(found.finished.tolist()):
+        errors = found.error[i, : finished - 1]
+        worst = int(errors.argmax())
+        rows.append({"learnt": finished, "smallest": float(errors[worst]), "task": worst})
+    return rows
+
+
+def _recursion(subject: Subject) -> Rows:
+    found = recursion(forgetting(subject))
+    names = ("measured", "predicted", "before", "gradient", "quadratic", "v")
+    columns = {name: getattr(found, name) for name in names}
+    return [{"learnt": t + 1, **_floats({k: v[t] for k, v in columns.items()})} for t in range(1, len(found.measured))]
+
+
+def _theorem1(subject: Subject) -> Rows:
+    found = theorem1(subject)
+    columns = {name: getattr(found, name) for name in ("measured", "quadratic", "condition", "relative")}
+    columns |= {name: getattr(found.premises, name) for name in ("forgotten", "slope", "lowest", "reach")}
+    return [{"learnt": t + 1, **_floats({k: v[t] for k, v in columns.items()})} for t in range(1, len(found.measured))]
+
+
+def _theorem2(subject: Subject) -> Rows:
+    found = theorem2(subject)
+    columns = {
+        name: getattr(found, name) for name in ("hessian", "outer", "functional", "functional_share", "relative")
+    }
+    return [
+        {"learnt": t + 1, "task": o, **_floats({k: v[t, o] for k, v in columns.items()})}
+        for t in range(1, len(found.lengths))
+        for o in range(t)
+    ]
+
+
+def _ground_truth(subject: Subject) -> Rows:
+    """Medians over a task's examples at its solution; the share of the trace also of all of them together."""
+    rows: Rows = []
+    for o in range(flat.trained(subject)):
+        found = ground_truth_of(subject, o)
+        each = {k: getattr(found, k).nanmedian() for k in ("confidence", "dominance", "of_trace", "of_squares")}
+        rows.append({"task": o, **_floats(each), "of_total_trace": float(found.of_total_trace)})
+    return rows
+
+
+def _perturbation(subject: Subject) -> Rows:
+    """The median scores over directions, at every task's solution."""
+    rows: Rows = []
+    for o in range(flat.trained(subject)):
+        count = min(10, flat.size(subject))
+        found = perturbation(subject, o, eigenvectors=count)
+        both = {kind: found.score("train", kind).nanmedian(0).values for kind in ("eigen", "random")}
+        for i, r in enumerate(found.radii):
+            rows.append({"task": o, "radius": r, **_floats({kind: score[i] for kind, score in both.items()})})
+    return rows
+
+
+def _flatness(subject: Subject) -> Rows:
+    found = flatness(subject)
+    names = ("top", "top_error", "trace", "trace_error", "after_next", "at_end", "moved")
+    columns = {name: getattr(found, name) for name in names}
+    return [{"task": o, **_floats({k: v[o] for k, v in columns.items()})} for o in range(len(found.top))]
+
+
+def _rank(subject: Subject) -> Rows:
+    return list(_ranks(subject))
+
+
+def _ranks(subject: Subject) -> Iterator[Row]:
+    """With standard errors, which are 0 where all eigenvalues are known."""
+    found = rank(subject)
+    absolute, relative = (list(enumerate(x)) for x in (found.absolute_thresholds, found.relative_thresholds))
+    for t in range(len(found.top)):
+        both = {
+            **{f"|λ| > {x:g}": (found.absolute[t, i], found.absolute_errors[t, i]) for i, x in absolute},
+            **{f"|λ| > {x:g} of the largest": (found.relative[t, i], found.relative_errors[t, i]) for i, x in relative},
+            "effective": (found.effective[t], found.effective_errors[t]),
+            "participation": (found.participation[t], found.participation_errors[t]),
+        }
+        for kind, (number, error) in both.items():
+            yield {"tasks": t + 1, "definition": kind, "rank": float(number), "error": float(error)}
+
+
+def _floats(numbers: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float(number) for name, number in numbers.items()}
+
+
+INSTRUMENTS: dict[str, Instrument] = {
+    "error": Instrument(
+        "how far expansions err as tasks are learnt", _error, "distance", ("error",), "expansion", True, False
+    ),
+    "assumption": Instrument("the smallest ε of the locality assumption", _assumption, "learnt", ("smallest",)),
+    "recursion": Instrument("forgetting, predicted and measured", _recursion, "learnt", ("measured", "predicted")),
+    "theorem1": Instrument("Theorem 1: E(t) beside its quadratic", _theorem1, "learnt", ("measured", "quadratic")),
+    "theorem2": Instrument(
+        "Theorem 2: the curvature of old losses along updates", _theorem2, "learnt", ("outer", "functional"), "task"
+    ),
+    "ground-truth": Instrument(
+        "the true label's entry of the outputs' Hessian",
+        _ground_truth,
+        "task",
+        ("confidence", "of_trace", "of_squares"),
+    ),
+    "perturbation": Instrument("perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", True),
+    "flatness": Instrument("curvature, and the forgetting that followed", _flatness, "top", ("at_end",), joined=False),
+    "rank": Instrument("the rank of the average Hessian", _rank, "tasks", ("rank",), "definition"),
+}

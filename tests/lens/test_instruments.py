@@ -1,0 +1,150 @@
+"""Every instrument by its name: exact where losses are quadratics, and drawn from its rows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from quadratics import anywhere, dense_hessian, network
+
+from glocal.cli.main import main
+from glocal.errors import GlocalError
+from glocal.lens.instruments import INSTRUMENTS, Look, Row, look
+from glocal.lens.subject import Subject
+from glocal.paper.tables import read_table
+from glocal.report.instruments import draw
+
+matplotlib.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def small() -> Subject:
+    return network(seed=3, tasks=3, step=0.4)
+
+
+@pytest.fixture(scope="module")
+def looks(small: Subject) -> dict[str, Look]:
+    return {name: look(small, name) for name in INSTRUMENTS}
+
+
+def number(row: Row, name: str) -> float:
+    found = row[name]
+    assert isinstance(found, int | float)
+    return found
+
+
+def test_quadratics_have_no_error_and_are_foretold() -> None:
+    subject = anywhere(seed=1, tasks=4).subject
+    second = [row for row in look(subject, "error").rows if row["expansion"] == "order 2"]
+    assert len(second) == 1 + 2 + 3 and max(number(row, "error") for row in second) < 1e-9
+    assert max(number(row, "smallest") for row in look(subject, "assumption").rows) < 1e-9
+    for row in look(subject, "recursion").rows:
+        terms = sum(number(row, k) for k in ("before", "gradient", "quadratic", "v"))
+        assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
+        assert number(row, "predicted") == pytest.approx(terms, rel=1e-9)
+
+
+def test_the_smallest_epsilon_is_the_largest_error(looks: dict[str, Look]) -> None:
+    errors = [row for row in looks["error"].rows if row["expansion"] == "order 2"]
+    assert [row["learnt"] for row in looks["assumption"].rows] == [2, 3]
+    for row in looks["assumption"].rows:
+        own = {other["task"]: other["error"] for other in errors if other["learnt"] == row["learnt"]}
+        assert row["smallest"] == max(own.values()) and own[row["task"]] == row["smallest"]  # type: ignore[type-var]
+
+
+def test_orders_are_those_of_a_smooth_loss(looks: dict[str, Look]) -> None:
+    found = {row["expansion"]: row["order"] for row in looks["error"].rows}
+    for i, name in enumerate(("order 0", "order 1", "order 2")):
+        assert found[name] == pytest.approx(i + 1, abs=0.4)
+
+
+def test_curvature_is_that_of_dense_matrices(small: Subject, looks: dict[str, Look]) -> None:
+    values = [torch.linalg.eigvalsh(dense_hessian(small, o)) for o in range(3)]
+    for row, own in zip(looks["flatness"].rows, values, strict=True):
+        assert row["top"] == pytest.approx(float(own.max()), rel=1e-6)
+        assert row["trace"] == pytest.approx(float(own.sum()), abs=4 * number(row, "trace_error") + 1e-9)
+    whole = torch.stack([dense_hessian(small, o) for o in range(3)]).sum(0)
+    average = torch.linalg.eigvalsh(whole / 4)  # three tasks, before a fourth
+    (row,) = [r for r in looks["rank"].rows if (r["tasks"], r["definition"]) == (3, "|λ| > 0.01")]
+    assert row["rank"] == int((average.abs() > 0.01).sum()) and row["error"] == 0
+
+
+def test_what_theorem_2_adds_up(looks: dict[str, Look]) -> None:
+    rows = looks["theorem2"].rows
+    assert [(row["learnt"], row["task"]) for row in rows] == [(2, 0), (3, 0), (3, 1)]
+    for row in rows:
+        parts = number(row, "outer") + number(row, "functional")
+        assert row["hessian"] == pytest.approx(parts)
+
+
+@pytest.mark.parametrize("name", INSTRUMENTS)
+def test_every_row_is_drawn(name: str, looks: dict[str, Look], tmp_path: Path) -> None:
+    found = looks[name]
+    how, figure = found.instrument, Figure(layout="constrained")
+    assert found.rows and all(set(row) == set(found.rows[0]) for row in found.rows)
+    draw(found, figure)
+    named = [axes.get_title(loc="left") or [x.get_label() for x in axes.lines] for axes in figure.axes]
+    words = [line.replace("_", " ") for line in how.lines]
+    assert named == (words if how.by or len(words) == 1 else [words])
+    drawn = {line: figure.axes[i if how.by else 0].lines for i, line in enumerate(how.lines)}
+    for i, line in enumerate(how.lines):
+        finite = [r for r in found.rows if all(math.isfinite(number(r, k)) for k in (how.x, line))]
+        shown = [r for r in finite if not how.log or min(number(r, how.x), number(r, line)) > 0]
+        own = drawn[line] if how.by else [drawn[line][i]]
+        assert sum(np.size(x.get_xdata()) for x in own) == len(shown) > 0
+    assert found.plot(tmp_path / "f.svg").stat().st_size > 1000
+
+
+def test_one_task_has_what_one_task_can_have() -> None:
+    subject = network(seed=2, tasks=1)
+    for name in INSTRUMENTS:
+        rows = look(subject, name).rows
+        assert bool(rows) is (name in ("ground-truth", "perturbation", "flatness", "rank")), name
+
+
+OWN = """
+import copy, torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    tasks = [(torch.randn(20, 3), torch.randint(2, (20,))) for _ in range(2)]
+    states = [copy.deepcopy(net.state_dict())]
+    for x, y in tasks:
+        for _ in range(5):
+            loss = nn.functional.cross_entropy(net(x), y)
+            for p, g in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters()))):
+                p.data -= 0.5 * g
+        states.append(copy.deepcopy(net.state_dict()))
+    return net, "cross-entropy", tasks, states
+"""
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    asked = ["lens", f"{file}:make", "-o", str(tmp_path / "new" / "a.png"), "--device", "cpu", "--show"]
+    assert main([*asked, "recursion", "rank", "recursion"]) == 0
+    out = capsys.readouterr().out
+    assert "forgetting, predicted and measured" in out and out.count("Wrote") == 2
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {
+        "a-recursion.png",
+        "a-recursion.parquet",
+        "a-rank.png",
+        "a-rank.parquet",
+    }
+    (row,) = read_table(tmp_path / "new" / "a-recursion.parquet")
+    assert row["learnt"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)  # type: ignore[operator]
+    assert main([*asked, "theorem3"]) == 2
+    assert "'theorem3'" in (said := capsys.readouterr().err) and "theorem" in said and len(said.splitlines()) == 1
+
+
+def test_no_such_instrument(small: Subject) -> None:
+    with pytest.raises(GlocalError, match=r"instrument 'flatnes'\. Did you mean 'flatness'"):
+        look(small, "flatnes")
