@@ -60,6 +60,7 @@ class Lens:
 
         from glocal.lens.examination import of_subject
         from glocal.lens.instruments import INSTRUMENTS
+        from glocal.paper.study import progress
         from glocal.report.examination import require_figure
 
         require_figure(self.output)
@@ -72,8 +73,8 @@ class Lens:
         if self.show:
             self._show(subject, list(INSTRUMENTS) if "all" in self.show else list(dict.fromkeys(self.show)))
             return
-        with waiting.status("Looking …"):
-            found = of_subject(subject, self.epsilon, self.eigenvalues, self.seed)
+        with progress("lens") as tell:
+            found = of_subject(subject, self.epsilon, self.eigenvalues, self.seed, tell)
         written = found.plot(self.output)
         console.print(table(found))
         console.print(str(found.advice), highlight=False)

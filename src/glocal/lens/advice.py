@@ -66,29 +66,6 @@ def advise(
     eigenvalues: Tensor,
     trace: Tensor,
     following: tuple[float, float, float],
-    statistics: Tensor | None = None,
-) -> Advice:
-    """`_advise`, with a word on what BatchNorm's statistics did to the losses of all pairs, (n,)."""
-    made = _advise(epsilon, distance, radius, error, forgotten, eigenvalues, trace, following)
-    if statistics is None or not len(statistics) or not bool((statistics.abs() >= epsilon).any()):
-        return made
-    most = float(statistics[statistics.abs().argmax()])
-    told = (
-        f" Apart from θ, normalisation's running statistics changed old losses, by {most:+.3g} at most: what keeps θ "
-        "does not keep them. Freeze them after the first task, or keep them for each."
-    )
-    return replace(made, reason=made.reason + told)
-
-
-def _advise(
-    epsilon: float,
-    distance: Tensor,
-    radius: Tensor,
-    error: Tensor,
-    forgotten: Tensor,
-    eigenvalues: Tensor,
-    trace: Tensor,
-    following: tuple[float, float, float],
 ) -> Advice:
     """From all pairs o < t: ‖θ_t − θ_o‖, the radius on that way, ξ_o(θ_t), (n,) each; E(t), (N,); the top of every
     spectrum, (N, k), and the traces, (N,); and for a task that is to follow, how far the last one went beside the
@@ -139,6 +116,18 @@ def _advise(
             "quadratic", "local", f"{begin}Curvature is spread out: {part}; a constraint would take them all."
         )
     return Advice("constraint", "local", f"{begin}Few directions bend: {part}, and all others are free (Theorem 1).")
+
+
+def beside_statistics(made: Advice, epsilon: float, statistics: Tensor) -> Advice:
+    """With a word on what BatchNorm's statistics did to the losses of all pairs, (n,), where that is much."""
+    if not bool((statistics.abs() >= epsilon).any()):
+        return made
+    most = float(statistics[statistics.abs().argmax()])
+    told = (
+        f" Apart from θ, normalisation's running statistics changed old losses, by {most:+.3g} at most: what keeps θ "
+        "does not keep them. Freeze them after the first task, or keep them for each."
+    )
+    return replace(made, reason=made.reason + told)
 
 
 def _first(epsilon: float, following: tuple[float, float, float]) -> Advice:

@@ -24,7 +24,7 @@ from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
 from glocal.errors import require
 from glocal.lens import flat
-from glocal.lens.advice import Advice, advise
+from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.given import AnyLoss, TaskData, listed
 from glocal.lens.perturbation import unit_directions
@@ -78,7 +78,7 @@ class Examination:
     @property
     def advice(self) -> Advice:
         """A family of algorithms, and why."""
-        return advise(
+        made = advise(
             self.epsilon,
             self.distance[self.later],
             self.radius[self.later],
@@ -87,8 +87,8 @@ class Examination:
             self.eigenvalues,
             self.trace,
             (float(self.updates[-1]), float(self.steepest[-1]), float(self.random[-1])),
-            self.forgetting.statistics[self.later],
         )
+        return beside_statistics(made, self.epsilon, self.forgetting.statistics[self.later])
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is to say of every task, after the last: a table."""
@@ -190,18 +190,27 @@ def _require_a_way(subject: Subject) -> None:
         )
 
 
-def of_subject(subject: Subject, epsilon: float | None = None, eigenvalues: int = 10, seed: int = 0) -> Examination:
-    """The same of a subject."""
+def of_subject(
+    subject: Subject,
+    epsilon: float | None = None,
+    eigenvalues: int = 10,
+    seed: int = 0,
+    tell: Callable[[int, int, str], None] | None = None,
+) -> Examination:
+    """The same of a subject. `tell` hears how many tasks were looked at, of how many, and what follows."""
     n = flat.trained(subject)
     flat.at_least(1, eigenvalues=eigenvalues)
     count = min(eigenvalues, flat.size(subject))
     epsilon = default_epsilon(subject) if epsilon is None else epsilon
     positive(epsilon)
+    tell = tell or (lambda done, tasks, following: None)
+    tell(0, n, "all pairs of tasks")
     pairs = forgetting(subject)
     points = [flatten(point.params).double() for point in subject.solutions[: n + 1]]
     distance, radius = torch.full((2, n, n), torch.nan, dtype=torch.float64)
     found = []
     for o in range(n):
+        tell(o, n, f"around the solution of task {o}")
         ways = {t: points[t + 1] - points[o + 1] for t in range(o + 1, n)}
         for t, way in ways.items():
             distance[t, o] = way.norm()
