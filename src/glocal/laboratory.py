@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -316,24 +316,39 @@ def _monitor(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watch
     return Monitor(cohort, setup.monitor, "own" if partitioned else "diagonal", tell=watcher.tell)
 
 
-def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], list[str]]:
+def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], Seen]:
     """What a monitor says of a run in the end."""
     if setup.monitor is None:
-        return lambda run: []
+        return lambda run: Seen([], None)
     if watch is None:
-        return lambda run: ["not monitored: it went on from an earlier checkpoint"]
+        return lambda run: Seen(["not monitored: it went on from an earlier checkpoint"], None)
 
-    def told(run: int) -> list[str]:
-        found = watch.assumption(run)
-        if found.first_break is not None:
-            return [f"monitored with ε = {found.epsilon:g}: {found.first_break}"]
-        most = float(found.smallest.max()) if len(found.smallest) else 0.0
-        return [f"monitored with ε = {found.epsilon:g}: inside every old task's region, with errors up to {most:.3g}"]
+    def told(run: int) -> Seen:
+        found, along = watch.assumption(run), watch.curves(run)
+        said = f"{found.first_break}"
+        if found.first_break is None:
+            most = float(found.smallest.max()) if len(found.smallest) else 0.0
+            said = f"inside every old task's region, with errors up to {most:.3g}"
+        looks = {"finished": along.finished.tolist(), "step": along.step.tolist()}
+        errors = [
+            [x if math.isfinite(x) else None for x in row[:t]]
+            for row, t in zip(along.error.tolist(), looks["finished"], strict=True)
+        ]
+        kept = {"epsilon": found.epsilon, **looks, "errors": errors}
+        return Seen([f"monitored with ε = {found.epsilon:g}: {said}"], kept)
 
     return told
 
 
-def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int, seen: list[str]) -> dict[str, Any]:
+class Seen(NamedTuple):
+    """Notes for a run, and what a monitor saw of it: at which steps, with how many finished tasks, and ξ_o of each;
+    None where that is beyond numbers."""
+
+    notes: list[str]
+    monitored: dict[str, Any] | None
+
+
+def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int, seen: Seen) -> dict[str, Any]:
     diverged = int(snapshot.state.diverged[index])
     record = snapshot.record
     return {
@@ -358,7 +373,8 @@ def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
             "python": platform.python_version(),
             "device": device_name(setup.device),
         },
-        "notes": [*record.notes, *seen],
+        "notes": [*record.notes, *seen.notes],
+        **({} if seen.monitored is None else {"monitored": seen.monitored}),
     }
 
 

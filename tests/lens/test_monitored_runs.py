@@ -41,6 +41,14 @@ def test_it_changes_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
     (near,), (far,) = notes(watched, 0.01), notes(watched, 0.3)
     assert near.startswith("monitored with ε = 0.1: inside every old task's region, with errors up to")
     assert far.startswith("monitored with ε = 0.1: locality broke between steps ")
+    assert all("monitored" not in run.info for run in plain)
+    for run in watched:
+        kept = run.info["monitored"]
+        assert kept["epsilon"] == 0.1 and set(kept["finished"]) == {1} and kept["step"] == sorted(kept["step"])
+        assert all(len(errors) == 1 and errors[0] >= 0 for errors in kept["errors"])
+        assert (max(errors[0] for errors in kept["errors"]) >= 0.1) is (run.lr == 0.3)
+    again = glocal.load(tmp_path / "a")
+    assert [run.info["monitored"] for run in again] == [run.info["monitored"] for run in watched]
 
 
 def test_partitioned_networks_by_their_own_approximation(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from glocal.cli.common import (
     Integers,
     Name,
     Names,
+    Number,
     Numbers,
     PathName,
     Texts,
@@ -34,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 }
 SWEEP_FIELDS = (
     *("challenge", "lrs", "seeds", "network", "setting", "tasks", "epochs", "batch_size", "train_eval"),
-    *("store", "data", "device", "precision", "keep_parameters"),
+    *("store", "data", "device", "precision", "keep_parameters", "monitor"),
 )
 
 
@@ -81,6 +82,8 @@ class Sweep:
     """fp32, tf32 or bf16: how exactly the network multiplies (fp32 unless given)."""
     keep_parameters: Flag = False
     """Keep the parameters after every task."""
+    monitor: Number = None
+    """An ε: watch for where training leaves an old task's ε-region; runs keep what was seen."""
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -147,6 +150,7 @@ def _read(path: Path) -> dict[str, Any]:
         device: Name = None
         precision: Name = None
         keep_parameters: bool | None = None
+        monitor: float | None = None
 
     try:
         text = path.read_bytes()

@@ -113,7 +113,7 @@ def _row(run: Run) -> dict[str, Any]:
     if np.array_equal(arrays["test_class_accuracy"], arrays["test_task_accuracy"], equal_nan=True):
         arrays["test_task_accuracy"] = arrays["test_task_accuracy"][:0]
     percent = (*PERCENT, "forgetting_over_t")
-    kept = {k: v for k, v in run.info.items() if k not in ("versions", "cost", "notes")}
+    kept = {k: v for k, v in run.info.items() if k not in ("versions", "cost", "notes", "monitored")}
     return {
         "challenge": run.challenge,
         "algorithm": run.config["algorithm"]["name"],
