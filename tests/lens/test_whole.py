@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from quadratics import anywhere, at, dense_hessian, network, theta_of
+from torch import nn
 
+from glocal.curvature.vector import flatten
 from glocal.errors import GlocalError
-from glocal.lens.approximation import Moment, curves, taylor_curves
+from glocal.lens.approximation import Moment, curves, order, taylor_curves
+from glocal.lens.subject import of_module
 from glocal.lens.taylor import taylor
 from glocal.lens.whole import whole, within
 
@@ -53,3 +56,17 @@ def test_directions_that_depend_on_each_other_are_refused() -> None:
     one = torch.ones(1, len(theta_of(subject, 0)), dtype=torch.float64)
     with pytest.raises(GlocalError, match="independent; 2 of rank 1"):
         within(subject, 0, torch.cat([one, -one]))
+
+
+@pytest.mark.parametrize("layer", [nn.Tanh, nn.Softplus, nn.ReLU])
+def test_kinks_take_the_second_orders_last_power(layer: type[nn.Module]) -> None:
+    """What a smooth network's expansion leaves out is r³. On the way some rectifiers open and close, the more the longer
+    it is, and change a slope that no derivative at its beginning tells of: r² at most. In double precision."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(10, 30), layer(), nn.Linear(30, 4)).double()
+    x, y = torch.randn(2_000, 10, dtype=torch.float64), torch.randint(4, (2_000,))
+    states = [{k: p + 0.3 * torch.randn_like(p) for k, p in module.state_dict().items()} for _ in range(2)]
+    subject = of_module(module, "cross-entropy", [(x, y)], states)
+    direction = flatten({k: torch.randn_like(p) for k, p in subject.solutions[1].params.items()})
+    found = order(subject, 0, whole(subject, 0), direction, [10 ** (-i / 4) for i in range(4, 11)])
+    assert found.exponent < 2.25 if layer is nn.ReLU else found.exponent == pytest.approx(3, abs=0.1)

@@ -378,8 +378,10 @@ def _orders(rows: Sequence[Row]) -> str:
     powers = ", ".join(f"{name} as r^{p:.2f}" for name, (_, p) in found.items())
     holds = all(p >= bound - WITHIN for bound, p in found.values())
     others = ", ".join(f"{s.label} as r^{s.exponent(rows):.2f}" for s in _series(rows) if s.own)
+    kinked = any(bound == 2 and p < 2 + WITHIN for bound, p in found.values())
+    why = " The kinks of rectifiers, of which a Hessian knows nothing, take it from the second." if kinked else ""
     return (
         f"Up to a distance of {NEAR:g} from θ_1 the errors of expansions grow, {powers}: the paper's bound of r to the "
         f"power of the order {'holds' if holds else 'does not hold'} to within {WITHIN:g}; smooth losses would have "
-        "one power more." + (f" The algorithms' own: {others}." if others else "")
+        f"one power more.{why}" + (f" The algorithms' own: {others}." if others else "")
     )
