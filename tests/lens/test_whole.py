@@ -60,7 +60,7 @@ def test_directions_that_depend_on_each_other_are_refused() -> None:
 
 @pytest.mark.parametrize("layer", [nn.Tanh, nn.Softplus, nn.ReLU])
 def test_kinks_take_the_second_orders_last_power(layer: type[nn.Module]) -> None:
-    """What a smooth network's expansion leaves out is r³. On the way some rectifiers open and close, the more the longer
+    """A smooth network's expansion leaves out r³. On the way some rectifiers open and close, the more the longer
     it is, and change a slope that no derivative at its beginning tells of: r² at most. In double precision."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(10, 30), layer(), nn.Linear(30, 4)).double()
