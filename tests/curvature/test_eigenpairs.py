@@ -55,6 +55,16 @@ def test_beside_the_dense_matrix(dead: int, k: int, largest: Largest) -> None:
     torch.testing.assert_close(found.vectors @ matrix, found.values[:, None] * found.vectors, rtol=0, atol=1e-8)
 
 
+def test_more_pairs_than_the_search_has_are_found_in_the_whole() -> None:
+    """Of 104 weights, 69 meet features that are alive: 90 eigenpairs are of all of them."""
+    module, params, x, y = problem(dead=8)
+    some, matrix = living(module, params, x), dense(module, params, x, y)
+    assert some is not None and flatten(some.narrowed(params)).numel() < 90 < len(matrix)
+    found = eigenpairs(module, params, {}, x, y, LOSS, 90, steps=len(matrix))
+    values = torch.linalg.eigvalsh(matrix)
+    torch.testing.assert_close(found.values, values[values.abs().argsort(descending=True)[:90]], rtol=1e-8, atol=1e-9)
+
+
 def test_a_matrix_of_one_sample_has_zeros_among_its_first() -> None:
     """Two directions have curvature of the outputs' part alone: more are asked for than the search has eigenvalues."""
     module, params, x, y = problem(dead=7, samples=1)

@@ -358,3 +358,22 @@ def test_common_mistakes_with_checkpoints_and_losses_are_named() -> None:
             examine(module, loss, tasks, [states[0], wrapped], 0.1)
     with pytest.raises(GlocalError, match=r"the class MSELoss was given: make one of it, MSELoss\(\)"):
         examine(module, nn.MSELoss, tasks, states, 0.1)  # type: ignore[arg-type]
+
+
+def test_single_numbers_are_inputs_too() -> None:
+    class Column(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x[:, None])
+
+    module = Column()
+    states = [{k: p + i for k, p in module.state_dict().items()} for i in range(2)]
+    subject = of_module(module, "squared-error", [(torch.rand(50), torch.rand(50, 1))], states)
+    assert float(subject.value(0, subject.solutions[1])) > 0
+    with pytest.raises(GlocalError, match=r"computes in torch.bfloat16, .* give module\.float\(\)"):
+        of_module(
+            nn.Linear(2, 2).bfloat16(), "cross-entropy", [(torch.rand(5, 2).bfloat16(), torch.zeros(5).long())], []
+        )

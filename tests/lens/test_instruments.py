@@ -126,6 +126,13 @@ def make():
 """
 
 
+SINGLE = """class Single(nn.Module):
+    def forward(self, x):
+        return x @ torch.ones(1, 1)
+
+def make"""
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
@@ -143,6 +150,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert row["learnt"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)  # type: ignore[operator]
     assert main([*asked, "theorem3"]) == 2
     assert "'theorem3'" in (said := capsys.readouterr().err) and "theorem" in said and len(said.splitlines()) == 1
+
+
+def test_who_cannot_be_used_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One output has no Hessian with a true label's entry; and a network of single precision no order in double."""
+    file = tmp_path / "own.py"
+    own = {
+        "nn.Linear(4, 2))": "nn.Linear(4, 1), Single())",
+        "cross_entropy": "mse_loss",
+        "cross-entropy": "squared-error",
+        "torch.randint(2, (20,))": "torch.randn(20, 1)",
+        "def make": SINGLE,
+    }
+    single = OWN
+    for old, new in own.items():
+        single = single.replace(old, new)
+    file.write_text(single)
+    asked = ["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu", "--show"]
+    assert main([*asked, "ground-truth", "error", "flatness"]) == 2
+    out, err = capsys.readouterr()
+    assert (
+        "1 of 3 instruments cannot be used here. ground-truth: outputs of the shape" in err and out.count("Wrote") == 2
+    )
+    assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet"))
 
 
 def test_no_such_instrument(small: Subject) -> None:

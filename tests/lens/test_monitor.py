@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from recordings import Branching, blobs, cohort, hidden
+from torch import nn
 
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
 from glocal.engine.cohort import Cohort
@@ -21,6 +24,11 @@ def watched(monitor: Monitor) -> Snapshot:
     return last
 
 
+def normalised(shape: Sequence[int], outputs: int) -> nn.Module:
+    """With statistics that go on with training: an expansion keeps those of its solution."""
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
+
+
 def afterwards(trained: Cohort, structure: str, examples: int) -> list:
     """The same expansions from a recording, at the ends of epochs in which something is finished."""
     found = []
@@ -32,7 +40,7 @@ def afterwards(trained: Cohort, structure: str, examples: int) -> list:
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
-@pytest.mark.parametrize("make", [hidden, Branching], ids=["mapped", "one by one"])
+@pytest.mark.parametrize("make", [hidden, Branching, normalised], ids=["mapped", "one by one", "statistics"])
 def test_it_sees_what_a_recording_shows(structure: str, make: object) -> None:
     trained = cohort(blobs(), SGD(), make, RUNS)
     monitor = Monitor(trained, 0.1, structure, every=1, examples=15)  # type: ignore[arg-type]
@@ -65,6 +73,16 @@ def test_a_break_is_told_once_when_it_comes() -> None:
     assert len(told) == sum(b is not None for b in monitor.breaks)
     (said,) = [sentence for sentence in told if sentence.startswith("sgd, lr 0.3, seed 0: ")]
     assert "locality broke between steps 20 and 25, with 2 tasks finished" in said
+
+
+def test_who_knows_no_error_at_the_first_solution_says_nothing_of_it() -> None:
+    """A run that diverged in the first task, and an approximation of the algorithm's own."""
+    lost = Monitor(cohort(blobs(), SGD(), runs=((0, 1e9),)), 0.1, every=1)
+    watched(lost)
+    own = Monitor(cohort(blobs(), ER(slots=2), runs=RUNS), 1e-12, "own", every=1)
+    watched(own)
+    for found in (*lost.breaks, *own.breaks):
+        assert found is not None and found.after == -1 and str(found).startswith("locality broke at step 15")
 
 
 def test_a_break_at_the_first_look_is_after_the_first_task() -> None:

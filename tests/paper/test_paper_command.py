@@ -16,10 +16,11 @@ from glocal.cli.main import main
 from glocal.cli.table1 import Job
 from glocal.cli.table1 import main as script
 from glocal.laboratory import load
-from glocal.paper import results
+from glocal.paper import results, selection
 from glocal.paper.selection import precision_on
 from glocal.paper.studies import TITLES
 from glocal.paper.table1 import COLUMNS
+from glocal.runs import Runs
 
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]
@@ -145,10 +146,17 @@ def test_a_smaller_job_loses_no_results(finished: Path, tmp_path: Path) -> None:
     assert "`sgd`" in (tmp_path / "table1.md").read_text() and "`er`" not in (tmp_path / "table1.md").read_text()
 
 
-def test_a_cpu_multiplies_in_fp32() -> None:
+def test_a_cpu_multiplies_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slower it would be in bf16; a GPU has the column's own precision."""
     column = COLUMNS["split-cifar10"]
     assert (precision_on(column, "cpu"), precision_on(column, "cuda")) == ("fp32", "bf16")
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(selection, "sweep", lambda *_, **how: asked.update(how) or Runs([]))
+    (part,) = selection.selected([column], lambda column: column.rows[:1])
+    selection.train(part, store=tmp_path, device="cpu")
+    assert asked["precision"] == "fp32"
+    selection.train(replace(part, precision="bf16"), store=tmp_path, device="cpu")
+    assert asked["precision"] == "bf16"
 
 
 def test_without_the_command_lines_libraries(finished: Path, tmp_path: Path) -> None:

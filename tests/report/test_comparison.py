@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -373,6 +375,24 @@ def test_results_are_added_to_those_that_are_there(tmp_path: Path) -> None:
         results.add([second], path)
 
 
+ADDING = """import sys
+sys.path.insert(0, sys.argv[1])
+from test_comparison import run
+from glocal.paper import results
+for seed in range(8):
+    results.add([run(sys.argv[3], 0.01, seed, 80, 5)], sys.argv[2])
+"""
+
+
+def test_two_who_add_to_one_file_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r.npz"
+    here = str(Path(__file__).parent)
+    both = [subprocess.Popen([sys.executable, "-c", ADDING, here, str(path), name]) for name in ("er", "si")]
+    assert [one.wait(120) for one in both] == [0, 0]
+    found = results.read(path)
+    assert {(x.config["algorithm"]["name"], x.seed) for x in found} == {(a, s) for a in ("er", "si") for s in range(8)}
+
+
 def test_what_the_test_leaves_out_and_what_is_against_the_claim() -> None:
     """Published, EWC on split-cifar10 forgets 0.14 points more at the two lowest rates than at the two highest."""
     diverged = [run("laplace", lr, 11, 80, 5, diverged=3 if lr > 0.01 else None) for lr in ROTATED.lrs]
@@ -383,9 +403,12 @@ def test_what_the_test_leaves_out_and_what_is_against_the_claim() -> None:
     ]
     local = [replace(one, info={**one.info, "locality": "local"}) for one in local]
     said = conclusions(compare([*diverged, *runs_of("er", 0.0), *local]))
-    assert "rotated-mnist: not tested, for all runs at one end diverged: laplace." in said
+    assert "rotated-mnist: not tested, for all runs of a rate at one end diverged: laplace." in said
     assert "split-cifar10: against the claim by the published numbers themselves: ewc (+0.14)." in said
     assert not any("not tested" in line or "against" in line for line in conclusions(compare(runs_of("ewc", 0.0))))
+    assert "not tested" in conclusions(compare(diverged))[-1]
+    unpaired = [run("er", lr, 11 if lr < 0.01 else 13, 80, 5, diverged=3 if lr == 0.01 else None) for lr in ROTATED.lrs]
+    assert not any("not tested" in line for line in conclusions(compare(unpaired)))
 
 
 def test_published_angles_are_called_by_their_name() -> None:

@@ -87,10 +87,14 @@ class Lens:
         from glocal.paper.tables import write_table
         from glocal.report.instruments import table as rows_of
 
-        console = Console()
+        console, failures = Console(), []
         for name in names:
-            with Console(stderr=True).status(f"Looking: {name} …"):
-                found = look(subject, name)
+            try:
+                with Console(stderr=True).status(f"Looking: {name} …"):
+                    found = look(subject, name)
+            except (GlocalError, RuntimeError) as error:
+                failures.append(f"{name}: {' '.join(str(error).split())[:200]}")
+                continue
             if not found.rows:
                 console.print(f"{name}: of a single task there is nothing to say.")
                 continue
@@ -98,6 +102,8 @@ class Lens:
             written = [found.plot(self.output.with_stem(f"{self.output.stem}-{name}"))]
             written.append(write_table(found.rows, written[0].with_suffix(".parquet")))
             console.print(f"Wrote {', '.join(map(str, written))}")
+        if failures:
+            raise GlocalError(f"{len(failures)} of {len(names)} instruments cannot be used here. {' '.join(failures)}")
 
     def _subject(self) -> Subject:
         from glocal import plugins

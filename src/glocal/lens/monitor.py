@@ -121,9 +121,11 @@ class Monitor:
     def assumption(self, run: int = 0) -> Assumption:
         """The locality assumption along what was seen of a run."""
         found = assumption(self.curves(run), self.epsilon)
-        if found.first_break is None or found.first_break.moment:
+        if found.first_break is None or found.first_break.moment or self.form is None:
             return found
-        # It held at the first task's solution, where the error is 0.
+        if not all(bool(leaf[run].isfinite().all()) for leaf in tree.flatten(self._held["0"]).values()):
+            return found
+        # It held at the first task's solution, where an expansion has no error.
         return replace(found, first_break=found.first_break._replace(after=self._began))
 
     def _finish(self, task: int, state: State, feed: Feed) -> None:

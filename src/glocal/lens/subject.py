@@ -120,6 +120,12 @@ def of_module(
     own = copy.deepcopy(module)
     learnt = [p for p in own.parameters() if p.requires_grad]
     require(bool(learnt), f"the network {type(module).__name__} has no parameters that are learnt: nothing moves.")
+    halves = {p.dtype for p in learnt} & {torch.bfloat16, torch.float16}
+    require(
+        not halves,
+        f"the network {type(module).__name__} computes in {', '.join(map(str, halves))}, in which no "
+        "curvature is found: give module.float().",
+    )
     chosen = given.chosen(loss)
     data = [given.gathered(task, examples, learnt[0].device) for task in given.listed("tasks", tasks)]
     subject = Subject(own, chosen, data, [_point(own, state) for state in given.listed("checkpoints", checkpoints)])

@@ -123,7 +123,7 @@ class Model:
         outputs, changed = function(tensors, x, *args)
         if changed:
             self.buffers = {**self.buffers, **changed}
-        return outputs.to(exact) if self._halved else outputs
+        return outputs.to(exact) if exact.is_floating_point else outputs
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """φ_θ(x), one row an input: what the last linear layer that is called makes its outputs from."""

@@ -22,6 +22,7 @@ from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import published
 from glocal.runs import Runs
+from glocal.store.files import Lock, telling
 from glocal.store.run import Run
 
 SUFFIXES = (".parquet", ".npz")
@@ -50,7 +51,7 @@ def write(runs: Iterable[Run], path: str | Path) -> Path:
     if path.suffix not in SUFFIXES:
         raise GlocalError(f"results are written to .parquet or .npz; '{path.name}' was given.")
     columns = _columns([named(run) for run in runs])
-    part = path.with_name(f".{path.stem}-part{path.suffix}")
+    part = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         (_write_parquet if path.suffix == ".parquet" else _write_npz)(columns, part)
@@ -80,9 +81,12 @@ def merged(runs: Iterable[Run]) -> Runs:
 
 
 def add(runs: Iterable[Run], path: str | Path) -> Path:
-    """Write the runs beside those that are there."""
+    """Write the runs beside those that are there. Who adds to the same file at the same time waits."""
     path = Path(path)
-    return write(merged([*(read(path) if path.exists() else ()), *map(named, runs)]), path)
+    with telling("write the results to", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Lock(path.with_name(f".{path.stem}.lock")):
+            return write(merged([*(read(path) if path.exists() else ()), *map(named, runs)]), path)
 
 
 def named(run: Run) -> Run:

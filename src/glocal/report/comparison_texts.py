@@ -97,7 +97,7 @@ def notes(made: Comparison) -> list[str]:
 
 def conclusions(made: Comparison) -> list[str]:
     """How the test is made, and what it says of the paper's claim."""
-    if not made.trends:
+    if not made.trends and not _untested(made):
         return ["The paper's test needs four learning rates at least."]
     lines = [
         "Low − high: mean forgetting at the two lowest learning rates minus that at the two highest, in points, with a "
@@ -115,7 +115,7 @@ def conclusions(made: Comparison) -> list[str]:
             named = ", ".join(f"{trend.algorithm} ({signed(trend.published)})" for trend in against)
             lines.append(f"{challenge}: against the claim by the published numbers themselves: {named}.")
         if untested := _untested(made.on(challenge)):
-            lines.append(f"{challenge}: not tested, for all runs at one end diverged: {', '.join(untested)}.")
+            lines.append(f"{challenge}: not tested, for all runs of a rate at one end diverged: {', '.join(untested)}.")
     return lines
 
 
@@ -123,7 +123,13 @@ def _untested(made: Comparison) -> list[str]:
     """Algorithms with runs at enough learning rates, of which no seed is left at both ends."""
     tested = {trend.algorithm for trend in made.trends}
     own = {name: [line for line in made.lines if line.algorithm == name] for name in _names(made) if name not in tested}
-    return [name for name, lines in own.items() if len(lines) >= 2 * ENDS and any(line.diverged for line in lines)]
+    return [name for name, lines in own.items() if len(lines) >= 2 * ENDS and _an_end_is_lost(lines)]
+
+
+def _an_end_is_lost(lines: Sequence[Line]) -> bool:
+    """Whether all seeds of a rate at one end diverged."""
+    ordered = sorted(lines, key=lambda line: line.lr)
+    return any(line.diverged == line.seeds for line in (*ordered[:ENDS], *ordered[-ENDS:]))
 
 
 def _names(made: Comparison) -> list[str]:
