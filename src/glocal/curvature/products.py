@@ -53,7 +53,7 @@ def hessian_product(
     of runs side by side must round `alike`."""
     n = x.shape[0]
     names = () if alike else chained.links(module, params, x)
-    some = None if alike else living(module, params, x)
+    some = alive(x.flatten(1), names[0], params) if names else None
     if some is not None:
         of_these = hessian_product(module, some.narrowed(params), buffers, some.of(x.flatten(1)), y, loss, chunk)
         return lambda v: some.widened(of_these(some.narrowed(v)))

@@ -17,7 +17,7 @@ Tasks are counted from 0; `learnt` says after how many of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,18 +79,22 @@ def look(subject: Subject, name: str) -> Look:
     return Look(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(subject))
 
 
-def _expansions(subject: Subject) -> dict[str, Callable[[Subject, int], Approximation]]:
-    return {"order 0": partial(taylor, order=0), "order 1": partial(taylor, order=1), "order 2": whole}
+EXPANSIONS: dict[str, Callable[[Subject, int], Approximation]] = {
+    "order 0": partial(taylor, order=0),
+    "order 1": partial(taylor, order=1),
+    "order 2": whole,
+}
 
 
 def _error(subject: Subject) -> Rows:
     """After every task but the first, and the power of its growth on the way from θ_1 to θ_2."""
-    tasks, exact = range(flat.trained(subject)), subject.double()
+    tasks = range(flat.trained(subject))
     if len(tasks) < 2:
         return []
+    exact = subject.double()
     way = flat.update(exact, 1)
     rows: Rows = []
-    for name, make in _expansions(subject).items():
+    for name, make in EXPANSIONS.items():
         found = curves(subject, moments_of(subject)[2:], [make(subject, o) for o in tasks])
         try:
             p = order(exact, 0, make(exact, 0), way).exponent if 0 < float(way.norm()) < torch.inf else torch.nan
@@ -174,11 +178,8 @@ def _flatness(subject: Subject) -> Rows:
 
 
 def _rank(subject: Subject) -> Rows:
-    return list(_ranks(subject))
-
-
-def _ranks(subject: Subject) -> Iterator[Row]:
     """With standard errors, which are 0 where all eigenvalues are known."""
+    rows: Rows = []
     found = rank(subject)
     absolute, relative = (list(enumerate(x)) for x in (found.absolute_thresholds, found.relative_thresholds))
     for t in range(len(found.top)):
@@ -189,7 +190,8 @@ def _ranks(subject: Subject) -> Iterator[Row]:
             "participation": (found.participation[t], found.participation_errors[t]),
         }
         for kind, (number, error) in both.items():
-            yield {"tasks": t + 1, "definition": kind, "rank": float(number), "error": float(error)}
+            rows.append({"tasks": t + 1, "definition": kind, "rank": float(number), "error": float(error)})
+    return rows
 
 
 def _floats(numbers: dict[str, torch.Tensor]) -> dict[str, float]:
