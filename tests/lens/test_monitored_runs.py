@@ -9,6 +9,7 @@ import pytest
 
 import glocal
 from glocal.challenges import Challenge, from_tasks
+from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens.monitor import Monitor
 from glocal.runs import Runs
@@ -79,3 +80,13 @@ def test_by_default_it_looks_more_seldom_as_tasks_become_more(monkeypatch: pytes
     assert seen[1] == seen[3] == [2, 5]
     assert seen[4] == [3, 5]
     assert seen[8] == [5]
+
+
+def test_a_sweep_says_which_runs_nobody_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["sweep", "split-digits", "--algorithms", "sgd", "--lrs", "0.1", "--seeds", "1", "--tasks", "2"]
+    asked += ["--epochs", "1", "--store", str(tmp_path)]
+    for monitor, said in (([], False), (["--monitor", "0.1"], True)):
+        assert main([*asked, *monitor]) == 0
+        assert (
+            "1 runs were in the store already, and not monitored" in " ".join(capsys.readouterr().out.split())
+        ) is said

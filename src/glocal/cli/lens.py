@@ -35,7 +35,8 @@ class Lens:
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("lens.png")
     """The figure to write: .png, .pdf or .svg."""
     show: Names = ()
-    """Instruments, or all: each writes a figure and a table beside FILE, named after both."""
+    """Instruments, or all: each writes a figure and a table beside FILE, named after both. They have no ε, and other
+    numbers than their own are for Python."""
     epsilon: Number = None
     """ε of the ε-regions, in units of the loss (a tenth of what learning a task gains unless given)."""
     examples: int = 2_000

@@ -101,6 +101,11 @@ class Sweep:
         challenge, lrs, seeds = (wanted.pop(k) for k in ("challenge", "lrs", "seeds"))
         runs = sweep(challenge, algorithms, lrs, seeds, watcher=Bars(), **wanted)
         Console().print(render(rows(runs), "rich"))
+        before = [run for run in runs if not any("monitored" in note for note in run.info["notes"])]
+        if wanted.get("monitor") is not None and before:
+            Console().print(
+                f"Note: {len(before)} runs were in the store already, and not monitored; give another --store"
+            )
 
     def _resolved(self) -> dict[str, Any]:
         """The file's fields, overridden by the flags, then the defaults."""
