@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from glocal import losses
@@ -167,6 +168,22 @@ def test_test_losses_are_means_over_the_test_data() -> None:
     for kind in ("eigen", "random"):
         torch.testing.assert_close(found.losses["test"][kind], found.losses["train"][kind])
     torch.testing.assert_close(found.score("test"), found.score("train"), rtol=1e-5, atol=0)
+
+
+def test_losses_on_some_examples_and_the_hessian_of_others() -> None:
+    """The losses of the first, middle and last example of each split; eigenvectors of all of them."""
+    _, subject = classifier(double=True)
+    x, y = subject.tasks[0]
+    whole = perturbation(subject, 0, Data(x, y), eigenvectors=2, directions=2)
+    few = perturbation(subject, 0, Data(x, y), eigenvectors=2, directions=2, examples=3)
+    chosen = np.linspace(0, len(y) - 1, 3).round().astype(int)
+    point = subject.solutions[1]
+    with torch.no_grad():
+        outputs = functional_call(subject.module, {**point.params, **point.buffers}, (x[chosen],))
+    expected = subject.loss.per_sample(outputs, y[chosen]).mean().item()
+    for base in few.base.values():
+        assert base == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(few.eigenvalues, whole.eigenvalues)
 
 
 def test_the_hessian_is_of_random_examples_and_not_of_the_first() -> None:

@@ -29,6 +29,7 @@ from glocal.challenges.challenge import Data
 from glocal.curvature.eigenpairs import eigenpairs
 from glocal.curvature.lanczos import Eigenpairs, start_vector
 from glocal.curvature.vector import flatten, unflatten
+from glocal.engine.feed import evenly_spaced
 from glocal.errors import require, unknown
 from glocal.lens.subject import Point, Subject
 from glocal.randomness import generator
@@ -91,13 +92,14 @@ def perturbation(
     directions: int = 10,
     radii: Sequence[float] = RADII,
     samples: int = 2_000,
+    examples: int | None = None,
     chunk: int = 500,
     seed: int = 0,
 ) -> Perturbation:
     """The losses of one task around its solution, on the subject's data and, where they are given, on test data.
 
-    `test` holds inputs as the network takes them. `samples` examples, drawn at random, make the Hessian; at most
-    `chunk` examples go through the network at once.
+    `test` holds inputs as the network takes them. `samples` examples, drawn at random, make the Hessian; losses are
+    means over at most `examples`, evenly spaced (all if not said); at most `chunk` go through the network at once.
     """
     require(
         0 <= task < len(subject.solutions) - 1,
@@ -108,13 +110,15 @@ def perturbation(
     allowed = 1 <= eigenvectors <= size
     require(allowed, f"a network of {size} parameters has 1 to {size} eigenvectors; {eigenvectors} were asked for.")
     require(directions >= 2, f"at least 2 random directions are compared with; {directions} were asked for.")
-    require(samples >= 1 and chunk >= 1, f"samples and chunk are at least 1; {samples} and {chunk} were given.")
+    for name, number in (("samples", samples), ("examples", 1 if examples is None else examples), ("chunk", chunk)):
+        require(number >= 1, f"{name} is at least 1; {number} was given.")
     radii = tuple(float(r) for r in radii)
     require(bool(radii) and 0 < min(radii) <= max(radii) < torch.inf, f"radii are positive; {radii} were given.")
     splits: dict[Split, Data] = {"train": subject.tasks[task]}
     if test is not None:
         splits["test"] = test
-    around = {split: _Losses(subject, point, data, chunk) for split, data in splits.items()}
+    some = {split: data if examples is None else evenly_spaced(data, examples) for split, data in splits.items()}
+    around = {split: _Losses(subject, point, data, chunk) for split, data in some.items()}
     still = torch.zeros(1, size, device=subject.device)
     base = {split: float(losses(still, (0.0,))) for split, losses in around.items()}
     for split, value in base.items():

@@ -107,7 +107,7 @@ class PerturbationScore:
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         run = _trained(piece, place)
         subject, test = _around(run, piece, place)
-        numbers = {k: piece[k] for k in ("eigenvectors", "directions", "samples")}
+        numbers = {k: piece[k] for k in ("eigenvectors", "directions", "samples", "examples")}
         found = perturbation(subject, 0, test, **numbers, seed=piece["seed"] + piece["task"])
         about: Row = {k: piece[k] for k in ("challenge", "network", "statistics", "seed", "task")}
         size = sum(p.numel() for p in subject.solutions[0].params.values())
@@ -185,7 +185,7 @@ def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
     task, door = challenge.task(piece["task"], piece["seed"]), Door(challenge.normalise, device=place.device)
 
     def ready(data: Data) -> Data:
-        some = evenly_spaced(data, piece["examples"])
+        some = evenly_spaced(data, max(piece["samples"], piece["examples"]))
         return Data(door.ready(some.x.to(place.device)), some.y.to(place.device))
 
     module = seeded_network(resolve.network(_network(piece), challenge).thing, challenge, piece["seed"])
@@ -328,7 +328,7 @@ _IMAGES = replace(_DIGITS, challenge="split-digits", network="small-resnet18", t
 STUDIES = (
     PerturbationScore(
         "perturbation-cifar10",
-        _piece(replace(_CIFAR10, lrs=(0.01, 0.1)), examples=2_000),
+        _piece(replace(_CIFAR10, lrs=(0.01, 0.1)), examples=1_000),
         _piece(replace(_IMAGES, epochs=2), examples=50, samples=50, directions=4),
         ("running", "batch"),
         returns=True,
