@@ -109,9 +109,10 @@ def main() -> None:
     options = ["--device", device, *(["--demo"] if given.demo else ["--challenge", column.challenge])]
     options += [] if given.data is None else ["--data", str(given.data)]
     alone: AbstractContextManager[bool] = nullcontext(False)
-    with alone if given.demo else side_by_side() as mps, tempfile.TemporaryDirectory() as folder:
-        seconds = train(column, Path(folder), options)
-        made = document(column, Path(folder), seconds, mps, device)
+    with tempfile.TemporaryDirectory() as folder:
+        with alone if given.demo else side_by_side() as mps:
+            seconds = train(column, Path(folder), options)
+        made = document(column, Path(folder), seconds, mps, device)  # a client of MPS, which would never end, no more
     Console().print_json(json.dumps(made))
     if not given.demo:
         given.out.write_text(json.dumps(made, indent=1) + "\n")

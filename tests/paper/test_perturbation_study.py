@@ -151,6 +151,17 @@ def test_the_verdict_follows_the_rows(name: str, statistics: str, expected: tupl
     assert "does not rise" in flat
 
 
+def test_losses_that_single_precision_cannot_hold() -> None:
+    rows = made_up(NAMES[0], [10.0, 1e38, 1e39, 1e40], "running")
+    near = [row for row in rows if row["radius"] in (1.0, 10.0)]
+    assert "Single precision" not in " ".join(get(NAMES[0]).conclude(near))
+    said = " ".join(get(NAMES[0]).conclude(rows))
+    assert "along eigenvectors from r = 100 on: a score" in said
+    for row in rows:
+        row["loss"] = 1e40 if row["radius"] == 1000.0 else row["loss"]
+    assert "from r = 100 on, along random directions from r = 1000 on" in " ".join(get(NAMES[0]).conclude(rows))
+
+
 def test_scores_that_are_not_known(tmp_path: Path) -> None:
     study = get(NAMES[1])
     some = made_up(NAMES[1], [10, 40, np.nan, np.inf], "none")

@@ -166,3 +166,18 @@ def test_gradients_a_task_are_those_of_the_runs(page: ModuleType) -> None:
     )
     assert "10.0: 50 % less than SGD. At lr 0.5 plain SGD forgets 30.0 points" in text and "27.5: 8 % less" in text
     assert text.endswith("could not show it.")
+
+
+def test_precisions_are_compared_pair_by_pair(page: ModuleType) -> None:
+    """Differences of −2 and −4 points: their mean −3, and t = 12.71 standard errors of 1 to either side."""
+    found = {
+        (name, 0.1, seed): {"learning_accuracy": accuracy, "acc": accuracy}
+        for name, accuracies in (("fp32", (0.9, 0.8)), ("bf16", (0.88, 0.76)))
+        for seed, accuracy in enumerate(accuracies)
+    }
+    assert page.differences(found, "bf16", "acc") == pytest.approx([-2, -4])
+    assert page.paired(found, "bf16", "acc") == "−3.00 points (95 % interval −15.71 to +9.71)"
+    assert "is not seen to cost accuracy" in page.default(found)
+    found["bf16", 0.1, 1] = {"learning_accuracy": 0.78, "acc": 0.7799}
+    assert "is not as accurate" in page.default(found)
+    assert page.precision() == ""
