@@ -361,8 +361,11 @@ def test_a_whole_run_is_that_of_plain_pytorch(algorithm: ICaRL) -> None:
     for task in range(3):
         y = challenge.task(task, 3).test.y
         own = logits[60 * task : 60 * task + 60]
-        accuracy = float((own.argmax(1) == y).double().mean())
-        assert float(end.record.matrices["test_class_accuracy"][0, 3, task]) == pytest.approx(accuracy, abs=1e-9)
+        right, best = own.argmax(1) == y, own.topk(2).values
+        tied = best[:, 0] - best[:, 1] < 1e-5  # as near to one class as to another: rounding decides
+        found = float(end.record.matrices["test_class_accuracy"][0, 3, task])
+        assert float((right & ~tied).double().mean()) - 1e-9 <= found <= float((right | tied).double().mean()) + 1e-9
+        assert tied.sum() <= 3
         loss = float(functional.cross_entropy(own, y))
         assert float(end.record.matrices["test_class_loss"][0, 3, task]) == pytest.approx(loss, rel=1e-3)
 

@@ -7,7 +7,7 @@ Of z_l = W_l a_{l−1} + b_l, a_l = [z_l > 0] z_l, f = z_L, and the slopes g_l =
     (H v)_{W_l} = ġ_l a_{l−1}ᵀ + g_l ȧ_{l−1}ᵀ,      (H v)_{b_l} = Σ ġ_l, over the samples,
 
 with V_l and v_l what v has in the place of W_l and b_l. Autograd makes the same products of matrices. Here two of them
-that are added up are one pass, and biases are weights of a feature that is 1. `alive` makes them smaller still.
+that are added up are one pass. `alive` makes them smaller still.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Link(NamedTuple):
     weight: str
     bias: str
     w: Tensor  # W_l
-    a: Tensor  # a_{l−1}, and a last feature that is 1: b_l is its weight
+    a: Tensor  # a_{l−1}
     open: Tensor  # [z_l > 0]
 
 
@@ -82,26 +82,26 @@ def hessian_product(
     def product(v: Params) -> Params:
         v = {k: t.to(x.dtype) for k, t in v.items()}
         dots: list[Tensor] = []
-        z = _with_bias(v, chain[0]) @ chain[0].a
+        z = _affine(v, chain[0])
         for before, link in pairwise(chain):
             dots.append(_gated(z, before.open))
-            z = _add(_with_bias(v, link) @ link.a, link.w, dots[-1])
+            z = _add(_affine(v, link), link.w, dots[-1])
         found: Params = {}
-        g = (bend(z.mT) / n).mT
+        g = (bend(z.mT) / n).mT.contiguous()  # a product with its transpose would take twice as long
         for i in reversed(range(len(chain))):
             link = chain[i]
-            bent = g @ link.a.mT
-            found[link.weight], found[link.bias] = bent[:, :-1], bent[:, -1]
+            found[link.weight], found[link.bias] = g @ link.a.mT, g.sum(1)
             if i > 0:
                 found[link.weight] = _add(found[link.weight], slopes[i], dots[i - 1].mT)
                 g = _gated(_add(link.w.mT @ g, v[link.weight].mT, slopes[i]), chain[i - 1].open)
-        return {k: found[k].contiguous() for k in v}
+        return {k: found[k] for k in v}
 
     return product
 
 
-def _with_bias(params: Mapping[str, Tensor], link: Link) -> Tensor:
-    return torch.cat([params[link.weight], params[link.bias].unsqueeze(1)], 1)
+def _affine(params: Mapping[str, Tensor], link: Link) -> Tensor:
+    """What a layer with these weights and biases makes of its inputs."""
+    return torch.addmm(params[link.bias].unsqueeze(1), params[link.weight], link.a)
 
 
 def _add(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -117,13 +117,12 @@ def _gated(z: Tensor, open: Tensor) -> Tensor:
 def _forward(names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> tuple[list[Link], Tensor]:
     """The layers, and the outputs (n, K)."""
     chain: list[Link] = []
-    a = torch.cat([x, x.new_ones(len(x), 1)], 1).mT
-    z = a
+    a = z = x.mT
     for name in names:
         link = Link(f"{name}.weight", f"{name}.bias", params[f"{name}.weight"], a, a)
-        z = _with_bias(params, link) @ a
+        z = _affine(params, link)
         chain.append(link._replace(open=(z > 0).to(z.dtype)))
-        a = torch.cat([z * chain[-1].open, torch.ones_like(z[:1])])
+        a = z * chain[-1].open
     return chain, z.mT
 
 

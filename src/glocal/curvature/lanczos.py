@@ -30,7 +30,7 @@ ROUNDING = 10
 """A product is exact to so many ε of the largest one."""
 ROOM = 40
 """Vectors there is room for at first, where it is not known how many steps will do."""
-BLOCK = 16_384
+BLOCK = 4_096
 """Numbers that are added up one after the other: sums of sums round less."""
 
 
