@@ -117,6 +117,22 @@ def test_sentences_follow_the_rows(rows: list[Row]) -> None:
     assert any("divide the error by" in sentence for sentence in STUDY.conclude(rows))
 
 
+def test_the_figure_has_true_and_approximated_losses_side_by_side(rows: list[Row]) -> None:
+    figure = Figure(layout="constrained")
+    STUDY.draw(rows, figure)
+    names = sorted({str(row["algorithm"]) for row in where(rows, approximation="own")})
+    panels = [axes for axes in figure.axes if not axes.get_xlabel() and len(axes.lines) == 2]
+    assert len(panels) == 2 * len(names)
+    titles = [axes.get_title(loc="left").partition(" ")[0] for axes in panels[: len(names)]]
+    assert sorted(titles) == names
+    lrs = sorted({row["lr"] for row in rows})  # type: ignore[type-var]
+    for axes, name, lr in zip(panels, titles * 2, [lr for lr in lrs for _ in names], strict=True):
+        own = where(rows, algorithm=name, approximation="own", lr=lr, ray=False, task=None)
+        for line, what in zip(axes.lines, ("true", "approximate"), strict=True):
+            expected = [np.median(column(where(own, learnt=learnt), what)) for learnt in (2, 3)]
+            np.testing.assert_allclose(np.asarray(line.get_ydata())[:2], expected)
+
+
 def test_runs_that_diverged_are_named_and_drawn(rows: list[Row]) -> None:
     lost = [row | {"error": np.inf, "exponent": np.nan} if row["algorithm"] == "ewc" else row for row in rows]
     said = STUDY.conclude(lost)

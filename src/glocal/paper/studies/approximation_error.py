@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -39,16 +39,15 @@ from glocal.lens.approximation import (
 from glocal.lens.subject import Point, Subject
 from glocal.lens.taylor import taylor
 from glocal.lens.whole import whole, within
+from glocal.paper.studies.approximation_figure import Series, draw, rates, series_of
 from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lines import listed
-from glocal.paper.studies.rows import against, column, distinct, median, told, where
+from glocal.paper.studies.rows import median, told
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from glocal.paper.study import Piece, Place, Row
-    from glocal.report.style import Pen
 
 OWN: dict[str, dict[str, Any]] = {
     "ewc": {"penalty": 1.0, "anchors": "each"},
@@ -74,41 +73,6 @@ WITHIN = 0.25
 
 Maker: TypeAlias = Callable[[Subject, int], Approximation]  # of a task
 Made: TypeAlias = Callable[[Subject], Approximation]  # of a subject's first task
-
-
-class Series(NamedTuple):
-    """A line of the figure: whose run it is about, and which approximation."""
-
-    algorithm: str
-    approximation: str
-    locality: str
-
-    @property
-    def own(self) -> bool:
-        return self.approximation == "own"
-
-    @property
-    def label(self) -> str:
-        if self.own:
-            return self.algorithm
-        return self.approximation if self.approximation.startswith("order") else f"order 2, {self.approximation}"
-
-    def rows(self, rows: Sequence[Row], **values: Any) -> list[Row]:
-        return where(rows, algorithm=self.algorithm, approximation=self.approximation, **values)
-
-    def errors(self, rows: Sequence[Row], lr: float) -> tuple[np.ndarray, np.ndarray]:
-        """After how many tasks, and the error of the mean old loss: the median over seeds."""
-        return against(self.rows(rows, lr=lr, ray=False, task=None), "learnt", "error")
-
-    def average(self, rows: Sequence[Row], lr: float) -> float:
-        """The same over all tasks but the first."""
-        _, found = self.errors(rows, lr)
-        return float(found.mean()) if len(found) else np.nan
-
-    def exponent(self, rows: Sequence[Row]) -> float:
-        """p of an error that grows as rᵖ: the median over the runs where it is known."""
-        found = column(self.rows(rows, ray=True), "exponent")
-        return median(found[np.isfinite(found)])
 
 
 class ApproximationError:
@@ -155,34 +119,11 @@ class ApproximationError:
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """Errors while tasks are learnt, at the lowest and the highest learning rate, and against the distance from
-        θ_1; above of the algorithms' own approximations, below of expansions."""
-        figure.set_size_inches(10.6, 6.2)
-        pens, (lowest, highest) = _pens(rows), _rates(rows)
-        titles = (
-            r"The algorithms' own approximations $\hat L_o$",
-            "Taylor expansions of the losses along plain SGD's run",
-        )
-        for section, title, own in zip(
-            figure.subfigures(2, 1, squeeze=False)[:, 0], titles, (True, False), strict=True
-        ):
-            lines = {s: pen for s, pen in pens.items() if s.own == own}
-            section.suptitle(title, x=0.012, ha="left", fontweight="bold")
-            low, high, far, beside = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
-            low.sharey(high)
-            for axes, lr, word in ((low, lowest, "low"), (high, highest, "high")):
-                _over_time(axes, rows, lines, lr)
-                axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
-            low.set_ylabel("error of the mean old loss")
-            _over_distance(far, rows, lines, highest)
-            beside.axis("off")
-            spacing: dict[str, Any] = {"handlelength": 3, "labelspacing": 0.7, "borderpad": 0}
-            note = "how the error grows\nup to $r = 1$\n"
-            beside.legend(*far.get_legend_handles_labels(), loc="center left", title=note, alignment="left", **spacing)
+        draw(rows, figure)
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        low, high = _rates(rows)
-        errors = {s: (s.average(rows, low), s.average(rows, high)) for s in _series(rows)}
+        low, high = rates(rows)
+        errors = {s: (s.average(rows, low), s.average(rows, high)) for s in series_of(rows)}
         said = [_thesis(errors, low, high), _ranking(errors, high), _curvature(errors, low, high), _orders(rows)]
         return [sentence for sentence in said if sentence]
 
@@ -259,68 +200,6 @@ def _row(learnt: int, task: int | None, error: float, true: float, approximate: 
     return row | {"distance": distance, "ray": False, "exponent": np.nan}
 
 
-def _series(rows: Sequence[Row]) -> list[Series]:
-    """All lines: expansions, and the algorithms by their names."""
-    found = dict.fromkeys(Series(str(r["algorithm"]), str(r["approximation"]), str(r["locality"])) for r in rows)
-    return sorted(found, key=lambda s: (s.own, s.locality * s.own, s.algorithm * s.own))
-
-
-def _rates(rows: Sequence[Row]) -> tuple[float, float]:
-    lrs = distinct(rows, "lr")
-    return lrs[0], lrs[-1]
-
-
-def _pens(rows: Sequence[Row]) -> dict[Series, Pen]:
-    """Cool and solid if global, warm and dashed if local."""
-    from glocal.report.style import COOL, DASHES, MARKERS, WARM, Pen
-
-    pens: dict[Series, Pen] = {}
-    for series in _series(rows):
-        before = sum((s.own, s.locality) == (series.own, series.locality) for s in pens)
-        hues = COOL if series.locality == "global" else WARM
-        marker = MARKERS[series.locality][before % len(hues)]
-        pens[series] = Pen(hues[before % len(hues)], DASHES[series.locality], marker)
-    return pens
-
-
-def _over_time(axes: Axes, rows: Sequence[Row], lines: Mapping[Series, Pen], lr: float) -> None:
-    """Against the tasks learnt. Where half of the runs have diverged a line ends, and a sign at the top says so."""
-    from matplotlib.ticker import MaxNLocator
-
-    lost = False
-    for series, pen in lines.items():
-        learnt, errors = series.errors(rows, lr)
-        finite = np.isfinite(errors)
-        axes.plot(learnt[finite], errors[finite], **pen.line(), **pen.point())
-        if not finite.all():
-            lost = True
-            axes.plot(learnt[~finite][0], 0.97, transform=axes.get_xaxis_transform(), color=pen.colour, **pen.point())
-    axes.set_yscale("log")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("tasks learnt  (at the top: diverged)" if lost else "tasks learnt")
-
-
-def _over_distance(axes: Axes, rows: Sequence[Row], lines: Mapping[Series, Pen], lr: float) -> None:
-    """ξ_1 against the distance from θ_1, and how far away θ_2 is."""
-    from glocal.report.style import FAINT
-
-    for series, pen in lines.items():
-        radii, errors = against(series.rows(rows, lr=lr, ray=True), "distance", "error")
-        shown = np.isfinite(errors)
-        p = series.exponent(rows)
-        label = f"{series.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else series.label
-        axes.plot(radii[shown], errors[shown], **pen.line(), **pen.point(), markersize=3.5, label=label)
-    after = [row for series in lines for row in series.rows(rows, lr=lr, ray=False, task=0, learnt=2)]
-    if np.isfinite(there := median(column(after, "distance"))):
-        axes.axvline(there, color=FAINT, linewidth=0.9, linestyle=":")
-        axes.text(there, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title(f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", loc="left")
-    axes.set_xlabel(r"distance  $r = \Vert\theta - \theta_1\Vert_2$")
-    axes.set_ylabel(r"$\xi_1(\theta)$")
-
-
 def _thesis(errors: Mapping[Series, tuple[float, float]], low: float, high: float) -> str:
     """Local against global ones, each side by its median algorithm, those aside that diverged."""
     own = {s: pair for s, pair in errors.items() if s.own}
@@ -370,14 +249,14 @@ def _orders(rows: Sequence[Row]) -> str:
     """The paper's O(rᵖ) against the fitted powers."""
     expected = {"order 0": 0, "order 1": 1, "whole": 2}
     found = {
-        s.label: (expected[s.approximation], s.exponent(rows)) for s in _series(rows) if s.approximation in expected
+        s.label: (expected[s.approximation], s.exponent(rows)) for s in series_of(rows) if s.approximation in expected
     }
     found = {name: pair for name, pair in found.items() if np.isfinite(pair[1])}
     if not found:
         return ""
     powers = ", ".join(f"{name} as r^{p:.2f}" for name, (_, p) in found.items())
     holds = all(p >= bound - WITHIN for bound, p in found.values())
-    others = ", ".join(f"{s.label} as r^{s.exponent(rows):.2f}" for s in _series(rows) if s.own)
+    others = ", ".join(f"{s.label} as r^{s.exponent(rows):.2f}" for s in series_of(rows) if s.own)
     kinked = any(bound == 2 and p < 2 + WITHIN for bound, p in found.values())
     why = " The kinks of rectifiers, of which a Hessian knows nothing, take it from the second." if kinked else ""
     return (
