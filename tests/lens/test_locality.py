@@ -254,15 +254,23 @@ def test_what_cannot_be_tested_is_told() -> None:
         verdict("icarl")
 
 
-def test_solutions_that_are_one_point_tell_nothing() -> None:
-    def zeros(shape: Sequence[int], outputs: int) -> nn.Module:
-        made = network(shape, outputs)
-        for p in made.parameters():
-            nn.init.zeros_(p)
-        return made
+def alike(shape: Sequence[int], outputs: int) -> nn.Module:
+    """Whoever makes it, the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return network(shape, outputs)
 
+
+def test_solutions_that_are_one_point_tell_nothing() -> None:
     with pytest.raises(GlocalError, match="the same point"):
-        verdict(Anchored, network=zeros)
+        verdict(Anchored, network=alike, epochs=1)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("ewc", "local"), ("er", "global"), ("agem", "global")])
+def test_solutions_differ_in_the_order_of_their_data_and_memories_do_not(name: str, expected: str) -> None:
+    """From one initialisation, by order alone; what a reservoir holds is the same for all."""
+    found = verdict(name, network=alike, epochs=2)
+    assert found.distance > 0 and found.found == expected
 
 
 # The statistics alone.

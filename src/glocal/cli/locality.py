@@ -28,9 +28,9 @@ UNLESS_GIVEN = ("rotated-digits", "split-digits")
 class Locality:
     """Test by experiment whether algorithms are local or global, as the paper's Definition 1 has it.
 
-    Many solutions θ_o of a task are trained from different initialisations, all else held fixed. An approximation of
-    the task's loss that then differs with the solution is local; one that does not is global. All algorithms take one
-    to two minutes on two cores.
+    Many solutions θ_o of a task are trained from different initialisations and in different orders, all else held
+    fixed. An approximation of the task's loss that then differs with the solution is local; one that does not is
+    global. All algorithms take one to two minutes on two cores.
     For example: glocal locality; glocal locality er ewc path.py:Mine
     """
 
@@ -46,13 +46,13 @@ class Locality:
     lr: float = 0.1
     """Learning rate."""
     epochs: int = 3
-    """Passes over the task."""
+    """Passes over the task; the first of several in an order of its own for each solution."""
     solutions: int = 24
     """How many solutions are compared."""
     examples: int = 500
     """At most so many training examples of the task."""
     seed: int = 0
-    """Seed of all that is held fixed; the initialisations have the following ones."""
+    """Seed of all that is held fixed; initialisations and orders have the following ones."""
     data: PathName = None
     """A folder with data sets, looked at first."""
     device: str = "auto"

@@ -16,6 +16,7 @@ from glocal.engine.execute import RunByRun
 from glocal.engine.feed import Feed
 from glocal.engine.state import State
 from glocal.errors import GlocalError
+from glocal.tree import Params
 
 SHARE = 0.6
 """Of the free memory, the part that is planned with; the rest is for evaluation, the allocator and other people."""
@@ -34,7 +35,11 @@ def free_bytes(device: torch.device) -> int:
 
 def initial_state(cohort: Cohort, feed: Feed) -> State:
     """θ_0, the network's buffers and M_1 of every run."""
-    params, buffers = cohort.initial()
+    return state_at(cohort, feed, *cohort.initial())
+
+
+def state_at(cohort: Cohort, feed: Feed, params: Params, buffers: Params) -> State:
+    """The same from where the runs are."""
     model = cohort.model(vectorised=False)
     memories = []
     for run, member in enumerate(cohort.members):

@@ -3,9 +3,10 @@ r"""Definition 1 as an experiment: is an algorithm's approximation \hat L_o of a
     local:   I(\hat L_o(θ); θ_o) > 0 for all θ,     global:   I(\hat L_o(θ); θ_o) = 0 for all θ ≠ θ_o:
 
 modifying θ_o would not change a global approximation. So θ_o is modified. An ensemble of solutions of the first task is
-trained from different initialisations, and everything else is held fixed: the data, their order, and the random numbers
-of every step. The order counts among the memory's draws and not among what makes a solution: which examples a reservoir
-keeps depends on it, and not on θ. Whatever then differs between two solutions' \hat L_o, it owes to the solutions.
+trained from different initialisations and, in a first pass, in different orders; the data are the same for all. In the
+passes that follow, which the memories watch, order and random numbers are the same too: they count among the memory's
+draws, for which examples a reservoir keeps depends on them, and not on θ. Whatever then differs between two solutions'
+\hat L_o, it owes to the solutions.
 
 Every solution is given D memories that differ in their random numbers alone: the same D for every solution, so that
 chance in a memory (which examples were drawn) is told from dependence on θ_o. The first of them is the one training
@@ -33,8 +34,9 @@ from glocal.challenges.challenge import Challenge, Task
 from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.feed import Feed, evenly_spaced
-from glocal.engine.plan import initial_state
+from glocal.engine.plan import initial_state, state_at
 from glocal.engine.record import Record
+from glocal.engine.state import State
 from glocal.engine.train import Execution, Snapshot, train
 from glocal.errors import require
 from glocal.lens.dependence import Dependence, dependence
@@ -100,6 +102,8 @@ def locality(
 ) -> Verdict:
     r"""Train `solutions` solutions of the first task on at most so many `examples`; test whether \hat L_o knows them.
 
+    The first of several epochs is in an order of its own for each; of one epoch, all share the order.
+
     It is found local where independence is rejected at the `level`, global where nothing speaks against it.
     """
     require(solutions >= 3, f"an ensemble has at least 3 solutions; {solutions} were asked for.")
@@ -128,7 +132,7 @@ def locality(
     theta = torch.stack([flatten(snapshot.state.select(run).params) for run in kept])
     distance = float(torch.pdist(theta).mean())
     require(distance > 0, "all solutions are the same point: the network's initialisation must depend on chance.")
-    points = [p for run in held for p in _probes(starts[run], _point(snapshot, run), seed, run)][:probes]
+    points = [p for run in held for p in _probes(starts[run], _point(snapshot.state, run), seed, run)][:probes]
     values = _values(cohort, snapshot, kept, points)
     known = values.isfinite().flatten(0, 2).all(0)
     require(bool(known.any()), f"no probe has a finite approximation by {tested.name} for every solution.")
@@ -161,18 +165,28 @@ def _shared(challenge: Challenge, seed: int, examples: int) -> Challenge:
 
 
 def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Point], Snapshot]:
-    """The first task, from an initialisation of its own for every run, with one seed for all the rest."""
+    """The first task, from an initialisation and in an order of its own for every run; from the second epoch on, or the
+    first if it is the only one, with one seed for all."""
     feed = Feed(cohort)
     feed.load_task(0)
-    seeds = [cohort.members[0].seed + 1 + run for run in range(len(cohort))]
-    state = initial_state(cohort.only([replace(m, seed=s) for m, s in zip(cohort.members, seeds, strict=True)]), feed)
-    begin = Snapshot(0, state, Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs))
-    starts = [_point(begin, run) for run in range(len(cohort))]
-    return starts, next(train(cohort, begin, execution))
+    own = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
+    state = initial_state(own, feed)
+    starts = [_point(state, run) for run in range(len(cohort))]
+    if cohort.epochs > 1:
+        apart = _learnt(replace(own, epochs=1), state, execution).state
+        state = replace(state_at(own, feed, apart.params, apart.buffers), diverged=apart.diverged)
+        cohort = replace(cohort, epochs=cohort.epochs - 1)
+    return starts, _learnt(cohort, state, execution)
 
 
-def _point(snapshot: Snapshot, run: int) -> Point:
-    own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
+def _learnt(cohort: Cohort, state: State, execution: Execution) -> Snapshot:
+    """The first task, from there."""
+    record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
+    return next(train(cohort, Snapshot(0, state, record), execution))
+
+
+def _point(state: State, run: int) -> Point:
+    own = tree.map_tree(torch.clone, state.select(run).as_tree())
     return Point(own["params"], own.get("buffers", {}))
 
 
