@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from sklearn.feature_selection import mutual_info_classif
 from torch import Tensor, nn
 
 from glocal.algorithms import ALGORITHMS, ER, Algorithm, Batch, Memory, Step
@@ -292,7 +293,27 @@ def test_parts_of_the_variance_are_recovered() -> None:
     found = dependence(table(60, 60, 2, (1.0, 2**0.5, 0.5**0.5, 0.5), sets=8), stream())
     assert float(found.explained.mean()) == pytest.approx(1 / 3.75, abs=0.05)
     assert float(found.involved.mean()) == pytest.approx(1.5 / 3.75, abs=0.05)
+    # Were s as many as there are numbers, −½ log(1 − η²) of Gaussian parts; of 60 it is a little less.
     assert float(found.information.mean()) == pytest.approx(-0.5 * np.log(1 - 1 / 3.75), abs=0.05)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (0.2, 0, 0, 1), (3, 0.1, 0.1, 0.1), (0, 1, 0, 1)])
+def test_information_is_that_of_scikit_learn(sizes: tuple[float, float, float, float]) -> None:
+    """Which scales the numbers and adds a little noise to them."""
+    values = table(12, 4, 3, sizes, sets=3)
+    found = dependence(values, stream()).information
+    for p in range(3):
+        x, s = values[..., p].reshape(-1, 1).numpy(), np.arange(12).repeat(12)
+        expected = mutual_info_classif(x, s, discrete_features=False, n_neighbors=3, random_state=0)[0]
+        assert float(found[p]) == pytest.approx(min(expected, np.log(12)), abs=1e-6)
+
+
+def test_information_of_numbers_that_are_the_same() -> None:
+    """All of s where they are its own; none where they are everybody's; log 2 where they tell in which half it is."""
+    own, shared = table(8, 3, 2, (1, 0, 0, 0)), table(8, 3, 2, (0, 1, 0, 0))
+    halves = (torch.arange(8) // 4).double().view(8, 1, 1, 1).expand(8, 3, 2, 1)
+    for values, expected in ((own, np.log(8)), (shared, 0.0), (halves, np.log(2)), (torch.zeros(8, 3, 2, 1), 0.0)):
+        assert float(dependence(values, stream()).information) == pytest.approx(expected, abs=1e-12)
 
 
 def test_p_values_are_uniform_where_there_is_no_dependence(monkeypatch: pytest.MonkeyPatch) -> None:

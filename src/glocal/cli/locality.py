@@ -154,7 +154,7 @@ def summary(verdicts: Mapping[str, Sequence[Verdict]], silent: Sequence[str]) ->
         f"{' to '.join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} solutions each, of the first task "
         f"of {first}{''.join(f' ({name})' for name in names)}.",
         "explained: θ_o's share of the variance of \\hat L_o(θ); involved: with what it makes of a memory's draws.",
-        "nats: I(\\hat L_o; θ_o), were all Gaussian. p: how often chance does as much; local if p ≤ 0.01.",
+        "nats: I(\\hat L_o; θ_o), by nearest neighbours. p: how often chance does as much; local if p ≤ 0.01.",
     ]
     if lost:
         told.append(f"{lost} solutions diverged and were left out.")

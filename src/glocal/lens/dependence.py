@@ -7,8 +7,15 @@ estimated from the mean squares of a two-way analysis of variance. Of V's varian
     η² = σ_α² / (σ_α² + σ_β² + σ_γ² + σ_ε²),
 
 and s is involved in the part σ_α² + σ_γ² of it: the first and the total Sobol' index of s. Both are 0 where V does not
-depend on s, whatever the draws do to it. Were all parts Gaussian, V would tell I(V; s) = −½ log(1 − η²) nats of s; it
-cannot tell more than log S, which of the S it was.
+depend on s, whatever the draws do to it.
+
+What V tells of s in nats, I(V; s), is estimated by nearest neighbours (Ross, 2014), without assuming a distribution: of
+N numbers, n of every s, let ρ be the distance to the k-th nearest of the same s and m how many of all lie nearer,
+
+    I = ψ(N) + ψ(k) − ⟨ψ(n) + ψ(m)⟩,
+
+ψ the digamma function, and the mean over all numbers. Where numbers are the same, c of the s and m of all, ρ is 0 and
+they count by how often they occur, log N c / (n m). V cannot tell more than log S: which of the S it was.
 
 The test. If V does not depend on s, then all V[·, d, ·] of one draw are the same number, or come in no order:
 exchanging them within every draw changes nothing but the share of their sum of squares that lies between the s. The
@@ -29,6 +36,8 @@ from glocal.errors import require
 ROUNDING = 64
 """Differences of up to so many units of rounding of the largest number are none."""
 PERMUTATIONS = 999
+NEAREST = 3
+"""k, where there are so many others of one s."""
 
 
 class Dependence(NamedTuple):
@@ -62,7 +71,7 @@ def dependence(values: Tensor, generator: torch.Generator) -> Dependence:
     return Dependence(
         explained,
         _ratio(alpha + gamma, total, nothing),
-        (-0.5 * torch.log1p(-explained)).clamp(max=math.log(s)),
+        _information(values, nothing.sqrt()),
         _as_large(everything, found),
         float(_as_large(everything.mean(-1), found.mean(-1))),
     )
@@ -80,6 +89,34 @@ def _components(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     differences = (of_s - of_both) / (d * k), (of_d - of_both) / (s * k), (of_both - epsilon) / k
     alpha, beta, gamma = (difference.clamp(min=0) for difference in differences)
     return alpha, beta, gamma, epsilon
+
+
+def _information(values: Tensor, nothing: Tensor) -> Tensor:
+    """I(V; s). Repetitions that are all the same are one."""
+    s = len(values)
+    same = ((values - values[:, :, :1]).abs() <= nothing).all()
+    own = (values[:, :, :1] if same else values).flatten(1, 2)
+    n, count = own.shape[1], own.shape[0] * own.shape[1]
+    k = min(NEAREST, n - 1)
+    found = []
+    for v, least in zip((own - own.mean((0, 1))).unbind(-1), nothing, strict=True):
+        apart = (v.unsqueeze(2) - v.unsqueeze(1)).abs()  # of one s
+        radius = apart.sort(-1).values[..., k]
+        alike = radius <= least
+        everyone = v.flatten().sort().values
+
+        def within(reach: Tensor, v: Tensor = v, everyone: Tensor = everyone) -> Tensor:
+            ends = torch.searchsorted(everyone, v + reach, right=True) - torch.searchsorted(everyone, v - reach)
+            return ends.double()
+
+        tied = (apart <= least).sum(-1) * count / (n * within(least.expand_as(v)))
+        nearer = _digamma(count) + _digamma(k) - _digamma(n) - within(radius * (1 - 1e-9)).digamma()
+        found.append(torch.where(alike, tied.log(), nearer).mean())
+    return torch.stack(found).clamp(0, math.log(s))
+
+
+def _digamma(number: int) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64).digamma()
 
 
 def _between(values: Tensor, nothing: Tensor) -> Tensor:
