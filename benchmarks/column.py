@@ -112,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with alone if given.demo else side_by_side() as mps:
             seconds = train(column, Path(folder), options)
-        made = document(column, Path(folder), seconds, mps, device)  # a client of MPS, which would never end, no more
+        made = document(column, Path(folder), seconds, mps, device)  # after MPS has ended, which waits for its clients
     Console().print_json(json.dumps(made))
     if not given.demo:
         given.out.write_text(json.dumps(made, indent=1) + "\n")

@@ -94,6 +94,11 @@ def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str
     assert base == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_batchs_statistics_are_measured_at_a_few_tasks() -> None:
+    found = {name: [piece["statistics"] for piece in get(name).pieces(False)] for name in NAMES}
+    assert found == {NAMES[0]: ["running"] * 5 + ["batch"] * 3, NAMES[1]: ["none"] * 20}
+
+
 def test_scores_are_made_of_the_losses_in_the_rows(measured: dict[str, tuple[Path, list[Row]]]) -> None:
     rows = only(measured["perturbation-mnist"][1], task=0, split="train", radius=1.0)
     base = float(rows[0]["base"])  # type: ignore[arg-type]

@@ -168,16 +168,30 @@ def test_gradients_a_task_are_those_of_the_runs(page: ModuleType) -> None:
     assert text.endswith("could not show it.")
 
 
-def test_precisions_are_compared_pair_by_pair(page: ModuleType) -> None:
+def test_precisions_are_compared_seed_by_seed(page: ModuleType) -> None:
     """Differences of −2 and −4 points: their mean −3, and t = 12.71 standard errors of 1 to either side."""
     found = {
-        (name, 0.1, seed): {"learning_accuracy": accuracy, "acc": accuracy}
+        (name, lr, seed): {"learning_accuracy": accuracy + away, "acc": accuracy}
         for name, accuracies in (("fp32", (0.9, 0.8)), ("bf16", (0.88, 0.76)))
         for seed, accuracy in enumerate(accuracies)
+        for lr, away in ((0.1, 0.0), (0.2, 0.01 * (name == "bf16")))
     }
     assert page.differences(found, "bf16", "acc") == pytest.approx([-2, -4])
-    assert page.paired(found, "bf16", "acc") == "−3.00 points (95 % interval −15.71 to +9.71)"
-    assert "is not seen to cost accuracy" in page.default(found)
-    found["bf16", 0.1, 1] = {"learning_accuracy": 0.78, "acc": 0.7799}
-    assert "is not as accurate" in page.default(found)
+    assert page.differences(found, "bf16", "learning_accuracy") == pytest.approx([-1.5, -3.5])
+    told = page.costs(found, "bf16")
+    assert "by −2.50 points right after learning (95 % interval −15.21 to +10.21)" in told
+    assert "by −3.00 points in the end (95 % interval −15.71 to +9.71)." in told
+    del found["fp32", 0.1, 1], found["fp32", 0.2, 1]
+    assert page.differences(found, "bf16", "acc") == pytest.approx([-2])
+
+
+def test_the_section_on_precision(page: ModuleType, tmp_path: Path) -> None:
     assert page.precision() == ""
+    plain = [short("sgd", lr) for lr in (0.01, 0.1)]
+    half = [replace(run, config={**run.config, "precision": "bf16"}) for run in plain]
+    results.write([*plain, *half[:1]], tmp_path / "precision.parquet")
+    text = page.precision()
+    assert "--lrs 0.01 0.1 --seeds 11 --precision" in text and "3 runs took 6 s together" in text
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split(" | ")[:2] for row in rows] == [["| `fp32`", "0.01"], ["| `fp32`", "0.1"], ["| `bf16`", "0.01"]]
+    assert "`bf16` differs from `fp32` by +0.00 points right after learning (95 % interval – to –)" in text

@@ -39,7 +39,7 @@ def initial_state(cohort: Cohort, feed: Feed) -> State:
 
 
 def state_at(cohort: Cohort, feed: Feed, params: Params, buffers: Params) -> State:
-    """The same from where the runs are."""
+    """These parameters and buffers with a fresh M_1; nobody has diverged."""
     model = cohort.model(vectorised=False)
     memories = []
     for run, member in enumerate(cohort.members):

@@ -10,12 +10,14 @@ and s is involved in the part σ_α² + σ_γ² of it: the first and the total S
 depend on s, whatever the draws do to it.
 
 What V tells of s in nats, I(V; s), is estimated by nearest neighbours (Ross, 2014), without assuming a distribution: of
-N numbers, n of every s, let ρ be the distance to the k-th nearest of the same s and m how many of all lie nearer,
+the N numbers of one repetition, n of every s, let ρ be the distance to the k-th nearest of the same s and m how many of
+all lie nearer,
 
     I = ψ(N) + ψ(k) − ⟨ψ(n) + ψ(m)⟩,
 
-ψ the digamma function, and the mean over all numbers. Where numbers are the same, c of the s and m of all, ρ is 0 and
-they count by how often they occur, log N c / (n m). V cannot tell more than log S: which of the S it was.
+ψ the digamma function, and the mean over all numbers and repetitions. Where numbers are the same, c of the s and m of
+all, ρ is 0 and they count by how often they occur, log N c / (n m). V cannot tell more than log S: which of the S it
+was. Of few numbers the estimate is rough, and a small one is no evidence of dependence: that is the test's.
 
 The test. If V does not depend on s, then all V[·, d, ·] of one draw are the same number, or come in no order:
 exchanging them within every draw changes nothing but the share of their sum of squares that lies between the s. The
@@ -92,27 +94,27 @@ def _components(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _information(values: Tensor, nothing: Tensor) -> Tensor:
-    """I(V; s). Repetitions that are all the same are one."""
-    s = len(values)
-    same = ((values - values[:, :, :1]).abs() <= nothing).all()
-    own = (values[:, :, :1] if same else values).flatten(1, 2)
-    n, count = own.shape[1], own.shape[0] * own.shape[1]
+    """I(V; s) of each set. Repetitions of a draw are near each other whatever s does: each is estimated alone."""
+    each = [[_told(v, least) for v, least in zip(sets.unbind(-1), nothing, strict=True)] for sets in values.unbind(2)]
+    return torch.stack([torch.stack(row) for row in each]).mean(0).clamp(0, math.log(len(values)))
+
+
+def _told(v: Tensor, nothing: Tensor) -> Tensor:
+    """What one of the numbers v (S, n) tells of its row."""
+    n, count = v.shape[1], v.numel()
     k = min(NEAREST, n - 1)
-    found = []
-    for v, least in zip((own - own.mean((0, 1))).unbind(-1), nothing, strict=True):
-        apart = (v.unsqueeze(2) - v.unsqueeze(1)).abs()  # of one s
-        radius = apart.sort(-1).values[..., k]
-        alike = radius <= least
-        everyone = v.flatten().sort().values
+    v = v - v.mean()
+    everyone = v.flatten().sort().values
 
-        def within(reach: Tensor, v: Tensor = v, everyone: Tensor = everyone) -> Tensor:
-            ends = torch.searchsorted(everyone, v + reach, right=True) - torch.searchsorted(everyone, v - reach)
-            return ends.double()
+    def within(reach: Tensor) -> Tensor:
+        ends = torch.searchsorted(everyone, v + reach, right=True) - torch.searchsorted(everyone, v - reach)
+        return ends.double()
 
-        tied = (apart <= least).sum(-1) * count / (n * within(least.expand_as(v)))
-        nearer = _digamma(count) + _digamma(k) - _digamma(n) - within(radius * (1 - 1e-9)).digamma()
-        found.append(torch.where(alike, tied.log(), nearer).mean())
-    return torch.stack(found).clamp(0, math.log(s))
+    apart = (v.unsqueeze(2) - v.unsqueeze(1)).abs()
+    radius = apart.sort(-1).values[..., k]
+    alike = (apart <= nothing).sum(-1) * count / (n * within(nothing.expand_as(v)))
+    nearer = _digamma(count) + _digamma(k) - _digamma(n) - within(radius * (1 - 1e-9)).digamma()
+    return torch.where(radius <= nothing, alike.log(), nearer).mean()
 
 
 def _digamma(number: int) -> Tensor:

@@ -131,7 +131,10 @@ def locality(
     held, kept = alive[:apart], alive[apart:]
     theta = torch.stack([flatten(snapshot.state.select(run).params) for run in kept])
     distance = float(torch.pdist(theta).mean())
-    require(distance > 0, "all solutions are the same point: the network's initialisation must depend on chance.")
+    require(
+        distance > 0,
+        "all solutions are the same point: the network's initialisation must depend on chance, or epochs be several.",
+    )
     points = [p for run in held for p in _probes(starts[run], _point(snapshot.state, run), seed, run)][:probes]
     values = _values(cohort, snapshot, kept, points)
     known = values.isfinite().flatten(0, 2).all(0)

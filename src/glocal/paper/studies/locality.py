@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 FULL: dict[str, Any] = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
 DEMO: dict[str, Any] = {"solutions": 12, "draws": 3, "probes": 4, "examples": 160, "epochs": 2, "lr": 0.1, "seed": 0}
-APART = {"apart": "initialisation and order"}
-"""What solutions differ in; a word for the store, which holds some that differed in their initialisation alone."""
+WAYS = {"apart": "initialisation and order", "nats": "nearest neighbours"}
+"""What solutions differ in, and how information is estimated: words for stores that hold it from before."""
 SETTINGS = {"rotated": "domain", "split": "task"}
 # §5.1: why the paper calls them global, and what their \hat L_o is seen from Definition 1.
 CALLED_GLOBAL = {
@@ -48,12 +48,12 @@ class Locality:
                     "challenge": "rotated-digits" if "domain" in a.settings else "split-digits",
                     "algorithm": name,
                     **DEMO,
-                    **APART,
+                    **WAYS,
                 }
                 for name, a in ALGORITHMS.items()
             ]
         return [
-            {"challenge": f"{kind}-mnist", "algorithm": name, **FULL, **APART}
+            {"challenge": f"{kind}-mnist", "algorithm": name, **FULL, **WAYS}
             for kind, setting in SETTINGS.items()
             for name, a in ALGORITHMS.items()
             if setting in a.settings
@@ -64,7 +64,7 @@ class Locality:
         return f"{len(pieces)} tests of {size['solutions']} solutions, {size['draws']} memories each"
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
-        size = {name: value for name, value in piece.items() if name != "apart"}
+        size = {name: value for name, value in piece.items() if name not in WAYS}
         name = size.pop("challenge")
         challenge = resolve.challenge(name, data=place.data, setting=SETTINGS[name.partition("-")[0]]).thing
         found = locality(size.pop("algorithm"), challenge, **size, device=place.device)

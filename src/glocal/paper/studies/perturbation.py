@@ -119,16 +119,17 @@ class PerturbationScore:
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
         """Above scores, below the losses they are made of, on training and on test data; a section for each kind of
         statistics."""
-        first, tasks = rows[0], len(distinct(rows, "task"))
+        first = rows[0]
         kinds = [s for s in STATISTICS if where(rows, statistics=s)]
         figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
         network = f"{first['network']}, {first['parameters']:,} parameters"
-        about = f"{first['challenge']} · {tasks} tasks · {network} · plain SGD, learning rate {first['lr']:g}"
+        about = f"{first['challenge']} · {network} · plain SGD, learning rate {first['lr']:g}"
         figure.suptitle(about, x=0.012, ha="left", fontweight="bold")
         for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
-            if kind != "none":
-                section.suptitle(STATISTICS[kind])
-            _panels(section.subplots(2, 2, sharex=True, sharey="row"), where(rows, statistics=kind))
+            own = where(rows, statistics=kind)
+            tasks = f"{len(distinct(own, 'task'))} tasks"
+            section.suptitle(tasks if kind == "none" else f"{STATISTICS[kind]}, {tasks}")
+            _panels(section.subplots(2, 2, sharex=True, sharey="row"), own)
         handles, labels = figure.axes[2].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
