@@ -396,7 +396,7 @@ def choose_device(name: str) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     """What a device is, in words: 'cuda: NVIDIA H200'."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return f"{device.type}: {name}"
 
 
