@@ -43,6 +43,7 @@ from benchmarks.eigen_contender import EFFORTS, PAIRS, SIDE, network
 from benchmarks.process import ROOT, Worker, WorkerError
 from benchmarks.results import Spread, machine
 from glocal import __version__, challenges, losses
+from glocal.curvature.exact import exactly
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import lanczos, start_vector
 from glocal.curvature.products import hessian_product
@@ -207,6 +208,7 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
     params = {k: p.detach() for k, p in resnet.named_parameters()}
     size = sum(p.numel() for p in params.values())
 
+    @exactly()
     def pairs() -> tuple[Tensor, Tensor, int]:
         product = hessian_product(resnet, params, dict(resnet.named_buffers()), x, y, loss, chunk)
         start = start_vector(size, torch.Generator().manual_seed(0)).to(device)
@@ -226,10 +228,11 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
     own = {k: p.detach() for k, p in small.named_parameters()}
     flat = torch.rand(images, 1, side, side, generator=stream).to(device)
 
+    @exactly()
     def spectrum() -> Tensor:
         return torch.linalg.eigvalsh(hessian(small, own, {}, flat, y, loss, chunk=min(chunk, 2_000), block=512))
 
-    made: dict[str, Any] = {"images": images, "of": of, "chunk": chunk, "tf32": torch.backends.cuda.matmul.allow_tf32}
+    made: dict[str, Any] = {"images": images, "of": of, "chunk": chunk, "tf32": False}
     table = Table("", "parameters", "seconds", "goal", title=f"Curvature on {device}")
     for name, work, parameters in (
         ("resnet18", pairs, size),

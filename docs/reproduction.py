@@ -92,6 +92,10 @@ EXACT = "fp32"
 MEANS = """Means over seeds, in percent. Differences are taken at the same learning rate and seed, and their intervals
 over seeds: of few seeds they only tell what a precision may cost at most. The tables above are trained with `bf16`, the
 fastest."""
+REMARKS = {
+    "perturbation-cifar10": " Convolutions of its Hessian products were multiplied in tf32; losses are in float64."
+}
+"""What a study's rows do not tell of how they were measured."""
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
 
@@ -249,7 +253,7 @@ def study(name: str) -> str:
     measured = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
         f"## {name}",
-        f"{title[0].upper()}{title[1:]}. `glocal paper {name}`: {made.cost(False)}.{measured}",
+        f"{title[0].upper()}{title[1:]}. `glocal paper {name}`: {made.cost(False)}.{measured}{REMARKS.get(name, '')}",
         "\n".join(f"- {sentence}" for sentence in made.conclude(rows)),
         f"![{title}](images/{picture.name})",
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from glocal.curvature.exact import exactly
 from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector
 from glocal.curvature.products import hessian_product, living
 from glocal.curvature.vector import flatten, unflatten
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from glocal.losses import Loss
 
 
+@exactly()
 def eigenpairs(
     module: nn.Module,
     params: Mapping[str, Tensor],

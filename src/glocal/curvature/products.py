@@ -50,7 +50,7 @@ def hessian_product(
     alike: bool = False,
 ) -> Product:
     """v ↦ ∇²L v; of a chain of linear layers and rectifiers as `chained` has it, unless products of one run alone and
-    of runs side by side must round `alike`."""
+    of runs side by side must round `alike`. On a GPU torch's switches hold; instruments multiply `exactly`."""
     n = x.shape[0]
     names = () if alike else chained.links(module, params, x)
     some = alive(x.flatten(1), names[0], params) if names else None

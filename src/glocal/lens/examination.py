@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from glocal.curvature.exact import exactly
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
@@ -131,6 +132,7 @@ class Examination:
         return save(self, path)
 
 
+@exactly()
 def examine(
     module: nn.Module,
     loss: AnyLoss,

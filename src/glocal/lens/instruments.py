@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 import torch
 
+from glocal.curvature.exact import exactly
 from glocal.errors import unknown
 from glocal.lens import flat
 from glocal.lens.approximation import Approximation, curves, moments_of, order
@@ -72,6 +73,7 @@ class Look:
         return save(self, path)
 
 
+@exactly()
 def look(subject: Subject, name: str) -> Look:
     """Measure a subject with one of the instruments."""
     if name not in INSTRUMENTS:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
+from glocal.curvature.exact import exactly
 from glocal.errors import GlocalError
 from glocal.laboratory import choose_device, device_name
 from glocal.paper.studies import get
@@ -92,7 +93,8 @@ def conduct(
         kept = _kept(study, piece, place)
         if not kept.exists():
             begun = time.perf_counter()
-            measured = study.measure(piece, place)
+            with exactly():
+                measured = study.measure(piece, place)
             ended = datetime.now(UTC).isoformat(timespec="seconds")
             _write(kept, piece, measured, Cost(time.perf_counter() - begun, device_name(place.device), ended))
         rows += [_numbered(row) for row in _read(kept)["rows"]]
