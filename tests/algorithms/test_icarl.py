@@ -346,26 +346,27 @@ def plain_pytorch(
     return net, -torch.cat(distances)
 
 
+SURE = 0
+"""A seed with which no example is as near to one class as to another, where rounding would decide."""
+
+
 @pytest.mark.parametrize("algorithm", KINDS[:2], ids=kind)
 def test_a_whole_run_is_that_of_plain_pytorch(algorithm: ICaRL) -> None:
     """BatchNorm tells apart who ran in which mode, and with which statistics."""
     challenge = split_blobs()
-    of = cohort_of(challenge, algorithm, [(3, 0.1)], SmallConv, epochs=3)
+    of = cohort_of(challenge, algorithm, [(SURE, 0.1)], SmallConv, epochs=3)
     initial = of.initial()
     start = {**select(initial[0], 0), **select(initial[1], 0)}
-    net, logits = plain_pytorch(challenge, 3, 0.1, start, 30, 3, algorithm.features == "normalised")
+    net, logits = plain_pytorch(challenge, SURE, 0.1, start, 30, 3, algorithm.features == "normalised")
     end = train_to_the_end(of)
     torch.testing.assert_close(
         {**select(end.state.params, 0), **select(end.state.buffers, 0)}, dict(net.state_dict()), rtol=1e-3, atol=1e-5
     )
     for task in range(3):
-        y = challenge.task(task, 3).test.y
+        y = challenge.task(task, SURE).test.y
         own = logits[60 * task : 60 * task + 60]
-        right, best = own.argmax(1) == y, own.topk(2).values
-        tied = best[:, 0] - best[:, 1] < 1e-5  # as near to one class as to another: rounding decides
-        found = float(end.record.matrices["test_class_accuracy"][0, 3, task])
-        assert float((right & ~tied).double().mean()) - 1e-9 <= found <= float((right | tied).double().mean()) + 1e-9
-        assert tied.sum() <= 3
+        accuracy = float((own.argmax(1) == y).double().mean())
+        assert float(end.record.matrices["test_class_accuracy"][0, 3, task]) == pytest.approx(accuracy, abs=1e-9)
         loss = float(functional.cross_entropy(own, y))
         assert float(end.record.matrices["test_class_loss"][0, 3, task]) == pytest.approx(loss, rel=1e-3)
 

@@ -56,12 +56,15 @@ class Density:
         """How many |λ| are above a threshold: the rank, as far as what is below counts as zero.
 
         A node stands for eigenvalues on both sides of it. So what the quadrature cannot tell is about the weight of the
-        lighter of the two nodes that the threshold lies between, and the error has it beside the standard error.
+        lighter of the two nodes that the threshold lies between, and the error has it beside the standard error, with
+        what rounding leaves of weights that sum to P, P ε.
         """
         count = self.sum(lambda nodes: nodes.abs() > threshold)
         fewer = self.nodes.shape[-1] < float(self.weights[0].sum()) - 0.5  # nodes than eigenvalues
         if self.exact or not fewer:
             return count
+        rounding = torch.finfo(self.weights.dtype).eps * self.weights.sum(-1).mean()
+        count = count._replace(error=count.error + rounding)
         none = torch.zeros_like(self.weights[:, :1])
         for edge in (-threshold, threshold):
             # Beyond the outermost nodes there is nothing; but what is nearer to 0 than all of them, they may stand for.
