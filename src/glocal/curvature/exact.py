@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 
 @contextmanager
-def exactly() -> Iterator[None]:
-    """For as long as it lasts, and as a decorator; what was switched on before is so again afterwards."""
+def tf32(allowed: bool) -> Iterator[None]:
+    """Torch's own switches, for as long as it lasts; what was switched on before is so again afterwards."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     try:
-        products.allow_tf32 = convolutions.allow_tf32 = False
+        products.allow_tf32 = convolutions.allow_tf32 = allowed
         yield
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
+
+
+exactly = partial(tf32, False)
+"""As a context and as a decorator."""

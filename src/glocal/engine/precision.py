@@ -12,17 +12,18 @@ from contextlib import contextmanager
 
 import torch
 
+from glocal.curvature.exact import tf32
 from glocal.networks.model import Precision
 
 
 @contextmanager
 def multiplying(precision: Precision) -> Iterator[None]:
     """Torch's own switches, for as long as the context lasts. Of a convolution's kernels the fastest is taken."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
-    try:
-        products.allow_tf32 = convolutions.allow_tf32 = precision != "fp32"
-        convolutions.benchmark = True
-        yield
-    finally:
-        products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = before
+    convolutions = torch.backends.cudnn
+    before = convolutions.benchmark
+    with tf32(precision != "fp32"):
+        try:
+            convolutions.benchmark = True
+            yield
+        finally:
+            convolutions.benchmark = before
