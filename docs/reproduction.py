@@ -14,7 +14,8 @@ from typing import Any
 from glocal.metrics import summary
 from glocal.networks.model import PRECISIONS
 from glocal.paper import icarl_buffer, results
-from glocal.paper.comparison import Comparison, compare, titled
+from glocal.paper.comparison import Compared, Comparison, compare, titled
+from glocal.paper.published import SEEDS
 from glocal.paper.student import interval
 from glocal.paper.studies import TITLES, get
 from glocal.paper.study import draw
@@ -109,7 +110,7 @@ def split(challenge: str) -> str:
     made = compare(runs)
     parts = [f"## {challenge}", f"{SPLIT[challenge]} {cost(runs)}"]
     if any(line.acc.units is not None for line in made.lines):
-        parts.append(agreement(made))
+        parts += [agreement(made), *by_more_seeds(runs, made)]
     if challenge in MEASURED:
         parts.append(projection(runs, COLUMNS[challenge]))
     parts += figures(runs, challenge)
@@ -310,12 +311,7 @@ def when(runs: Runs) -> str:
 
 def agreement(made: Comparison) -> str:
     """How far ours are from the published cells, in words."""
-    units = [
-        (abs(cell.units), f"{what} of `{line.algorithm}` at {line.lr:g}")
-        for line in made.lines
-        for what, cell in (("the accuracy", line.acc), ("the forgetting", line.forgetting[made.over]))
-        if cell.units is not None
-    ]
+    units = [(abs(cell.units), where) for where, cell in compared(made).items() if cell.units is not None]
     average = sum(far for far, _ in units) / len(units)
     apart = [where for far, where in units if far > 2]
     if not apart:
@@ -328,6 +324,41 @@ def agreement(made: Comparison) -> str:
         f"{len(units) - len(apart)} are within 2 standard errors of ours, and all are {average:.2f} away on average. "
         f"Further than 2: {', '.join(apart)}."
     )
+
+
+def compared(made: Comparison) -> dict[str, Compared]:
+    """Every accuracy and forgetting, by what it is."""
+    return {
+        f"{what} of `{line.algorithm}` at {line.lr:g}": cell
+        for line in made.lines
+        for what, cell in (("the accuracy", line.acc), ("the forgetting", line.forgetting[made.over]))
+    }
+
+
+def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
+    """What became of the numbers that the seed which all cells have put further than 2 standard errors from ours."""
+    common = set.intersection(*({*line.by_seed} for line in made.lines))
+    first = next((seed for seed in SEEDS if seed in common), None)
+    if first is None or max(line.seeds for line in made.lines) == 1:
+        return []
+    every, parts, still = compared(made), [], []
+    for where, alone in compared(compare(run for run in runs if run.seed == first)).items():
+        now = every[where]
+        if alone.far and now.ours is not None and now.ours.seeds > 1:
+            assert alone.units is not None and now.units is not None
+            parts.append(
+                f"{where}, {signed(alone.units)} by seed {first} and {signed(now.units)} by {now.ours.seeds} seeds, "
+                f"whose deviation is {now.ours.std:.1f} points"
+            )
+            still.append(now.far)
+    if not parts:
+        return []
+    verdict = "Chance between seeds does not explain it." if any(still) else "One seed's chance set them apart."
+    return [
+        f"By seed {first} alone, all that most cells have, these were further than 2 standard errors from the "
+        f"published number, and more seeds were trained to find out why: {'; '.join(parts)}. {verdict} Cells that were "
+        "near had no such second look."
+    ]
 
 
 def orthogonal(made: Comparison, runs: Runs) -> str:

@@ -52,6 +52,47 @@ def short(
     return replace(made, info={**made.info, "cost": costs, "steps": steps, "versions": {"device": "x"}, **info})
 
 
+def cifar(seed: int, accuracy: float) -> Run:
+    """ewc at 0.1 as the paper trains it. Forgetting is the published 43.56, by the formulas of `fake_run` 0.3125 of
+    `lost`; the accuracy is (1 + learnt − lost / 2) / 2."""
+    lost = 0.4356 / 0.3125
+    column = COLUMNS["split-cifar10"]
+    made = fake_run(
+        "ewc",
+        0.1,
+        seed,
+        challenge="split-cifar10",
+        setting="task",
+        tasks=5,
+        epochs=50,
+        learnt=2 * accuracy - 1 + lost / 2,
+        lost=lost,
+        network={"name": "resnet18"},
+        options={"options": dict(column.named("ewc").options)},
+    )
+    return replace(made, config={**made.config, "batch_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (0.49, "+2.87 by seed 11 and +0.16 by 2 seeds, whose deviation is 6.0 points. One seed's chance"),
+        (0.60, "+2.87 by seed 11 and +5.83 by 2 seeds, whose deviation is 0.5 points. Chance between seeds does not"),
+    ],
+)
+def test_a_number_that_one_seed_put_far_off_is_told_with_what_more_seeds_say(
+    page: ModuleType, second: float, said: str
+) -> None:
+    """Published: 54.01 ± 1.99, an unbiased variance of 4.95. One seed borrows it: 6.99 / √(4.95 (1 + 1/5)) = 2.87. Two
+    have their own, 72 or 0.5: 0.99 / √(72 / 2 + 0.99) = 0.16, or 6.49 / √(0.5 / 2 + 0.99) = 5.83."""
+    runs = Runs([cifar(11, 0.61), cifar(13, second)])
+    (told,) = page.by_more_seeds(runs, page.compare(runs))
+    assert said in told and "forgetting" not in told
+    assert page.by_more_seeds(runs[:1], page.compare(runs[:1])) == []
+    near = Runs([cifar(11, 0.55), cifar(13, second)])
+    assert page.by_more_seeds(near, page.compare(near)) == []
+
+
 def test_projected_cost(page: ModuleType) -> None:
     """Two tasks of two epochs of 25 steps; the whole has 10 tasks of 100 epochs of 313, 12.52 times 25, and 25 runs.
 
