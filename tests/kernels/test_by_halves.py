@@ -1,0 +1,93 @@
+"""Convolutions in single precision by products in half precision, against double precision. The kernels need a GPU, or
+Triton's interpreter (TRITON_INTERPRET=1, where Triton is installed)."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from glocal.kernels import by_halves
+from glocal.kernels.by_halves import Reach
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+kernels = pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="no GPU")
+SHAPES = [  # n, channels, width, h, w, k, stride, padding
+    (2, 16, 16, 6, 6, 3, 1, 1),
+    (2, 3, 20, 6, 6, 3, 1, 1),
+    (2, 16, 32, 7, 5, 3, 2, 1),
+    (2, 16, 8, 7, 8, 1, 2, 0),
+    (2, 8, 8, 6, 6, 3, 1, 0),
+    (1, 16, 16, 5, 5, 2, 3, 0),
+]
+LARGE = [(64, 64, 128, 32, 32, 3, 2, 1), (300, 128, 128, 16, 16, 3, 1, 1), (70, 512, 512, 4, 4, 3, 1, 1)]
+
+
+@given(k=st.integers(1, 5), stride=st.integers(1, 4), padding=st.integers(0, 4), side=st.integers(1, 9))
+def test_positions_reach_what_convolutions_made_of_them(k: int, stride: int, padding: int, side: int) -> None:
+    """Output o has used input o s + a − p at tap a."""
+    seen = []
+    for reach in (Reach.of(r, k, stride, padding, side) for r in range(stride)):
+        for i in range(reach.many):
+            position = reach.residue + stride * i
+            seen.append(position)
+            made = {(reach.first + i + t, a) for t, a in enumerate(reach.taps)}
+            wanted = {
+                (o, a) for a in range(k) for o in range(-k, side + padding + 1) if o * stride + a - padding == position
+            }
+            assert made == wanted
+            for o, _ in made:
+                assert -reach.beyond(3) <= o <= 2 + reach.beyond(3)
+    assert sorted(seen) == list(range(side))
+
+
+def contractions(shape: tuple[int, ...], scales: tuple[float, float] = (1.0, 1.0)) -> list[tuple[Tensor, Tensor]]:
+    """By halves, and in double precision."""
+    n, channels, width, h, w, k, stride, padding = shape
+    stream = torch.Generator().manual_seed(0)
+    x = scales[0] * torch.randn(n, channels, h, w, generator=stream)
+    weight = scales[1] * torch.randn(width, channels, k, k, generator=stream)
+    a, b = (t.double().to(DEVICE).requires_grad_() for t in (x, weight))
+    y = functional.conv2d(a, b, None, stride, padding)
+    slope = torch.randn(y.shape, generator=stream)
+    wanted = [y, *torch.autograd.grad(y, (a, b), slope.double().to(DEVICE))]
+    x, weight, slope = (t.to(DEVICE) for t in (x, weight, slope))
+    found = [
+        by_halves.output(x, weight, stride, padding),
+        by_halves.input(slope, weight, stride, padding, (h, w)),
+        by_halves.weight(x, slope, stride, padding, k),
+    ]
+    return [(one, other.detach()) for one, other in zip(found, wanted, strict=True)]
+
+
+@kernels
+@pytest.mark.parametrize(
+    "shape", SHAPES + [pytest.param(s, marks=pytest.mark.skipif(INTERPRETED, reason="long")) for s in LARGE]
+)
+def test_as_exact_as_single_precision(shape: tuple[int, ...]) -> None:
+    """Products of single numbers would be 5e-4 away in half precision, or in tf32."""
+    for found, wanted in contractions(shape):
+        assert found.shape == wanted.shape and found.dtype == torch.float32
+        assert (found.double() - wanted).norm() <= 5e-7 * wanted.norm()
+
+
+@kernels
+@pytest.mark.parametrize("scales", [(1e-30, 1e25), (1e30, 1e-30), (0.0, 1.0)], ids=str)
+def test_units_follow_the_numbers(scales: tuple[float, float]) -> None:
+    for found, wanted in contractions(SHAPES[0], scales):
+        assert (found.double() - wanted).norm() <= 5e-7 * wanted.norm()
+
+
+@kernels
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_what_is_not_finite_has_no_product(bad: float) -> None:
+    x, w = torch.ones(1, 16, 4, 4, device=DEVICE), torch.ones(16, 16, 3, 3, device=DEVICE)
+    x[0, 3, 1, 1] = bad
+    assert by_halves.output(x, w, 1, 1).isnan().all()
