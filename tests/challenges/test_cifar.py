@@ -144,6 +144,8 @@ def test_every_way_to_name_a_function_is_closed(tmp_path: Path, monkeypatch: pyt
         (GOOD[:-1], "cut off or damaged"),
         (b"<html>log in first</html>", "cut off or damaged"),
         (b"Pmine\n.", "cut off or damaged"),
+        (b"\x80\x02}r\xff\xff\xff\xff.", "4294967295 is no number of an object"),
+        (b"}p99999999999\n.", "99999999999 is no number of an object"),
         (b"cnumpy\ndtype\n}b.", "cut off or damaged"),
         (b"\x80\x02].", "a list instead of a dict"),
         (batch((b"labels", labels_of([]))), "no 'data'"),

@@ -15,6 +15,7 @@ from glocal import laboratory
 from glocal.cli.main import main
 from glocal.cli.table1 import Job
 from glocal.cli.table1 import main as script
+from glocal.errors import GlocalError
 from glocal.laboratory import load
 from glocal.paper import results, selection
 from glocal.paper.selection import precision_on
@@ -127,7 +128,9 @@ def test_of_results_that_are_read_those_that_are_asked_for(finished: Path, tmp_p
         assert len(Job(results=[file]).runs()) == 2 * len(ours)
         found = Job(results=[file], **{name: chosen[name]}).runs()
         assert [run.config for run in found] == [results.named(run).config for run in ours]
-        assert [len(Job(results=[file], tasks=tasks).runs()) for tasks in (2, 3)] == [2 * len(ours), 0]
+        assert len(Job(results=[file], tasks=2).runs()) == 2 * len(ours)
+        with pytest.raises(GlocalError, match="unknown tasks in these results: '3'"):
+            Job(results=[file], tasks=3).runs()
 
 
 def test_names_that_the_results_do_not_have(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +138,23 @@ def test_names_that_the_results_do_not_have(finished: Path, capsys: pytest.Captu
     for option, given, held in (("--algorithms", "sdg", "sgd"), ("--challenge", "rotated-digit", "rotated-digits")):
         assert main(["paper", "table1", "--results", file, option, given]) == 2
         assert f"Did you mean '{held}'" in capsys.readouterr().err
+    assert main(["paper", "icarl-buffer", "--results", file, "--demo"]) == 2
+    assert "unknown challenge in these results: 'split-digits'" in capsys.readouterr().err
+
+
+def test_a_choice_that_the_results_do_not_have_leaves_no_files(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """er at its one rate is there, and so is every other rate, of sgd."""
+    ours = [run for run in load(finished / "store") if run.config["algorithm"]["name"] == "sgd" or run.lr == 0.2]
+    out, file = tmp_path / "out", str(results.write(ours, tmp_path / "some.npz"))
+    other = next(run.lr for run in ours if run.lr != 0.2)
+    for asked, said in (
+        (["--lrs", "7"], "unknown lr in these results: '7.0'"),
+        (["--lrs", str(other), "--algorithms", "er"], f"none has algorithm er, lr {other}"),
+    ):
+        assert main(["paper", "table1", "--results", file, *asked, "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err and not out.exists()
 
 
 def test_a_smaller_job_loses_no_results(finished: Path, tmp_path: Path) -> None:
@@ -197,9 +217,17 @@ def test_icarl_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "icarl-random" in out and "0.3" in out and "0.05" not in out and "sgd" not in out
     assert "icarl-random (local)" in (tmp_path / "again.svg").read_text()
-    assert main([*again, "--lrs", "0.7"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "no such run of icarl or icarl-random" in err and len(err.strip().splitlines()) == 1
+    for asked, said in (
+        (["--lrs", "0.7"], "unknown lr in these results: '0.7'"),
+        (["--epochs", "2"], "unknown epochs in these results: '2'"),
+        (["--precision", "bf16"], "Allowed: fp32."),
+    ):
+        assert main([*again, *asked]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and said in err and len(err.strip().splitlines()) == 1
+    alone = str(results.write([other], tmp_path / "other.npz"))
+    assert main(["paper", "icarl-buffer", "--results", alone]) == 2
+    assert "no such run of icarl or icarl-random" in capsys.readouterr().err
 
 
 def test_lists_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ class _Reader(pickle.Unpickler):
         return _STAND_INS[module, name]
 
 
+def _require_small_memo(content: bytes) -> None:
+    """A pickle numbers what it will refer to. The number is room that is made at once, and no more than bytes are."""
+    for code, number, _ in pickletools.genops(content):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(str(number)) > len(content):
+            raise pickle.UnpicklingError(f"{number} is no number of an object")
+
+
 def _pixels(found: Any) -> np.ndarray | None:
     """The uint8 array that a stand-in describes, or None if it describes another thing."""
     if not (isinstance(found, _Array) and isinstance(found.state, tuple) and len(found.state) == 5):
@@ -97,6 +105,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except OSError as error:
         raise GlocalError(f"{path} cannot be read ({error.strerror}); put the original file in its place.") from error
     try:
+        _require_small_memo(content)
         batch = _Reader(io.BytesIO(content), encoding="bytes").load()
     except _Refused as refused:
         raise malformed(f"it asks for {refused}, which is not data and was not run") from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +65,7 @@ class Job:
         did, and of what was there before.
         """
         if self.results:
-            found = results.read(*self.results)
-            self._require_names(found)
-            return found.where(self._asked_for)
+            return self._read()
         if self.out is not None:
             _folder(self.out)
             if _kept(self.out).exists():
@@ -86,31 +84,37 @@ class Job:
             runs.append(more)
         return Runs([results.named(run) for part in runs for run in part])
 
-    def _require_names(self, found: Runs) -> None:
-        """Of results that were read, no other challenge and algorithm can be asked for."""
-        held = {"challenge": {run.challenge for run in found}, "algorithm": {_algorithm(run) for run in found}}
-        for kind, names in (("challenge", self.challenge), ("algorithm", self.algorithms)):
-            for name in names:
-                if name not in held[kind]:
-                    raise unknown(f"{kind} in these results:", name, sorted(held[kind]))
+    def _read(self) -> Runs:
+        """Of results that are read those that are asked for, all of them where nothing is; none is a mistake."""
+        runs = results.read(*self.results)
+        own = (DEMO.challenge,) if self.demo else ()
+        asked: dict[str, tuple[Sequence[object], Callable[[Run], object]]] = {
+            "challenge": ((*self.challenge, *own), lambda run: run.challenge),
+            "algorithm": (self.algorithms, lambda run: run.config["algorithm"]["name"]),
+            "lr": (self.lrs, lambda run: run.lr),
+            "seed": (self.seeds, lambda run: run.seed),
+            "tasks": (_one(self.tasks), lambda run: run.tasks),
+            "epochs": (_one(self.epochs), lambda run: run.config["epochs"]),
+            "angles": (
+                _one(self.angles),
+                lambda run: angles_of(run) if run.challenge.startswith("rotated-") else self.angles,
+            ),
+            "precision": (_one(self.precision), lambda run: run.config.get("precision", "fp32")),
+        }
+        for kind, (wanted, of) in asked.items():
+            held = {of(run) for run in runs}
+            for name in wanted:
+                if name not in held:
+                    raise unknown(f"{kind} in these results:", name, map(str, held))
+        found = runs.where(lambda run: all(not wanted or of(run) in wanted for wanted, of in asked.values()))
+        if not found:
+            named = (f"{kind} {' '.join(map(str, wanted))}" for kind, (wanted, _) in asked.items() if wanted)
+            raise GlocalError(f"of the {len(runs)} runs in these results none has {', '.join(named)}.")
+        return found
 
-    def _asked_for(self, run: Run) -> bool:
-        """Of results that were read, those that are named; all of them where nothing is."""
-        named: tuple[tuple[Sequence[object], object], ...] = (
-            (self.challenge, run.challenge),
-            (self.algorithms, _algorithm(run)),
-            (self.lrs, run.lr),
-            (self.seeds, run.seed),
-            ([] if self.tasks is None else [self.tasks], run.tasks),
-            ([] if self.epochs is None else [self.epochs], run.config["epochs"]),
-            ([self.angles] if self.angles and run.challenge.startswith("rotated-") else [], angles_of(run)),
-            ([self.precision] if self.precision else [], run.config.get("precision", "fp32")),
-        )
-        return all(not wanted or found in wanted for wanted, found in named)
 
-
-def _algorithm(run: Run) -> str:
-    return str(run.config["algorithm"]["name"])
+def _one(given: object) -> list[object]:
+    return [] if given is None else [given]
 
 
 def _kept(out: Path) -> Path:

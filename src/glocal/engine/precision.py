@@ -7,6 +7,7 @@ fp32.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,7 +22,9 @@ def multiplying(precision: Precision) -> Iterator[None]:
     """Torch's own switches, for as long as the context lasts. Of a convolution's kernels the fastest is taken."""
     convolutions = torch.backends.cudnn
     before = convolutions.benchmark
-    with tf32(precision != "fp32"):
+    with tf32(precision != "fp32"), warnings.catch_warnings():
+        # Of processors without bf16: torch goes on in another way, and tells it with a stack of its own calls.
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
         try:
             convolutions.benchmark = True
             yield
