@@ -157,6 +157,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
         ((module, "cross-entropy", [task], ["a.pt", "b.pt"]), r"torch\.load\('a\.pt'\)"),
         ((module, "cross-entropy", [task], [tmp_path, tmp_path]), "torch.load"),
         ((module, "cross-entropy", [task], [3, 3]), "a int was given"),
+        ((module, "cross-entropy", [task], [{f"_orig_mod.{k}": t for k, t in state.items()}] * 2), "torch.compile"),
         ((module, "cross-entropy", [task], [dict.fromkeys(state, 3)] * 2), "does not fit the network"),
         ((nn.Flatten(), "cross-entropy", [task], [{}, {}]), "Flatten has no parameters that are learnt"),
         ((frozen, "cross-entropy", [task], [state, state]), "no parameters that are learnt"),

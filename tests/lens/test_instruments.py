@@ -14,7 +14,7 @@ from quadratics import anywhere, dense_hessian, network
 
 from glocal.cli.main import main
 from glocal.errors import GlocalError
-from glocal.lens.instruments import INSTRUMENTS, Look, Row, look
+from glocal.lens.instruments import BINS, EXPANSIONS, INSTRUMENTS, Look, Row, look
 from glocal.lens.subject import Subject
 from glocal.paper.tables import read_table
 from glocal.report.instruments import draw
@@ -43,6 +43,11 @@ def test_quadratics_have_no_error_and_are_foretold() -> None:
     second = [row for row in look(subject, "error").rows if row["expansion"] == "order 2"]
     assert len(second) == 1 + 2 + 3 and max(number(row, "error") for row in second) < 1e-9
     assert max(number(row, "smallest") for row in look(subject, "assumption").rows) < 1e-9
+    pairs = look(subject, "forgetting").rows
+    assert [(row["learnt"], row["task"]) for row in pairs] == [(t, o) for t in (2, 3, 4) for o in range(t - 1)]
+    for row in pairs:
+        assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
+        assert number(row, "gradient_share") + number(row, "quadratic_share") == pytest.approx(1)
     for row in look(subject, "recursion").rows:
         terms = sum(number(row, k) for k in ("before", "gradient", "quadratic", "v"))
         assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
@@ -61,6 +66,24 @@ def test_orders_are_those_of_a_smooth_loss(looks: dict[str, Look]) -> None:
     found = {row["expansion"]: row["order"] for row in looks["error"].rows}
     for i, name in enumerate(("order 0", "order 1", "order 2")):
         assert found[name] == pytest.approx(i + 1, abs=0.4)
+
+
+def test_expansions_by_all_forms_of_the_hessian(looks: dict[str, Look]) -> None:
+    """What a form leaves out of the Hessian is of the second order, as all of it is for an expansion of order 1."""
+    found = {row["expansion"]: number(row, "order") for row in looks["error"].rows}
+    assert list(found) == list(EXPANSIONS)
+    for name in ("order 2, low-rank", "order 2, kronecker", "order 2, diagonal"):
+        assert found[name] == pytest.approx(found["order 1"], abs=0.5)
+
+
+def test_a_spectrum_is_counted(small: Subject, looks: dict[str, Look]) -> None:
+    values = torch.linalg.eigvalsh(dense_hessian(small, 0) / 2)  # one task, before a second
+    radius = float(values.abs().max())
+    expected, edges = np.histogram(values.numpy(), BINS, (-radius, radius))
+    own = [row for row in looks["spectrum"].rows if row["tasks"] == 1]
+    np.testing.assert_allclose([number(row, "eigenvalue") for row in own], (edges[1:] + edges[:-1]) / 2, rtol=1e-5)
+    counts = np.array([number(row, "eigenvalues") for row in own])
+    assert counts.sum() == pytest.approx(len(values)) and np.abs(np.cumsum(counts - expected)).max() < 0.01
 
 
 def test_curvature_is_that_of_dense_matrices(small: Subject, looks: dict[str, Look]) -> None:
@@ -104,7 +127,7 @@ def test_one_task_has_what_one_task_can_have() -> None:
     subject = network(seed=2, tasks=1)
     for name in INSTRUMENTS:
         rows = look(subject, name).rows
-        assert bool(rows) is (name in ("ground-truth", "perturbation", "flatness", "rank")), name
+        assert bool(rows) is (name in ("ground-truth", "perturbation", "flatness", "rank", "spectrum")), name
 
 
 OWN = """
@@ -133,6 +156,23 @@ SINGLE = """class Single(nn.Module):
 def make"""
 
 
+HINGE = """class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * (ctx.saved_tensors[0] > 0)
+
+class Hinge(nn.Module):
+    def forward(self, x):
+        return Once.apply(x)
+
+def make"""
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
@@ -148,6 +188,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     }
     (row,) = read_table(tmp_path / "new" / "a-recursion.parquet")
     assert row["learnt"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)  # type: ignore[operator]
+    for given in (["--epsilon", "0.1"], ["--eigenvalues", "3"], ["--seed", "1"]):
+        assert main([*asked, "rank", *given]) == 2
+        assert f"{given[0]} " in capsys.readouterr().err
     assert main([*asked, "theorem3"]) == 2
     assert "'theorem3'" in (said := capsys.readouterr().err) and "theorem" in said and len(said.splitlines()) == 1
 
@@ -167,12 +210,21 @@ def test_who_cannot_be_used_does_not_stop_the_others(tmp_path: Path, capsys: pyt
         single = single.replace(old, new)
     file.write_text(single)
     asked = ["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu", "--show"]
-    assert main([*asked, "ground-truth", "error", "flatness"]) == 2
+    assert main([*asked, "ground-truth", "error", "flatness", "perturbation"]) == 2
     out, err = capsys.readouterr()
     assert (
-        "1 of 3 instruments cannot be used here. ground-truth: outputs of the shape" in err and out.count("Wrote") == 2
+        "2 of 4 instruments cannot be used here. ground-truth: outputs of the shape" in err and out.count("Wrote") == 2
     )
+    assert "perturbation: losses around a solution are taken in float64, which the network does not" in err
     assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet"))
+
+
+def test_a_network_that_is_not_differentiated_twice_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("nn.Tanh()", "Hinge()").replace("def make", HINGE))
+    assert main(["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu"]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("glocal:")]
+    assert len(said) == 1 and "own.py:make' cannot be looked at: " in said[0]
 
 
 def test_no_such_instrument(small: Subject) -> None:

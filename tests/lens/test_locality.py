@@ -255,6 +255,27 @@ def test_what_cannot_be_tested_is_told() -> None:
         verdict("icarl")
 
 
+@dataclass(frozen=True)
+class Stating(Anchored):
+    """Whatever it is told to."""
+
+    what: str = "none"
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        found: dict[str, Any] = {"float": 1.0, "vector": torch.ones(3)}
+        return lambda params: found[self.what]
+
+
+def test_what_is_no_approximation_is_told() -> None:
+    for what, told in (
+        ("float", "holds one number; it returned a float"),
+        ("vector", r"holds one number; it returned one of shape \(3,\)"),
+        ("none", r"test_locality.py:Stating' failed: line \d+: KeyError"),
+    ):
+        with pytest.raises(GlocalError, match=told):
+            verdict(Stating(what=what))
+
+
 def alike(shape: Sequence[int], outputs: int) -> nn.Module:
     """Whoever makes it, the same."""
     with torch.random.fork_rng():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +25,8 @@ class Lens:
     TARGET is path.py:function, your function that returns (module, loss, tasks, checkpoints): the network, its loss (a
     name or a function), for every task its (x, y) or DataLoader, and state dicts θ_0, θ_1, …; or STORE/runs/HASH, a run
     that was trained with --keep-parameters. It ends with a recommendation: a family of algorithms, and the reason.
-    With --show it is looked at by other instruments instead: error, assumption, recursion, theorem1, theorem2,
-    ground-truth, perturbation, flatness, rank, each a table, a figure and a Parquet file.
+    With --show it is looked at by other instruments instead: error, assumption, forgetting, recursion, theorem1,
+    theorem2, ground-truth, perturbation, flatness, rank, spectrum, each a table, a figure and a Parquet file.
     For example: glocal lens examples/checkpoints.py:make_subject -o lens.png
     """
 
@@ -35,8 +35,8 @@ class Lens:
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("lens.png")
     """The figure to write: .png, .pdf or .svg."""
     show: Names = ()
-    """Instruments, or all: each writes a figure and a table beside FILE, named after both. They have no ε, and other
-    numbers than their own are for Python."""
+    """Instruments, or all: each writes a figure and a table beside FILE, named after both. They take neither --epsilon
+    nor --eigenvalues nor --seed: with other numbers than their own they are for Python."""
     epsilon: Number = None
     """ε of the ε-regions, in units of the loss (a tenth of what learning a task gains unless given)."""
     examples: int = 2_000
@@ -68,6 +68,10 @@ class Lens:
         for name in self.show:
             if name not in (*INSTRUMENTS, "all"):
                 raise unknown("instrument", name, (*INSTRUMENTS, "all"))
+        for field in fields(self) if self.show else ():
+            given = getattr(self, field.name)
+            if field.name in ("epsilon", "eigenvalues", "seed") and given != field.default:
+                raise GlocalError(f"--{field.name} {given} is not for --show: leave one of them out.")
         console, waiting = Console(), Console(stderr=True)
         with waiting.status("Reading …"):
             subject = self._subject()
@@ -75,7 +79,10 @@ class Lens:
             self._show(subject, list(INSTRUMENTS) if "all" in self.show else list(dict.fromkeys(self.show)))
             return
         with progress("lens") as tell:
-            found = of_subject(subject, self.epsilon, self.eigenvalues, self.seed, tell)
+            try:
+                found = of_subject(subject, self.epsilon, self.eigenvalues, self.seed, tell)
+            except RuntimeError as error:  # of torch, where a layer or a loss has no second derivative, say
+                raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
         written = found.plot(self.output)
         console.print(table(found))
         console.print(str(found.advice), highlight=False)
@@ -94,7 +101,7 @@ class Lens:
                 with Console(stderr=True).status(f"Looking: {name} …"):
                     found = look(subject, name)
             except (GlocalError, RuntimeError) as error:
-                failures.append(f"{name}: {' '.join(str(error).split())[:200]}")
+                failures.append(f"{name}: {_told(error)}")
                 continue
             if not found.rows:
                 console.print(f"{name}: of a single task there is nothing to say.")
@@ -130,6 +137,10 @@ class Lens:
 _RETURNED = "(module, loss, tasks, checkpoints)"
 
 
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def _check(target: str, module: Any) -> None:
     from torch import nn
 
@@ -144,9 +155,9 @@ def table(found: Examination) -> Any:
 
     made = Table(title="After the last task", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for name in ("task", "loss", "λ_max", "trace", "distance", "radius", "steepest\n– random"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("forgetting\n(predicted)", justify="right", no_wrap=True)
-    made.add_column("inside", no_wrap=True)
+        made.add_column(name, justify="right", overflow="fold")
+    made.add_column("forgetting\n(predicted)", justify="right", overflow="fold")
+    made.add_column("inside", overflow="fold")
     for row in found.rows():
         numbers = [f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace")]
         around = f"{row['steepest_radius']:.2g} – {row['random_radius']:.2g}"

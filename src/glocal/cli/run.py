@@ -55,7 +55,7 @@ class Run:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: str = "fp32"
-    """fp32, tf32 or bf16: how exactly the network multiplies (bf16: a GPU's convolutions are far faster, a CPU slower)."""
+    """fp32, tf32 or bf16: how exactly the network multiplies (bf16: GPUs are far faster, CPUs slower)."""
     keep_parameters: Flag = False
     """Keep the parameters after every task."""
     monitor: Number = None

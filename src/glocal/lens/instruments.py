@@ -1,7 +1,10 @@
 r"""Every instrument by its name, on any subject: rows of numbers, a table, a figure.
 
-    error         ξ_o after every task, of expansions of order 0, 1 and 2, and the order p of its growth (Eq. taylor-p)
+    error         ξ_o after every task, of expansions of order 0, 1 and 2, the Hessian whole and by the forms that the
+                  network allows, and the order p of its growth (Eq. taylor-p)
     assumption    the smallest ε for which θ_t ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t (§3.2), and whose error it is
+    forgetting    L_o(θ_t) − L_o(θ_o) of every pair, predicted and measured, with the share of each term (Eq.
+                  forgetting-quadratic)
     recursion     E(t) predicted and measured, term by term (Eq. eqt:forgetting-rec)
     theorem1      E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the theorem's premises
     theorem2      Δ_tᵀ H_o Δ_t and its outer-product and functional parts
@@ -9,6 +12,7 @@ r"""Every instrument by its name, on any subject: rows of numbers, a table, a fi
     perturbation  the score of eigenvectors beside that of random directions (Eq. score-ptb)
     flatness      λ_max and tr H_o beside the forgetting that followed
     rank          the rank of \bar H_{<t}, by several definitions
+    spectrum      how its eigenvalues are spread
 
     look(subject, "theorem1").plot("theorem1.png")
 
@@ -26,13 +30,13 @@ from typing import TypeAlias
 import torch
 
 from glocal.curvature.exact import exactly
-from glocal.errors import unknown
+from glocal.errors import GlocalError, unknown
 from glocal.lens import flat
 from glocal.lens.approximation import Approximation, curves, moments_of, order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.perturbation import perturbation
-from glocal.lens.rank import rank
+from glocal.lens.rank import rank, spectra
 from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
 from glocal.lens.theorem1 import theorem1
@@ -56,6 +60,8 @@ class Instrument:
     """Whether both axes are logarithmic; else numbers of both signs are drawn as they are."""
     joined: bool = True
     """Whether points are joined to lines."""
+    counted: bool = False
+    """Whether numbers from 1 on are drawn by their logarithms."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,12 @@ EXPANSIONS: dict[str, Callable[[Subject, int], Approximation]] = {
     "order 0": partial(taylor, order=0),
     "order 1": partial(taylor, order=1),
     "order 2": whole,
+    "order 2, low-rank": partial(taylor, structure="low-rank"),
+    "order 2, kronecker": partial(taylor, structure="kronecker"),
+    "order 2, diagonal": partial(taylor, structure="diagonal"),
 }
+BINS = 41
+"""Parts of the axis of eigenvalues, from the largest magnitude's negative to itself; 0 is in the middle of one."""
 
 
 def _error(subject: Subject) -> Rows:
@@ -97,7 +108,11 @@ def _error(subject: Subject) -> Rows:
     way = flat.update(exact, 1)
     rows: Rows = []
     for name, make in EXPANSIONS.items():
-        found = curves(subject, moments_of(subject)[2:], [make(subject, o) for o in tasks])
+        try:
+            made = [make(subject, o) for o in tasks]
+        except GlocalError:
+            continue  # a form that this network does not have, or that is longer than it
+        found = curves(subject, moments_of(subject)[2:], made)
         try:
             p = order(exact, 0, make(exact, 0), way).exponent if 0 < float(way.norm()) < torch.inf else torch.nan
         except RuntimeError:
@@ -122,6 +137,17 @@ def _assumption(subject: Subject) -> Rows:
         worst = int(errors.argmax())
         rows.append({"learnt": finished, "smallest": float(errors[worst]), "task": worst})
     return rows
+
+
+def _forgetting(subject: Subject) -> Rows:
+    found = forgetting(subject)
+    columns = {name: getattr(found, name) for name in ("measured", "predicted", "gradient", "quadratic", "remainder")}
+    columns |= {f"{name}_share": part for name, part in found.shares._asdict().items()}
+    return [
+        {"learnt": t + 1, "task": o, **_floats({k: v[t, o] for k, v in columns.items()})}
+        for t in range(1, len(found.measured))
+        for o in range(t)
+    ]
 
 
 def _recursion(subject: Subject) -> Rows:
@@ -196,6 +222,22 @@ def _rank(subject: Subject) -> Rows:
     return rows
 
 
+def _spectrum(subject: Subject) -> Rows:
+    """How many eigenvalues are in each part of their axis."""
+    rows: Rows = []
+    for t, density in enumerate(spectra(subject)):
+        radius = float(density.radius)
+        if not 0 < radius < torch.inf:
+            continue
+        bins = ((density.nodes.cpu() / radius + 1) * (BINS / 2)).long().clamp(max=BINS - 1)
+        counts = torch.zeros(BINS, dtype=torch.float64)
+        counts.index_add_(0, bins.flatten(), density.weights.cpu().flatten().double() / len(bins))
+        for i, count in enumerate(counts.tolist()):
+            middle = radius * ((2 * i + 1) / BINS - 1)
+            rows.append({"tasks": t + 1, "eigenvalue": middle, "eigenvalues": count})
+    return rows
+
+
 def _floats(numbers: dict[str, torch.Tensor]) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items()}
 
@@ -205,6 +247,9 @@ INSTRUMENTS: dict[str, Instrument] = {
         "how far expansions err as tasks are learnt", _error, "distance", ("error",), "expansion", True, False
     ),
     "assumption": Instrument("the smallest ε of the locality assumption", _assumption, "learnt", ("smallest",)),
+    "forgetting": Instrument(
+        "forgetting of every pair, predicted and measured", _forgetting, "learnt", ("measured", "predicted"), "task"
+    ),
     "recursion": Instrument("forgetting, predicted and measured", _recursion, "learnt", ("measured", "predicted")),
     "theorem1": Instrument("Theorem 1: E(t) beside its quadratic", _theorem1, "learnt", ("measured", "quadratic")),
     "theorem2": Instrument(
@@ -219,4 +264,7 @@ INSTRUMENTS: dict[str, Instrument] = {
     "perturbation": Instrument("perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", True),
     "flatness": Instrument("curvature, and the forgetting that followed", _flatness, "top", ("at_end",), joined=False),
     "rank": Instrument("the rank of the average Hessian", _rank, "tasks", ("rank",), "definition"),
+    "spectrum": Instrument(
+        "eigenvalues of the average Hessian", _spectrum, "eigenvalue", ("eigenvalues",), "tasks", counted=True
+    ),
 }

@@ -21,6 +21,7 @@ its \hat L_o would be the same at any other solution: global.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,8 +29,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from glocal import resolve, tree
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality
+from glocal import plugins, resolve, tree
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Challenge, Task
 from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort, Member
@@ -42,7 +43,7 @@ from glocal.errors import require
 from glocal.lens.dependence import Dependence, dependence
 from glocal.lens.redrawn import Redrawn
 from glocal.lens.subject import Point
-from glocal.networks.model import MakeNetwork
+from glocal.networks.model import MakeNetwork, Model
 from glocal.randomness import generator
 
 PLACES = ("initialisation", "path", "solution", "beyond")
@@ -220,7 +221,7 @@ def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Seq
         with _drawing(cohort.device, seed, draw):
             bound = model.bind(own.get("buffers", {}), key=whole[draw].key)
             memory = tested.consolidate(bound, own["params"], memory, whole[draw])
-            values = [tested.approximation(eye, memory, 0)(p.params) for eye, p in zip(eyes, probes, strict=True)]
+            values = [_stated(tested, eye, memory, p) for eye, p in zip(eyes, probes, strict=True)]
         return torch.stack(values).cpu()
 
     def table(runs: Sequence[int], draws: Sequence[int], repetitions: int) -> Tensor:
@@ -232,6 +233,22 @@ def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Seq
     drawn = draws if _differ(pilot, 1) else draws[:1]
     rest = table(runs[2:], drawn, repeat)
     return torch.cat([pilot, rest.expand(-1, len(draws), REPETITIONS, -1)])
+
+
+def _stated(tested: Algorithm, model: Model, memory: Memory, probe: Point) -> Tensor:
+    r"""\hat L_o(θ) at a probe; a mistake in somebody's own algorithm told in one line."""
+
+    def value() -> Tensor:
+        found = tested.approximation(model, memory, 0)(probe.params)
+        what = f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        scalar = isinstance(found, Tensor) and found.dim() == 0
+        require(scalar, f"the approximation of {tested.name} is a tensor that holds one number; it returned {what}.")
+        return found
+
+    kind = type(tested)
+    own = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    built_in = own is None or kind.__module__.startswith("glocal.")
+    return value() if built_in else plugins.call(value, f"{own}:{kind.__name__}")
 
 
 def _differ(values: Tensor, along: int) -> bool:

@@ -30,7 +30,7 @@ from glocal.curvature.eigenpairs import eigenpairs
 from glocal.curvature.lanczos import Eigenpairs, start_vector
 from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.feed import evenly_spaced
-from glocal.errors import require, unknown
+from glocal.errors import GlocalError, require, unknown
 from glocal.lens.subject import Point, Subject
 from glocal.randomness import generator
 from glocal.tree import Params
@@ -120,7 +120,12 @@ def perturbation(
     some = {split: data if examples is None else evenly_spaced(data, examples) for split, data in splits.items()}
     around = {split: _Losses(subject, point, data, chunk) for split, data in some.items()}
     still = torch.zeros(1, size, device=subject.device)
-    base = {split: float(losses(still, (0.0,))) for split, losses in around.items()}
+    try:
+        base = {split: float(losses(still, (0.0,))) for split, losses in around.items()}
+    except RuntimeError as error:  # of a network that makes tensors in single precision itself
+        raise GlocalError(
+            f"losses around a solution are taken in float64, which the network does not compute in: {error}"
+        ) from error
     for split, value in base.items():
         finite = f"the {split} loss of task {task} is not finite at its solution: the run has diverged."
         require(value < torch.inf, finite)
@@ -167,9 +172,9 @@ class _Losses:
     def __call__(self, vectors: Tensor, radii: Sequence[float]) -> Tensor:
         """(directions, radii), on the CPU. What is not a number is a loss whose outputs are beyond numbers: inf."""
         wanted = [(v, r) for v in range(len(vectors)) for r in radii]
-        found = []
-        for begin in range(0, len(wanted), self.side_by_side):
-            some = wanted[begin : begin + self.side_by_side]
+        found: list[Tensor] = []
+        while wanted:
+            some, wanted = wanted[: self.side_by_side], wanted[self.side_by_side :]
             found.append(self._mean([self.theta + r * vectors[v].double() for v, r in some]))
         losses = torch.cat(found).view(len(vectors), len(radii))
         return losses.nan_to_num(nan=torch.inf, posinf=torch.inf).cpu()

@@ -141,12 +141,13 @@ def _point(module: nn.Module, state: Any) -> Point:
     require(isinstance(state, Mapping), f"{what}.")
     inner = [k for k, part in state.items() if isinstance(part, Mapping) and set(part) & set(module.state_dict())]
     require(not inner, f"a checkpoint is a state dict; a dict that holds one was given: give its {inner[:1]}.")
-    prefixed = bool(state) and all(str(k).startswith("module.") for k in state)
-    require(
-        not prefixed or bool(set(state) & set(module.state_dict())),
-        "a checkpoint's names begin with 'module.', as DataParallel writes them: give "
-        "{k.removeprefix('module.'): t for k, t in state.items()}.",
-    )
+    for prefix, writer in (("module.", "DataParallel"), ("_orig_mod.", "torch.compile")):
+        prefixed = bool(state) and all(str(k).startswith(prefix) for k in state)
+        require(
+            not prefixed or bool(set(state) & set(module.state_dict())),
+            f"a checkpoint's names begin with '{prefix}', as {writer} writes them: give "
+            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}.",
+        )
     try:
         module.load_state_dict(state)
     except (RuntimeError, AttributeError) as error:  # the second where it holds no tensors

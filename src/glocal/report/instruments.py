@@ -44,6 +44,8 @@ def draw(found: Look, figure: Figure) -> None:
             axes.plot(x[shown][order], y[shown][order], label=label, linestyle="-" if how.joined else "", **marks)
         if how.log:
             axes.set(xscale="log", yscale="log")
+        elif how.counted:
+            axes.set_yscale("symlog", linthresh=1)
         elif all(isinstance(row[how.x], int) for row in rows):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(_worded(how.x))
@@ -60,7 +62,7 @@ def table(found: Look) -> Table:
 
     made = Table(title=found.instrument.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for name in found.rows[0] if found.rows else ():
-        made.add_column(_worded(name), justify="right")
+        made.add_column(_worded(name), justify="right", overflow="fold")
     for row in found.rows:
         made.add_row(*(f"{x:.3g}" if isinstance(x, float) else str(x) for x in row.values()))
     return made
