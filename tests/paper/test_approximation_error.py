@@ -113,7 +113,9 @@ def test_sentences_follow_the_rows(rows: list[Row]) -> None:
     opposite = [row | {"error": 0.1 if row["lr"] == 0.02 or row["locality"] == "local" else 1.0} for row in made]
     assert "the rows do not agree" in STUDY.conclude(opposite)[0]
     steep = [row | {"exponent": 0.1} for row in rows]
-    assert "does not hold to within" in STUDY.conclude(steep)[-1]
+    assert "does not hold to within 0.25 at 0.02 and 0.2;" in STUDY.conclude(steep)[-1]
+    unlike = [row | {"exponent": 3.0 if row["lr"] == 0.02 else 0.1} for row in rows]
+    assert "holds to within 0.25 at 0.02 and does not hold to within 0.25 at 0.2;" in STUDY.conclude(unlike)[-1]
     assert any("divide the error by" in sentence for sentence in STUDY.conclude(rows))
 
 

@@ -38,7 +38,9 @@ from glocal.tree import Params, Tree
 
 Watched: TypeAlias = Literal["diagonal", "kronecker", "own"]
 WATCHED = ("diagonal", "kronecker", "own")
-EXAMPLES = 100
+LEAST, MOST, PART = 8, 100, 200
+"""Examples that are kept of a task: one for PART that are trained on, epochs counted, within these bounds. So what an
+expansion costs is a small part of training too. 'own' makes none and keeps MOST."""
 AT_ONCE = 500
 """Examples that go through the network at once."""
 
@@ -68,17 +70,18 @@ class Monitor:
         epsilon: float,
         approximation: Watched = "diagonal",
         every: int | None = None,
-        examples: int = EXAMPLES,
+        examples: int | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         """Looks at the end of every `every`-th epoch of a task and of its last, on at most `examples` examples of each
-        finished task; if not said, of every third epoch, and more seldom as tasks to look at become more. Who is given
-        as `tell` hears of every run's first break, in a sentence."""
+        finished task; if not said, of every third epoch, and more seldom as tasks to look at become more, on as many as
+        cost little beside training. Who is given as `tell` hears of every run's first break, in a sentence."""
         positive(epsilon)
         if approximation not in WATCHED:
             raise unknown("approximation to watch", approximation, WATCHED)
         require(every is None or every >= 1, f"a monitor looks every 1, 2, … epochs; every={every} was given.")
-        require(examples >= 1, f"a monitor needs 1 example of a task or more; {examples} were asked for.")
+        allowed = examples is None or examples >= 1
+        require(allowed, f"a monitor needs 1 example of a task or more; {examples} were asked for.")
         algorithm = cohort.algorithm
         if isinstance(algorithm, Partition) and approximation != "own":
             raise GlocalError(
@@ -132,10 +135,11 @@ class Monitor:
         """Keep some of the task's examples, and what its expansion is made of; θ is at the task's solution."""
         parts = []
         for group, runs in enumerate(self.cohort.groups):
-            x, y = evenly_spaced(feed.whole(group)[0], self.examples)
-            data = Data(
-                self.cohort.door.ready(x).clone(), y.clone()
-            )  # the feed writes the next task where this one was
+            whole = feed.whole(group)[0]
+            few = MOST if self.form is None else max(LEAST, self.cohort.epochs * len(whole.y) // PART)
+            x, y = evenly_spaced(whole, self.examples or min(MOST, few))
+            # The feed writes the next task where this one was.
+            data = Data(self.cohort.door.ready(x).clone(), y.clone())
             self._data[group].append(data)
             for run in range(runs.start, runs.stop):
                 params = {k: p[run] for k, p in state.params.items()}

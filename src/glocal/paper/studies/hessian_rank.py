@@ -128,6 +128,13 @@ class HessianRank:
                     f"Of {size:,.0f} directions the numerical rank is {curve.mean[0]:,.0f} after the first task and "
                     f"{curve.mean[-1]:,.0f} after {curve.tasks[-1]:.0f}, {curve.mean[-1] / size:.0%} of them."
                 )
+        ends = {d: curve.mean[-1] for d, curve in found.items() if np.isfinite(curve.mean[-1])}
+        if len(ends) > 1:
+            few, many = min(ends, key=lambda d: ends[d]), max(ends, key=lambda d: ends[d])
+            said.append(
+                f"How small it is depends on what counts as zero: from {ends[few]:,.0f} by {few.label} to "
+                f"{ends[many]:,.0f}, {ends[many] / size:.0%} of them, by {many.label}."
+            )
         steepest = max(powers, key=lambda d: powers[d])
         linear = [d.label for d, power in powers.items() if power >= 1]
         shrinking = [d.label for d, power in powers.items() if power < 0]

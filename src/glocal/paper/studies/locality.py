@@ -23,6 +23,8 @@ DEMO: dict[str, Any] = {"solutions": 12, "draws": 3, "probes": 4, "examples": 16
 WAYS = {"apart": "initialisation and order", "nats": "nearest neighbours"}
 """What solutions differ in, and how information is estimated: words for stores that hold it from before."""
 SETTINGS = {"rotated": "domain", "split": "task"}
+NOTHING = 5e-4
+"""Nats that are told as 0."""
 # §5.1: why the paper calls them global, and what their \hat L_o is seen from Definition 1.
 CALLED_GLOBAL = {
     "quadratic": "the paper argues that its centre θ_{t−1} moves on with every task, but after one task that is θ_o",
@@ -112,9 +114,11 @@ def _exemplars(verdicts: Sequence[Tested]) -> str:
         if random.found == "local"
         else ("which makes it global, as the paper says")
     )
+    counted = " It is declared local, and counted so above." if random.declared == random.found == "local" else ""
     return (
         "The paper calls iCaRL local because of its herding. Where that chooses the exemplars, θ_o explains "
-        f"{100 * herding.explained:.0f} % of the variance; where chance does, {100 * random.explained:.0f} %, {left}."
+        f"{100 * herding.explained:.0f} % of the variance; where chance does, {100 * random.explained:.0f} %, "
+        f"{left}.{counted}"
     )
 
 
@@ -127,6 +131,7 @@ class Tested(NamedTuple):
     declared: str
     found: str
     explained: float
+    involved: float
     information: float
     p_value: float
     over_theta: float
@@ -205,7 +210,16 @@ def _shares(kind: str, verdicts: Sequence[Tested]) -> str:
         share = f"from {_percent(low.explained)} ({low.algorithm}) to {share}"
     p_values = [v.p_value for v in verdicts if math.isfinite(v.p_value)]
     bound = "unknown" if not p_values else f"≥ {min(p_values):.3g}" if kind == "global" else f"≤ {max(p_values):.3g}"
-    return f"Found {kind}: {names}. θ_o explains {share} of the variance of their \\hat L_o, p {bound}."
+    told = f"Found {kind}: {names}. θ_o explains {share} of the variance of their \\hat L_o, p {bound}."
+    silent = _distinct(v.algorithm for v in known if kind == "local" and v.information < NOTHING)
+    if silent:
+        involved = sorted(v.involved for v in known if kind == "local" and v.information < NOTHING)
+        share = " to ".join(_distinct(_percent(end) for end in (involved[0], involved[-1])))
+        told += (
+            f" Of {_and(silent)} θ_o decides together with the memory's draws, which makes {share} of the variance. "
+            "The estimate of information does not know the draws and is 0 there: the verdict is the permutation test's."
+        )
+    return told
 
 
 def _alike(verdicts: Sequence[Tested]) -> list[list[Tested]]:
