@@ -14,7 +14,7 @@ from glocal.curvature.vector import unflatten
 from glocal.errors import GlocalError
 from glocal.lens.subject import Point, Subject
 from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth, ground_truth_of, theorem2
-from glocal.losses import LOSSES, get
+from glocal.losses import LOSSES, OwnLoss, get
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -40,6 +40,36 @@ def test_every_pair_is_that_of_the_dense_matrices(loss: str) -> None:
                 torch.stack([part[t, o] for part in parts]), torch.stack(expected), rtol=1e-8, atol=1e-12
             )
             torch.testing.assert_close(found.relative[t, o], along / (delta @ delta) / top, rtol=1e-6, atol=1e-12)
+
+
+def focal(outputs: Tensor, y: Tensor) -> Tensor:
+    """(1 − p)² (−log p), p that of the label."""
+    logs = outputs.log_softmax(-1).gather(-1, y[:, None])
+    return -((1 - logs.exp()).square() * logs).mean()
+
+
+def test_a_loss_that_bends_differently_for_every_label() -> None:
+    """Against Σ_i J_iᵀ [∇²_f ℓ_i] J_i written out, and the rest of the Hessian."""
+    plain = network(seed=2)
+    subject = Subject(plain.module, OwnLoss(focal), plain.tasks, plain.solutions)
+    found = theorem2(subject)
+    point, (x, y) = subject.solutions[1], subject.tasks[0]
+    delta, at = theta_of(subject, 1) - theta_of(subject, 0), theta_of(subject, 0)
+
+    def outputs(theta: Tensor) -> Tensor:
+        return subject.outputs(Point(unflatten(theta, point.params), {}), x)
+
+    change = torch.autograd.functional.jvp(outputs, at, delta)[1]
+
+    def bends(labels: Tensor) -> Tensor:
+        pairs = zip(outputs(at), labels, strict=True)
+        each = [torch.autograd.functional.hessian(lambda f, b=b: focal(f[None], b[None]), f) for f, b in pairs]
+        return torch.stack(each)
+
+    assert (bends(y) - bends((y + 1) % 3)).abs().amax() > 0.1
+    outer = torch.einsum("nk,nkl,nl->", change, bends(y), change) / len(y)
+    torch.testing.assert_close(found.outer[1, 0], outer, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.hessian[1, 0], delta @ dense_hessian(subject, 0) @ delta, rtol=1e-8, atol=1e-12)
 
 
 def test_updates_orthogonal_to_old_outputs_meet_the_constraint_up_to_the_functional_part() -> None:

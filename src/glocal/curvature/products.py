@@ -32,6 +32,7 @@ from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
 from glocal.curvature.layers import Params
 from glocal.curvature.rectified import Rectified
+from glocal.losses import OwnLoss
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
@@ -106,26 +107,33 @@ def gauss_newton_product(
     x: Tensor,
     loss: Loss,
     chunk: int = 2000,
+    y: Tensor | None = None,
 ) -> Product:
-    """v ↦ the product with the Gauss–Newton matrix, which asks for no labels."""
+    """v ↦ the product with the Gauss–Newton matrix. It asks for no labels, unless a loss of somebody's own bends
+    differently for each."""
     n = x.shape[0]
+    labels = (y,) if y is not None and isinstance(loss, OwnLoss) else ()
 
-    def of_chunk(x: Tensor) -> Product:
+    def of_chunk(x: Tensor, *y: Tensor) -> Product:
         def outputs(params: Params) -> Tensor:
             return functional_call(module, {**params, **buffers}, (x,))
 
         f, pull = vjp(outputs, dict(params))  # type: ignore[misc]  # u ↦ Jᵀ u
         _, push = vjp(lambda u: pull(u)[0], torch.zeros_like(f))  # type: ignore[misc]  # its transpose, v ↦ J v
-        roots = loss.hessian_root(f)
+        bent = loss.bend(f, *y) if labels else _by_roots(loss.hessian_root(f))
 
         def product(v: Params) -> Params:
             (change,) = push(v)
-            turned = roots.mT @ (roots @ change.unsqueeze(-1))
-            return pull(turned.squeeze(-1) / n)[0]
+            return pull(bent(change) / n)[0]
 
         return product
 
-    return _sum_over_chunks(module, of_chunk, (x,), chunk)
+    return _sum_over_chunks(module, of_chunk, (x, *labels), chunk)
+
+
+def _by_roots(roots: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product with a matrix by its roots: sums of positive terms, none of them the difference of larger ones."""
+    return lambda change: (roots.mT @ (roots @ change.unsqueeze(-1))).squeeze(-1)
 
 
 def in_evaluation(module: nn.Module) -> None:

@@ -89,7 +89,8 @@ class Subject:
 
     def outer_product(self, task: int, point: Point) -> Product:
         """v ↦ G_o(θ) v, the outer-product part of the Hessian (Eq. Hessian-decomp)."""
-        return gauss_newton_product(self.module, point.params, point.buffers, self.tasks[task].x, self.loss, CHUNK)
+        x, y = self.tasks[task]
+        return gauss_newton_product(self.module, point.params, point.buffers, x, self.loss, CHUNK, y)
 
     def on(self, device: torch.device | str) -> Subject:
         """The same subject on another device."""
