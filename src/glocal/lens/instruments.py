@@ -35,7 +35,7 @@ from glocal.lens import flat
 from glocal.lens.approximation import Approximation, curves, moments_of, order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
-from glocal.lens.perturbation import perturbation
+from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
@@ -95,6 +95,8 @@ EXPANSIONS: dict[str, Callable[[Subject, int], Approximation]] = {
     "order 2, kronecker": partial(taylor, structure="kronecker"),
     "order 2, diagonal": partial(taylor, structure="diagonal"),
 }
+SUFFIXES: dict[Split, str] = {"train": "", "test": "_test"}
+KINDS: tuple[Kind, ...] = ("eigen", "random")
 BINS = 41
 """Parts of the axis of eigenvalues, from the largest magnitude's negative to itself; 0 is in the middle of one."""
 
@@ -187,14 +189,19 @@ def _ground_truth(subject: Subject) -> Rows:
 
 
 def _perturbation(subject: Subject) -> Rows:
-    """The median scores over directions, at every task's solution."""
+    """The median scores over directions, at every task's solution; on test data too, where they are known."""
     rows: Rows = []
     for o in range(flat.trained(subject)):
         count = min(10, flat.size(subject))
-        found = perturbation(subject, o, eigenvectors=count)
-        both = {kind: found.score("train", kind).nanmedian(0).values for kind in ("eigen", "random")}
+        found = perturbation(subject, o, subject.tests[o] if subject.tests else None, eigenvectors=count)
+        scores = {
+            f"{kind}{suffix}": found.score(split, kind).nanmedian(0).values
+            for split, suffix in SUFFIXES.items()
+            if split in found.losses
+            for kind in KINDS
+        }
         for i, r in enumerate(found.radii):
-            rows.append({"task": o, "radius": r, **_floats({kind: score[i] for kind, score in both.items()})})
+            rows.append({"task": o, "radius": r, **_floats({name: score[i] for name, score in scores.items()})})
     return rows
 
 

@@ -45,6 +45,8 @@ class Subject:
     loss: Loss
     tasks: Sequence[Data]
     solutions: Sequence[Point]
+    tests: Sequence[Data] = ()
+    """Every task's test data, where they are known."""
 
     def __post_init__(self) -> None:
         self.module.eval()
@@ -95,16 +97,16 @@ class Subject:
     def on(self, device: torch.device | str) -> Subject:
         """The same subject on another device."""
         move = partial(tree.map_tree, lambda leaf: leaf.to(device))
-        tasks = [Data(d.x.to(device), d.y.to(device)) for d in self.tasks]
+        tasks, tests = ([Data(d.x.to(device), d.y.to(device)) for d in part] for part in (self.tasks, self.tests))
         points = [Point(move(p.params), move(p.buffers)) for p in self.solutions]
-        return Subject(self.module.to(device), self.loss, tasks, points)
+        return Subject(self.module.to(device), self.loss, tasks, points, tests)
 
     def double(self) -> Subject:
         """A copy in double precision, for what rounding would hide. Whole numbers stay what they are."""
         more = partial(tree.map_tree, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
-        tasks = [Data(*(part.double() if part.is_floating_point() else part for part in task)) for task in self.tasks]
+        tasks, tests = ([Data(**more(d._asdict())) for d in part] for part in (self.tasks, self.tests))
         points = [Point(more(p.params), more(p.buffers)) for p in self.solutions]
-        return Subject(copy.deepcopy(self.module).double(), self.loss, tasks, points)
+        return Subject(copy.deepcopy(self.module).double(), self.loss, tasks, points, tests)
 
 
 def of_module(
@@ -171,12 +173,14 @@ def of_training(
 
 
 def of_run(cohort: Cohort, run: int, points: Sequence[Point], examples: int = CHUNK) -> Subject:
-    """One run of a cohort at these points, with at most so many training examples of every task, evenly spaced."""
+    """One run of a cohort at these points, with at most so many examples of every task, evenly spaced."""
     challenge, seed = cohort.challenge, cohort.members[run].seed
     make = cohort.algorithm.network(cohort.make_network, challenge.tasks)
     module = seeded_network(make, challenge, seed).to(cohort.device)
-    tasks = []
-    for task in range(challenge.tasks):
-        data = evenly_spaced(challenge.task(task, seed).train, examples)
-        tasks.append(Data(cohort.door.ready(data.x.to(cohort.device)), data.y.to(cohort.device)))
-    return Subject(module, losses.get(challenge.loss), tasks, points)
+
+    def some(data: Data) -> Data:
+        x, y = evenly_spaced(data, examples)
+        return Data(cohort.door.ready(x.to(cohort.device)), y.to(cohort.device))
+
+    both = [(some(task.train), some(task.test)) for task in (challenge.task(t, seed) for t in range(challenge.tasks))]
+    return Subject(module, losses.get(challenge.loss), [a for a, _ in both], points, [b for _, b in both])
