@@ -133,6 +133,8 @@ def test_locality_of_all_that_suit_a_challenge() -> None:
 def test_lens_on_a_run_that_kept_its_parameters(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "rotated-digits", "ewc", "--keep-parameters", "--lr", "0.3", *QUICK]) == 0
     (run,) = (elsewhere / "runs" / "runs").glob("[!.]*")
+    from glocal.paper.tables import read_table
+
     capsys.readouterr()
     assert main(["lens", str(run), "--examples", "100", "--epsilon", "1e-6", "-o", "new/lens.png"]) == 0
     out = capsys.readouterr().out
@@ -140,3 +142,7 @@ def test_lens_on_a_run_that_kept_its_parameters(elsewhere: Path, capsys: pytest.
     assert (elsewhere / "new" / "lens.png").read_bytes().startswith(b"\x89PNG")
     assert main(["lens", str(run), "--examples", "100", "--epsilon", "1e6"]) == 0
     assert "Recommended: a local" in capsys.readouterr().out and (elsewhere / "lens.png").exists()
+    assert main(["lens", str(run), "--examples", "100", "--show", "perturbation"]) == 0
+    rows = read_table(elsewhere / "lens-perturbation.parquet")
+    assert {"eigen", "random", "eigen_test", "random_test"} <= rows[0].keys()
+    assert any(row["eigen"] != row["eigen_test"] for row in rows)
