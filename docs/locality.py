@@ -61,8 +61,9 @@ glocal lens runs/runs/0123456789abcdef       # a run of a store, trained with --
 ```
 
 With `--show` the same training is looked at by the other instruments, each of which prints a table and writes a figure
-and a Parquet file: `error` and `assumption` (the expansions' errors, their order, and the smallest ε), `recursion`,
-`theorem1`, `theorem2`, `ground-truth`, `perturbation`, `flatness` and `rank`, or `all`. In Python they take a subject:
+and a Parquet file: `error` and `assumption` (the expansions' errors, their order, and the smallest ε), `forgetting` (of
+every pair of tasks, with the share of each term), `recursion`, `theorem1`, `theorem2`, `ground-truth`, `perturbation`,
+`flatness`, `rank` and `spectrum`, or `all`. In Python they take a subject:
 
 ```python
 from glocal.lens.instruments import look
