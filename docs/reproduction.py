@@ -32,7 +32,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 TEXT = """# The paper's tables and figures, made again
 
-`python docs/reproduction.py` makes this page from [results](../results), and every number on it but where it says otherwise.
+`python docs/reproduction.py` makes this page from [results](../results), and every number on it but where it says
+otherwise.
 
 {contents}
 
@@ -107,8 +108,8 @@ FILLING = ("ogd", "ogd-ave", "ogd-gtl")
 DIVERGED = """
 Why `laplace` and `optimal-soft` diverge at high rates: a step on a quadratic of curvature λ is stable up to a learning
 rate of 2/λ, and they add the curvature of one task after the other. Looked at once beside these runs, on a CPU and with
-seed 11: the largest eigenvalue of Laplace's sum, times a rate of 0.1, is 1.8 after five tasks and 2.05 after six, and the
-run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight.
+seed 11: the largest eigenvalue of Laplace's sum, times a rate of 0.1, is 1.8 after five tasks and 2.05 after six, and
+the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight.
 """
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
