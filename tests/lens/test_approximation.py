@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ from quadratics import anywhere, at, diverged, network, theta_of
 from recordings import Branching, blobs, cohort, hidden, linear, regressions
 from torch import nn
 
-from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
+from glocal import challenges
+from glocal.algorithms import ALGORITHMS, ER, EWC, OGDGTL, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import train
 from glocal.errors import GlocalError
 from glocal.lens import flat
-from glocal.lens.approximation import Moment, Trajectory, fit, on_rays, order, own_curves, record, taylor_curves
+from glocal.lens.approximation import Moment, Trajectory, apart, fit, on_rays, order, own_curves, record, taylor_curves
 from glocal.lens.perturbation import unit_directions
+from glocal.lens.region import assumption
 from glocal.lens.subject import of_module, of_training
 from glocal.lens.taylor import taylor
 from glocal.lens.whole import whole
@@ -198,6 +201,39 @@ def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:
     assert [len(m.memory["reached"]) for m in (before, after)] == [1, 2]
     (between,) = record(watched, every=0)
     assert [m.finished for m in between.moments] == [0, 1, 2, 3]
+
+
+def test_a_recording_of_every_step() -> None:
+    """40 examples in batches of 8: five steps an epoch. What training passes at the ends of epochs stays the same."""
+    watched = cohort(blobs(2), EWC(), runs=[(0, 0.1), (1, 0.05)])
+    epochs = record(watched, execution="vectorised")
+    for seen, coarse in zip(record(watched, steps=1), epochs, strict=True):
+        assert [(m.finished, m.step) for m in seen.moments] == [
+            *((0, step) for step in range(11)),
+            *((1, step) for step in range(10, 21)),
+            (2, 20),
+        ]
+        by_time = {(m.finished, m.step): m for m in seen.moments}
+        for moment in coarse.moments:
+            same = by_time[moment.finished, moment.step].point.params
+            assert all(torch.equal(same[k], p) for k, p in moment.point.params.items())
+        moved = [apart(a.point, b.point) for a, b in pairwise(seen.moments) if a.step != b.step]
+        assert min(moved) > 0
+    found = assumption(taylor_curves(seen.subject, moments=seen.moments), 1e-4)
+    assert found.first_break is not None and found.first_break.after == found.first_break.step - 1
+    assert f"at step {found.first_break.step}," in str(found.first_break)
+    (some,) = record(cohort(blobs(2), SGD()), every=0, steps=2)
+    assert [m.step for m in some.moments] == [0, 2, 4, 7, 9, 10, 12, 14, 17, 19, 20]
+
+
+def test_steps_that_cannot_be_recorded() -> None:
+    with pytest.raises(GlocalError, match="steps=0"):
+        record(cohort(blobs(2), SGD()), steps=0)
+    with pytest.raises(GlocalError, match="vectorised"):
+        record(cohort(blobs(2), SGD()), steps=1, execution="run-by-run")
+    images = challenges.make("rotated-digits", tasks=2)  # of so many pixels that OGD works out their part beforehand
+    with pytest.raises(GlocalError, match="recorded after epochs alone"):
+        record(cohort(images, OGDGTL(slots=20), epochs=1), steps=100)
 
 
 @pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])

@@ -39,7 +39,7 @@ from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort
 from glocal.engine.feed import Feed
 from glocal.engine.state import State
-from glocal.engine.train import Execution, Progress, train
+from glocal.engine.train import Execution, Progress, Silent, train
 from glocal.errors import require
 from glocal.lens.perturbation import AT_ONCE
 from glocal.lens.subject import CHUNK, Point, Subject, of_run
@@ -111,27 +111,39 @@ def record(
     examples: int = CHUNK,
     execution: Execution = "auto",
     progress: Progress | None = None,
+    steps: int | None = None,
 ) -> list[Trajectory]:
     """Train a cohort to the end and keep every run's θ and M: between tasks, and in a task after every `every` epochs
-    and the last (0: between tasks alone).
+    and the last (0: between tasks alone); after every so many `steps` of an epoch too, where that is said (on a CPU,
+    vectorised, and not where ogd, ogd-gtl or ogd-ave make an epoch's steps with other parameters than θ).
 
     L_o is taken on at most `examples` training examples of a task. What an algorithm keeps of θ_o was made with all of
     them: unless these are all, ξ_o contains the difference between the two samples.
     """
     require(every >= 0, f"moments are every 0 (none in a task), 1, 2, … epochs; every={every} was given.")
+    require(steps is None or steps >= 1, f"moments are every 1, 2, … steps; steps={steps} was given.")
     seen: list[list[Moment]] = [[] for _ in cohort.members]
     points: list[list[Point]] = [[] for _ in cohort.members]
 
-    def keep(finished: int, state: State) -> None:
+    def keep(finished: int, state: State, later: int = 0) -> None:
         for run, moments in enumerate(seen):
             own = tree.map_tree(torch.clone, state.select(run).as_tree())
-            moments.append(Moment(finished, state.clock, Point(own["params"], own["buffers"]), own["memory"]))
+            now = Moment(finished, state.clock + later, Point(own["params"], own["buffers"]), own["memory"])
+            if moments and moments[-1][:2] == now[:2]:
+                moments.pop()  # the step that ended an epoch
+            moments.append(now)
 
     def watch(task: int, epoch: int, state: State, _: Feed) -> None:
         if every and ((epoch + 1) % every == 0 or epoch + 1 == cohort.epochs):
             keep(task, state)
 
+    if steps is not None:
+        require(cohort.device.type == "cpu", "steps are recorded on a CPU; a GPU makes many of them at once.")
+        require(execution != "run-by-run", "steps of all runs are recorded together: execution is 'vectorised'.")
+        execution, progress = "vectorised", StepByStep(steps, keep, progress)
     for snapshot in train(cohort, execution=execution, progress=progress, watch=watch):
+        if isinstance(progress, StepByStep):
+            progress.begin(snapshot.finished, snapshot.state)
         keep(snapshot.finished, snapshot.state)
         for solutions, moments in zip(points, seen, strict=True):
             solutions.append(moments[-1].point)
@@ -140,6 +152,34 @@ def record(
         Trajectory(of_run(cohort, run, points[run], examples), member.algorithm, model, seen[run])
         for run, member in enumerate(cohort.members)
     ]
+
+
+class StepByStep:
+    """Keeps a cohort's live state after every so many steps of an epoch."""
+
+    def __init__(self, every: int, keep: Callable[[int, State, int], None], beside: Progress | None) -> None:
+        self.every, self.keep, self.beside = every, keep, beside or Silent()
+
+    def begin(self, finished: int, state: State) -> None:
+        self.finished, self.state = finished, state
+        self.shapes = {k: p.shape for k, p in state.params.items()}
+        self.clock = self.made = 0
+
+    def task(self, task: int) -> None:
+        self.beside.task(task)
+
+    def steps(self, count: int) -> None:
+        """Called after every step of all runs; the state's clock goes on at the end of an epoch."""
+        self.beside.steps(count)
+        if self.state.clock != self.clock:
+            self.clock, self.made = self.state.clock, 0
+        self.made += 1
+        require(
+            all(p.shape == self.shapes[k] for k, p in self.state.params.items()),
+            "this algorithm makes an epoch's steps with other parameters than θ: it is recorded after epochs alone.",
+        )
+        if self.made % self.every == 0:
+            self.keep(self.finished, self.state, self.made)
 
 
 def taylor_curves(
