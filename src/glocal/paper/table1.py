@@ -150,7 +150,7 @@ DEMO = Column(
     "rotated-digits",
     network="mlp",
     setting=None,
-    tasks=4,
+    tasks=3,
     examples=4_000,
     epochs=2,
     batch_size=128,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FULL: dict[str, Any] = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
-DEMO: dict[str, Any] = {"solutions": 12, "draws": 3, "probes": 4, "examples": 160, "epochs": 2, "lr": 0.1, "seed": 0}
+DEMO: dict[str, Any] = {"solutions": 10, "draws": 3, "probes": 4, "examples": 160, "epochs": 2, "lr": 0.1, "seed": 0}
 WAYS = {"apart": "initialisation and order", "nats": "nearest neighbours"}
 """What solutions differ in, and how information is estimated: words for stores that hold it from before."""
 SETTINGS = {"rotated": "domain", "split": "task"}

@@ -51,12 +51,12 @@ FULL: Piece = {
 DEMO: Piece = FULL | {
     "challenge": "rotated-digits",
     "tasks": 3,
-    "epochs": 3,
+    "epochs": 2,
     "batch_size": 64,
     "hidden": 22,
     "lrs": (0.02, 0.1, 0.5),
     "seeds": COLUMN.seeds[:2],
-    "examples": 500,
+    "examples": 300,
     "steps": 10,
 }
 SMALLER: Options = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
