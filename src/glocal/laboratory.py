@@ -27,7 +27,7 @@ from glocal.engine.config import RunConfig
 from glocal.engine.plan import largest_cohort
 from glocal.engine.step import scalars
 from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require, unknown
 from glocal.networks.model import PRECISIONS, MakeNetwork, Precision
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
@@ -66,6 +66,7 @@ class Setup:
     largest: int | None
     precision: Precision
     monitor: float | None
+    monitor_by: str | None
 
     def cohort(self, wanted: Sequence[Wanted]) -> Cohort:
         members = tuple(w.member for w in wanted)
@@ -125,12 +126,14 @@ def sweep(
     memory_budget: int | None = None,
     cohort_size: int | None = None,
     monitor: float | None = None,
+    monitor_by: str | None = None,
     watcher: Watcher | None = None,
 ) -> Runs:
     """Train every algorithm at every learning rate with every seed, and return all these runs.
 
     monitor: an ε. Training is watched for where it leaves an old task's ε-region (`lens.monitor`), which changes
-    nothing in it, and the runs' notes say what was seen.
+    nothing in it, and the runs' notes say what was seen. It is the region of expansions, or of what `monitor_by` names:
+    'diagonal', 'kronecker', or 'own', the algorithm's own approximation.
 
     Runs that the store already holds are not repeated, interrupted ones go on from their last task boundary, and what
     another process is training on the same store is waited for. On a terminal, progress bars show how far it is.
@@ -149,11 +152,18 @@ def sweep(
         None if cohort_size is None else _whole("cohort_size", cohort_size, 1),
         choose_precision(precision),
         monitor,
+        monitor_by,
     )
     if monitor is not None:
         from glocal.lens.region import positive
 
         positive(monitor)
+    if monitor_by is not None:
+        from glocal.lens.monitor import WATCHED
+
+        if monitor_by not in WATCHED:
+            raise unknown("approximation to watch", monitor_by, WATCHED)
+        require(monitor is not None, f"monitor_by='{monitor_by}' was given, and no ε to watch for: give monitor too.")
     seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
     wanted: dict[str, Wanted] = {}
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
@@ -312,8 +322,8 @@ def _monitor(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watch
         return None
     from glocal.lens.monitor import Monitor
 
-    partitioned = isinstance(cohort.algorithm, Partition)
-    return Monitor(cohort, setup.monitor, "own" if partitioned else "diagonal", tell=watcher.tell)
+    by = setup.monitor_by or ("own" if isinstance(cohort.algorithm, Partition) else "diagonal")
+    return Monitor(cohort, setup.monitor, by, tell=watcher.tell)  # type: ignore[arg-type]
 
 
 def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], Seen]:
@@ -335,7 +345,8 @@ def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], Seen]:
             for row, t in zip(along.error.tolist(), looks["finished"], strict=True)
         ]
         kept = {"epsilon": found.epsilon, **looks, "errors": errors}
-        return Seen([f"monitored with ε = {found.epsilon:g}: {said}"], kept)
+        by = f" by {setup.monitor_by}" if setup.monitor_by else ""
+        return Seen([f"monitored with ε = {found.epsilon:g}{by}: {said}"], kept)
 
     return told
 

@@ -58,7 +58,24 @@ def test_partitioned_networks_by_their_own_approximation(tmp_path: Path) -> None
     assert note == "monitored with ε = 0.1: inside every old task's region, with errors up to 0"
 
 
+def test_by_what_is_said(tmp_path: Path) -> None:
+    """Replay of everything is exact; plain SGD's 0 is not, however near; and a chain has Kronecker factors."""
+    how = {"epochs": 4, "batch_size": 10, "monitor": 0.1, "monitor_by": "own"}
+    (exact,) = glocal.sweep(two_tasks(), [("er", {"slots": 180})], [0.1], [1], store=tmp_path / "a", **how)  # type: ignore[arg-type]
+    assert exact.info["notes"][-1].startswith("monitored with ε = 0.1 by own: inside every old task's region")
+    (none,) = glocal.sweep(two_tasks(), ["sgd"], [0.01], [1], store=tmp_path / "b", **how)  # type: ignore[arg-type]
+    assert none.info["notes"][-1].startswith("monitored with ε = 0.1 by own: locality broke")
+    run = ["run", "rotated-digits", "sgd", "--tasks", "2", "--epochs", "1", "--batch-size", "500"]
+    assert main([*run, "--monitor", "1e9", "--monitor-by", "kronecker", "--store", str(tmp_path / "c")]) == 0
+    (note,) = glocal.load(tmp_path / "c")[0].info["notes"]
+    assert note.startswith("monitored with ε = 1e+09 by kronecker: inside")
+
+
 def test_no_such_region(tmp_path: Path) -> None:
+    with pytest.raises(GlocalError, match="unknown approximation to watch 'diagnal'"):
+        glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor=0.1, monitor_by="diagnal")
+    with pytest.raises(GlocalError, match="no ε to watch for"):
+        glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor_by="own")
     with pytest.raises(GlocalError, match="finite ε above 0; -1"):
         made(tmp_path, -1)
 

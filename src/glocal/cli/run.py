@@ -60,6 +60,9 @@ class Run:
     """Keep the parameters after every task."""
     monitor: Number = None
     """An ε: watch for the step at which training leaves an old task's ε-region, where local approximations end."""
+    monitor_by: Name = None
+    """Whose region: diagonal or kronecker, of expansions, or own, of the algorithm's own approximation (diagonal,
+    but own for networks that are split among tasks, unless given)."""
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -86,6 +89,7 @@ class Run:
             precision=self.precision,
             keep_parameters=self.keep_parameters,
             monitor=self.monitor,
+            monitor_by=self.monitor_by,
             watcher=Bars(),
         )
         console = Console()

@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 }
 SWEEP_FIELDS = (
     *("challenge", "lrs", "seeds", "network", "setting", "tasks", "epochs", "batch_size", "train_eval"),
-    *("store", "data", "device", "precision", "keep_parameters", "monitor"),
+    *("store", "data", "device", "precision", "keep_parameters", "monitor", "monitor_by"),
 )
 
 
@@ -84,6 +84,8 @@ class Sweep:
     """Keep the parameters after every task."""
     monitor: Number = None
     """An ε: watch for where training leaves an old task's ε-region; runs keep what was seen."""
+    monitor_by: Name = None
+    """Whose region: diagonal or kronecker expansions, or own, the algorithm's own approximation."""
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -156,6 +158,7 @@ def _read(path: Path) -> dict[str, Any]:
         precision: Name = None
         keep_parameters: bool | None = None
         monitor: float | None = None
+        monitor_by: Name = None
 
     try:
         text = path.read_bytes()
