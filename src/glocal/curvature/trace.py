@@ -5,9 +5,9 @@ what is left is estimated from the other half,
 
     tr A = tr QᵀAQ + tr (I − QQᵀ) A (I − QQᵀ) ≈ tr QᵀAQ + mean_i g_iᵀ (I − QQᵀ) A (I − QQᵀ) g_i.
 
-For k vectors in each half it takes 3k products. A matrix of rank up to k leaves nothing over, and its trace is exact
-(if the k vectors are independent, which random signs are in all but a few dimensions); otherwise the value is unbiased,
-and the spread of the terms tells its standard error.
+For k vectors in each half it takes 3k products. A matrix of rank up to k leaves nothing over, and its trace is exact;
+otherwise the value is unbiased, and the spread of the terms tells its standard error. A matrix of 3k rows or fewer is
+multiplied with the unit vectors instead, and is exact too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ def trace(matvec: Callable[[Tensor], Tensor], probes: Tensor, block: int = 1) ->
     count = probes.shape[0]
     if count < 4 or count % 2:
         raise ValueError(f"{count} random vectors were given; allowed are even numbers from 4 on.")
+    size = probes.shape[1]
     with torch.no_grad():
+        if size <= count // 2 * 3:
+            units = torch.eye(size, dtype=probes.dtype, device=probes.device)
+            whole = (units * _products(matvec, units, block)).sum(dtype=torch.float64)
+            return Trace(whole, 0 * whole.abs())
         sketch, queries = probes.chunk(2)
         q, _ = torch.linalg.qr(_products(matvec, sketch, block).mT)
         inside = (q.mT * _products(matvec, q.mT, block)).sum(1, dtype=torch.float64)
