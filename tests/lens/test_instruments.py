@@ -215,7 +215,7 @@ def test_who_cannot_be_used_does_not_stop_the_others(tmp_path: Path, capsys: pyt
     assert (
         "2 of 4 instruments cannot be used here. ground-truth: outputs of the shape" in err and out.count("Wrote") == 2
     )
-    assert "perturbation: losses around a solution are taken in float64, which the network does not" in err
+    assert "perturbation: losses around a solution are taken in float64, where the network fails: " in err
     assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet"))
 
 

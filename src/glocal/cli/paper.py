@@ -182,8 +182,15 @@ class IcarlBuffer:
         from glocal.paper import icarl_buffer
 
         challenge = (*self.challenge, icarl_buffer.DEMO.challenge) if self.demo else self.challenge
-        some = {"lrs": self.lrs, "seeds": self.seeds, "tasks": self.tasks, "epochs": self.epochs}
-        job = Job(challenge=challenge, precision=self.precision, results=self.results, **some)  # type: ignore[arg-type]
+        job = Job(
+            challenge=challenge,
+            lrs=self.lrs,
+            seeds=self.seeds,
+            tasks=self.tasks,
+            epochs=self.epochs,
+            precision=self.precision,
+            results=self.results,
+        )
         found = icarl_buffer.only(job.runs())
         if not found:
             raise GlocalError(

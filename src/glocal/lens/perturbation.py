@@ -122,10 +122,8 @@ def perturbation(
     still = torch.zeros(1, size, device=subject.device)
     try:
         base = {split: float(losses(still, (0.0,))) for split, losses in around.items()}
-    except RuntimeError as error:  # of a network that makes tensors in single precision itself
-        raise GlocalError(
-            f"losses around a solution are taken in float64, which the network does not compute in: {error}"
-        ) from error
+    except RuntimeError as error:  # of a network that makes tensors in single precision itself, say
+        raise GlocalError(f"losses around a solution are taken in float64, where the network fails: {error}") from error
     for split, value in base.items():
         finite = f"the {split} loss of task {task} is not finite at its solution: the run has diverged."
         require(value < torch.inf, finite)
