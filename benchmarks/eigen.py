@@ -16,6 +16,7 @@ that are zero in all digits: at equal numbers of products nobody is more than 2.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -45,7 +46,7 @@ from benchmarks.results import Spread, machine
 from glocal import __version__, challenges, losses
 from glocal.curvature.exact import exactly
 from glocal.curvature.hessian import hessian
-from glocal.curvature.lanczos import lanczos, start_vector
+from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
@@ -58,6 +59,7 @@ GOALS = {"resnet18": 20.0, "dense": 60.0}
 """Seconds that a GPU may take."""
 CONVERGED, MOST = 1e-4, 200
 """Of the largest eigenvalue, the residual that ends a GPU's Lanczos; and the most products it may make."""
+CHUNK_IN_DOUBLE = 250
 EIGENTHINGS = "hessian-eigenthings==1.0.0a5"
 QUIET = 0.5
 """The load of the machine, before anything is timed, up to which it counts as quiet."""
@@ -209,7 +211,7 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
     size = sum(p.numel() for p in params.values())
 
     @exactly()
-    def pairs() -> tuple[Tensor, Tensor, int]:
+    def pairs() -> tuple[Eigenpairs, int]:
         product = hessian_product(resnet, params, dict(resnet.named_buffers()), x, y, loss, chunk)
         start = start_vector(size, torch.Generator().manual_seed(0)).to(device)
         count, steps = (2, 3) if tiny else (PAIRS, MOST)
@@ -220,8 +222,16 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
             made += 1
             return flatten(product(unflatten(v, params)))
 
-        found = lanczos(times, start, count, steps, tolerance=CONVERGED)
-        return found.values, found.residuals, made
+        return lanczos(times, start, count, steps, tolerance=CONVERGED), made
+
+    def apart(values: Tensor, vectors: Tensor) -> list[float]:
+        """‖H v − λ v‖ of the first, a middle and the last pair, in float64."""
+        double = copy.deepcopy(resnet).double()
+        point = {k: p.detach() for k, p in double.named_parameters()}
+        product = hessian_product(double, point, dict(double.named_buffers()), x.double(), y, loss, CHUNK_IN_DOUBLE)
+        some = [0, len(values) // 2, len(values) - 1]
+        pairs = [(values[i].double(), vectors[i].double()) for i in some]
+        return [float((flatten(product(unflatten(v, point))) - value * v).norm()) for value, v in pairs]
 
     side, width = (8, 4) if tiny else (28, 22)
     small = mlp((1, side, side), 10, (width, width)).to(device).eval()
@@ -242,13 +252,15 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
         again, found = timed(work, device)
         made[name] = {"parameters": parameters, "seconds": again, "first_seconds": first, "goal": GOALS[name]}
         if name == "resnet18":
-            values, residuals, products = found
-            relative = (residuals / values[0].abs()).tolist()
+            (values, vectors, residuals), products = found
+            largest = float(values[0].abs())
+            relative = (residuals / largest).tolist()
             made[name] |= {
                 "products": products,
                 "converged": max(relative) < 2 * CONVERGED,
                 "eigenvalues": values.tolist(),
                 "residuals": relative,
+                "residuals_in_float64": [r / largest for r in apart(values, vectors)],
             }
         else:
             made[name] |= {"largest": float(found[-1]), "smallest": float(found[0])}

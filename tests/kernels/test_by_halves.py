@@ -4,15 +4,21 @@ Triton's interpreter (TRITON_INTERPRET=1, where Triton is installed)."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from glocal import losses
+from glocal.curvature.exact import exactly, tf32
+from glocal.curvature.products import hessian_product
+from glocal.curvature.vector import flatten
 from glocal.kernels import by_halves
 from glocal.kernels.by_halves import Reach
 
@@ -91,3 +97,36 @@ def test_what_is_not_finite_has_no_product(bad: float) -> None:
     x, w = torch.ones(1, 16, 4, 4, device=DEVICE), torch.ones(16, 16, 3, 3, device=DEVICE)
     x[0, 3, 1, 1] = bad
     assert by_halves.output(x, w, 1, 1).isnan().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_users_hessian_products_are_made_so_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def noting(name: str, ours: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noted(*given: Any) -> Tensor:
+            made.append(name)
+            return ours(*given)
+
+        return noted
+
+    for name in ("output", "input", "weight"):
+        monkeypatch.setattr(by_halves, name, noting(name, getattr(by_halves, name)))
+    monkeypatch.setattr(by_halves, "WORTH", 0)
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 32, 3, padding=1), nn.Tanh(), nn.Conv2d(32, 48, 3, 2, 1), nn.Tanh(), nn.Conv2d(48, 8, 1)
+    network = nn.Sequential(*layers, nn.Tanh(), nn.Flatten(), nn.Linear(8 * 25, 4)).double().eval()
+    x, y, loss = torch.randn(20, 3, 10, 10, dtype=torch.float64), torch.arange(20) % 4, losses.get("cross-entropy")
+    params = {k: p.detach() for k, p in network.named_parameters()}
+    v = {k: torch.randn_like(p) for k, p in params.items()}
+    wanted = flatten(hessian_product(network, params, {}, x, y, loss)(v))
+    assert not made
+    there, x, y = network.float().cuda(), x.float().cuda(), y.cuda()
+    params, v = ({k: t.float().cuda() for k, t in tree.items()} for tree in (params, v))
+    with tf32(True):
+        rough = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
+    assert not made
+    with exactly():
+        found = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
+    assert set(made) == {"output", "input", "weight"}
+    assert (found - wanted).norm() <= 2e-6 * wanted.norm() < (rough - wanted).norm()

@@ -130,7 +130,7 @@ def by_hand(network: nn.Module, subject: Subject, direction: Tensor, r: float) -
 def test_losses_of_a_network_in_float32_are_taken_in_float64() -> None:
     network, subject = classifier()
     found = perturbation(subject, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3], chunk=7)
-    ways = {"eigen": principal(subject, 0, 2, 2_000, 7, 0).vectors, "random": unit_directions(subject, 0, 3, 0)}
+    ways = {"eigen": principal(subject, 0, 2, 2_000, 0, 7).vectors, "random": unit_directions(subject, 0, 3, 0)}
     for kind, vectors in ways.items():
         expected = [[by_hand(network, subject, v, r) for r in found.radii] for v in vectors]
         np.testing.assert_allclose(found.losses["train"][kind].numpy(), np.array(expected), rtol=1e-12)  # type: ignore[index]
@@ -145,7 +145,7 @@ def test_outputs_beyond_numbers_have_an_infinite_loss() -> None:
 
 def test_eigenvectors_are_those_of_the_dense_hessian() -> None:
     network, subject = classifier(double=True)
-    found = principal(subject, 0, 4, 2_000, 13, 0)
+    found = principal(subject, 0, 4, 2_000, 0, 13)
     theta = torch.cat([p.detach().flatten() for p in network.parameters()])
 
     def loss(theta: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 from torch.nn import functional
 
-from glocal.networks.convolution import Conv2d, Input, Output, Weight, convolve
+from glocal.networks.convolution import Conv2d, Convolved, Input, Output, Weight, convolve
 
 SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
 """channels, width, side, k, stride, padding"""
@@ -75,17 +75,46 @@ def test_samples_within_runs_and_second_derivatives_within_both() -> None:
     torch.testing.assert_close(curvature(convolve)(x, w), theirs(x, w), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({}, {"bias": False}, {"stride": 2}, {"stride": (1, 2)}, {"dilation": 2}, {"groups": 2}),
-        *({"padding": "same"}, {"padding": (0, 1)}, {"padding_mode": "circular", "padding": 1}),
-    ],
-    ids=str,
-)
+OPTIONS: list[dict] = [
+    *({}, {"bias": False}, {"stride": 2}, {"stride": (1, 2)}, {"dilation": 2}, {"groups": 2}, {"padding": 2}),
+    *({"padding": "same"}, {"padding": (0, 1)}, {"padding_mode": "circular", "padding": 1}),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_as_a_layer_it_is_torchs(options: dict) -> None:
     torch.manual_seed(0)
     ours, theirs = Conv2d(4, 6, 3, **options).double(), nn.Conv2d(4, 6, 3, **options).double()
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_torchs_layers_are_ours_while_it_lasts(options: dict) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(4, 6, 3, **options).double(), torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    theirs = layer(x)
+    with Convolved():
+        ours = layer(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    asked = options.items() - {("bias", False), ("stride", 2), ("padding", 2), ("padding", 1)}
+    particular = bool(asked - {("padding_mode", "circular")})  # whose rim is made before
+    before = ours.grad_fn if options.get("bias") is False else ours.grad_fn.next_functions[0][0]
+    assert ("Output" in str(before)) != particular
+
+
+def test_functions_take_numbers_pairs_and_single_images() -> None:
+    x, w = tensors(3, 5, 6, 3)
+    b = torch.arange(5.0, dtype=torch.float64)
+    calls = [
+        lambda: functional.conv2d(x, w, b, 2, 1),
+        lambda: functional.conv2d(x, w, bias=b, stride=(2, 2), padding=[1, 1], dilation=(1,)),
+        lambda: functional.conv2d(x[0], w, b, 2, 1),
+        lambda: functional.conv2d(input=x, weight=w),
+        lambda: torch.conv2d(x, w[..., :2], b),
+    ]
+    for call in calls:
+        theirs = call()
+        with Convolved():
+            torch.testing.assert_close(call(), theirs, rtol=1e-10, atol=1e-12)

@@ -20,6 +20,7 @@ from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.execute import RunByRun, Vectorised
 from glocal.engine.feed import Feed
+from glocal.engine.graph import Graphed
 from glocal.engine.layout import arrange
 from glocal.engine.plan import initial_state
 from glocal.engine.precision import multiplying
@@ -127,6 +128,32 @@ def test_in_bf16_they_are_as_far_off_as_bf16_is(algorithm: Algorithm) -> None:
             a, b = ours[run].flatten(), expected[0][k][run].flatten()
             assert a @ b >= 0.7 * a.norm() * b.norm(), (k, run)
     compare("statistics", found[1], expected[1], tolerance=0.05)
+
+
+def _epoch_from(of: Cohort, executor: Vectorised, begin: State) -> tuple[Params, Params]:
+    """What an epoch of four steps has done to parameters and statistics."""
+    state = moved_to(of.device, begin)
+    feed = Feed(of)
+    feed.load_task(1, state.memory)
+    feed.load_epoch(0)
+    before = tree.map_tree(torch.clone, state.params)
+    with multiplying(of.precision):
+        executor.before_epoch(state, 0)
+        losses = executor.epoch(state, feed, 0, lambda steps: None)
+    assert losses.shape == (3, 4) and losses.isfinite().all() and not executor.note
+    moves = {k: state.params[k] - p for k, p in before.items()}
+    return tuple({k: t.double().cpu() for k, t in part.items()} for part in (moves, state.buffers))  # type: ignore[return-value]
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="graphs are for GPUs")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=label_of)
+def test_captured_in_a_graph_they_are_the_same(algorithm: Algorithm, precision: Precision) -> None:
+    begin = one_task_behind(algorithm)
+    of = cohort(algorithm, DEVICE, precision)
+    expected, found = _epoch_from(of, Vectorised(of), begin), _epoch_from(of, Graphed(of), begin)
+    for what, ours, theirs in zip(("moves", "statistics"), found, expected, strict=True):
+        compare(what, ours, theirs, tolerance=0.02)
 
 
 def compare(what: str, ours: Params, theirs: Params, tolerance: float) -> None:

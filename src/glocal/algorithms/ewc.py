@@ -22,8 +22,8 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.single_images import LAST, Statistics, disturbed
-from glocal.curvature.diagonal import diagonal, samples_at_once
-from glocal.curvature.layers import inputs_like
+from glocal.curvature.at_once import samples_at_once
+from glocal.curvature.diagonal import diagonal
 from glocal.errors import require, unknown
 from glocal.losses import Loss
 from glocal.networks.batchnorm import image_by_image
@@ -73,8 +73,10 @@ def task_fisher(
     module = image_by_image(evaluated.module) if alone else evaluated.module
     inputs = model.vary(data.x) if alone else data.x
     if chunk is None:
-        like = inputs_like(evaluated.admit(data.x[:1]), params)
-        chunk = samples_at_once(module, data.x.shape[1:], like, 500 if data.y.device.type == "cpu" else 5000)
+        first = evaluated.admit(data.x[:1])
+        directions = partial(_directions, variant, model.criterion, data.y[:1], data.random[:1])
+        most = 500 if data.y.device.type == "cpu" else 5000
+        chunk = samples_at_once(module, params, evaluated.buffers, first, directions, most)
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
         directions = partial(_directions, variant, model.criterion, y, random)

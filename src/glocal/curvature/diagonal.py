@@ -48,12 +48,6 @@ def diagonal(
     return {k: result[k] for k in wanted}
 
 
-def samples_at_once(module: nn.Module, shape: torch.Size, like: Tensor, most: int, bytes_kept: int = 1 << 30) -> int:
-    """How many samples of this shape make layers' inputs and slopes of so many bytes, at most `most` of them."""
-    each = sum(p.input_shape.numel() + p.output_shape.numel() for p in plain_layers(module, shape, like).values())
-    return max(1, min(most, bytes_kept // max(1, each * like.element_size())))
-
-
 def _by_layers(
     module: nn.Module,
     params: Mapping[str, Tensor],

@@ -33,7 +33,7 @@ def eigenpairs(
     steps: int | None = None,
     largest: Largest = "magnitude",
     tolerance: float = 0.0,
-    chunk: int = 2000,
+    chunk: int | None = None,
     start: Tensor | None = None,
 ) -> Eigenpairs:
     """The k of largest magnitude, or of largest value, found as `lanczos` finds them; from a random start, always the

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from glocal.curvature.at_once import samples_at_once
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
 from glocal.curvature.outputs import Directions
@@ -68,10 +69,13 @@ def mean_factors(
     x: Tensor,
     directions: Callable[..., Tensor],
     *given: Tensor,
-    chunk: int = 500,
+    chunk: int | None = None,
 ) -> Curvature:
     """The same over a data set, `chunk` samples at a time; `directions` also gets the chunk's part of `given`, such as
     labels."""
+    if chunk is None:
+        of_first = _with(directions, tuple(t[:1] for t in given))
+        chunk = samples_at_once(module, params, buffers, x, of_first, most=500)
     total: Curvature | None = None
     for part in zip(*(t.split(chunk) for t in (x, *given)), strict=True):
         share = part[0].shape[0] / x.shape[0]

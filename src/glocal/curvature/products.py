@@ -10,14 +10,15 @@ depend on v are shared. All is reverse mode: a second backward pass is faster he
 layers have it. Chains of linear layers and rectifiers have Hessian products of their own (`chained`).
 
 `module` is in evaluation mode: with dropout or batch statistics L would be another function at every pass. At most
-`chunk` samples are differentiated at once. Where that is all of them, the passes that do not depend on v are made once
-and kept with the map; otherwise they are made anew for every product.
+`chunk` samples are differentiated at once; if not said, up to 2,000, as many as there is memory for. Where that is all
+of them, the passes that do not depend on v are made once and kept with the map; otherwise they are made anew for every
+product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -30,14 +31,19 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
+from glocal.curvature.at_once import room_for_a_product, samples_at_once
 from glocal.curvature.layers import Params
+from glocal.curvature.outputs import mean_output
 from glocal.curvature.rectified import Rectified
 from glocal.losses import OwnLoss
+from glocal.networks.convolution import Convolved
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
 
 Product: TypeAlias = Callable[[Params], Params]
+MOST = 2_000
+"""Samples that are differentiated at once."""
 
 
 def hessian_product(
@@ -47,7 +53,7 @@ def hessian_product(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    chunk: int = 2000,
+    chunk: int | None = None,
     alike: bool = False,
 ) -> Product:
     """v ↦ ∇²L v; of a chain of linear layers and rectifiers as `chained` has it, unless products of one run alone and
@@ -68,7 +74,9 @@ def hessian_product(
 
         return _second_derivative(share, params)
 
-    return _sum_over_chunks(module, of_chunk, (x, y), chunk)
+    if names and chunk is None:
+        chunk = MOST  # chains keep little, and need not be called
+    return _sum_over_chunks(module, params, buffers, of_chunk, (x, y), chunk)
 
 
 def living(module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Alive | None:
@@ -84,7 +92,7 @@ def functional_product(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    chunk: int = 2000,
+    chunk: int | None = None,
 ) -> Product:
     """v ↦ the product with the functional Hessian: that of ⟨∇_f ℓ, f_θ⟩ with the first factor held constant."""
     n = x.shape[0]
@@ -97,7 +105,7 @@ def functional_product(
 
         return _second_derivative(share, params)
 
-    return _sum_over_chunks(module, of_chunk, (x, y), chunk)
+    return _sum_over_chunks(module, params, buffers, of_chunk, (x, y), chunk)
 
 
 def gauss_newton_product(
@@ -106,7 +114,7 @@ def gauss_newton_product(
     buffers: Mapping[str, Tensor],
     x: Tensor,
     loss: Loss,
-    chunk: int = 2000,
+    chunk: int | None = None,
     y: Tensor | None = None,
 ) -> Product:
     """v ↦ the product with the Gauss–Newton matrix. It asks for no labels, unless a loss of somebody's own bends
@@ -128,7 +136,7 @@ def gauss_newton_product(
 
         return product
 
-    return _sum_over_chunks(module, of_chunk, (x, *labels), chunk)
+    return _sum_over_chunks(module, params, buffers, of_chunk, (x, *labels), chunk)
 
 
 def _by_roots(roots: Tensor) -> Callable[[Tensor], Tensor]:
@@ -175,20 +183,35 @@ def _second_derivative(value: Callable[[Params], Tensor], params: Mapping[str, T
     return lambda v: pull(v)[0]
 
 
+@contextmanager
+def _passes(module: nn.Module, x: Tensor) -> Iterator[None]:
+    """No graph reaches out of a product, even where the parameters are leaves of one. On a GPU convolutions are ours,
+    whose second derivatives are as fast as the first."""
+    with torch.no_grad(), differentiable(module), Rectified(), Convolved() if x.is_cuda else nullcontext():
+        yield
+
+
 def _sum_over_chunks(
-    module: nn.Module, of_chunk: Callable[..., Product], data: Sequence[Tensor], chunk: int
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    of_chunk: Callable[..., Product],
+    data: Sequence[Tensor],
+    chunk: int | None,
 ) -> Product:
     in_evaluation(module)
-    parts = list(zip(*(t.split(chunk) for t in data), strict=True))
-    # No graph reaches out of a product, even where the parameters are leaves of one.
-    with torch.no_grad(), differentiable(module), Rectified():
+    with _passes(module, data[0]):
+        if chunk is None:
+            room = room_for_a_product(data[0].device)
+            chunk = samples_at_once(module, params, buffers, data[0], mean_output, MOST, room)
+        parts = list(zip(*(t.split(chunk) for t in data), strict=True))
         kept = of_chunk(*data) if len(parts) == 1 else None
 
     def product(v: Params) -> Params:
         if kept is not None:  # it calls no layer
             with torch.no_grad():
                 return kept(v)
-        with torch.no_grad(), differentiable(module), Rectified():
+        with _passes(module, data[0]):
             total = {k: torch.zeros_like(t) for k, t in v.items()}
             for part in parts:
                 total = {k: total[k] + t for k, t in of_chunk(*part)(v).items()}

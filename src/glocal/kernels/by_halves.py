@@ -18,9 +18,18 @@ the same taps reach.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from glocal.kernels.triton import available
+
+WORTH = 1 << 34
+"""Products from which on it is faster than the library: below, the time goes into launching kernels."""
+SHARED = 200_000
+"""Bytes of a processor's own memory that the programs ask for: a Hopper has them."""
 
 
 class Reach(NamedTuple):
@@ -29,15 +38,19 @@ class Reach(NamedTuple):
 
     residue: int
     many: int
-    taps: tuple[int, ...]
+    taps: range
     first: int
 
     @classmethod
     def of(cls, residue: int, k: int, stride: int, padding: int, side: int) -> Reach:
         """A position p of the side reads at (p + padding − a) / stride for the taps a of which that is whole."""
-        taps = tuple(a for a in reversed(range(k)) if (residue + padding - a) % stride == 0)
+        taps = range((residue + padding) % stride, k, stride)[::-1]
         first = (residue + padding - taps[0]) // stride if taps else 0
         return cls(residue, max(0, -(-(side - residue) // stride)), taps, first)
+
+    def mirrored(self, k: int) -> slice:
+        """The taps among k in reverse order."""
+        return slice(k - 1 - self.taps[0], None, -self.taps.step)
 
     def beyond(self, read: int) -> int:
         """Zeros that are read at either end of so many numbers."""
@@ -47,6 +60,17 @@ class Reach(NamedTuple):
         return max(0, -self.first, last - (read - 1))
 
 
+def suits(x: Tensor, products: int) -> bool:
+    """Whether so many products of single numbers are to be made so: not where torch may use tf32, which is faster."""
+    single = available(x) and x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+    return single and products >= WORTH and _roomy(x.device)
+
+
+@cache
+def _roomy(device: torch.device) -> bool:
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= SHARED
+
+
 def output(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     """y: (n, width, h', w') of x (n, channels, h, w) and w (width, channels, k, k)."""
     from glocal.kernels.by_halves_triton import halved, matrix, multiply
@@ -54,25 +78,25 @@ def output(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     k = w.shape[-1]
     height, width = ((side + 2 * padding - k) // stride + 1 for side in x.shape[2:])
     y = x.new_empty(x.shape[0], height, width, w.shape[0])
-    multiply(halved(_pixels(x), padding), matrix(w.permute(2, 3, 1, 0)), y, (k, k), stride, (0, 0))
+    multiply(halved(_pixels(x), padding), matrix(w.permute(2, 3, 1, 0)), y, stride, (0, 0))
     return y.permute(0, 3, 1, 2)
 
 
 def input(y: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int, int]) -> Tensor:
     """The slope in x, (n, channels, *size)."""
-    from glocal.kernels.by_halves_triton import halved, matrix, multiply
+    from glocal.kernels.by_halves_triton import Halves, halved, matrix, multiply
 
     axes = [[Reach.of(r, w.shape[-1], stride, padding, side) for r in range(stride)] for side in size]
     rim = max(reach.beyond(read) for axis, read in zip(axes, y.shape[2:], strict=True) for reach in axis)
     slopes = halved(_pixels(y), rim)
+    mirrored = matrix(w.permute(2, 3, 0, 1).flip(0, 1))
     x = y.new_empty(y.shape[0], *size, w.shape[1])
     for down in axes[0]:
         for across in axes[1]:
             some = x[:, down.residue :: stride, across.residue :: stride]
             if down.taps and across.taps and some.numel():
-                mirrored = matrix(w[:, :, list(down.taps)][..., list(across.taps)].permute(2, 3, 0, 1))
-                begin = down.first + rim, across.first + rim
-                multiply(slopes, mirrored, some, (len(down.taps), len(across.taps)), 1, begin)
+                taps = mirrored.parts[:, down.mirrored(w.shape[-1])][:, :, across.mirrored(w.shape[-1])].contiguous()
+                multiply(slopes, Halves(taps, mirrored.largest), some, 1, (down.first + rim, across.first + rim))
             else:
                 some.zero_()
     return x.permute(0, 3, 1, 2)

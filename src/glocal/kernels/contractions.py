@@ -1,7 +1,8 @@
 r"""The three contractions of a convolution in groups, on plain tensors: the output, its input's and its weight's slope.
 
 On a GPU a convolution in many groups is fast where the library has a kernel for it: stride one, up to 256 channels. The
-others are a product for every group: the input's patches, gathered as rows, times the weight as a matrix.
+others are a product for every group: the input's patches, gathered as rows, times the weight as a matrix. One large
+convolution in single precision is made of products in half precision (`by_halves`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from glocal.kernels import by_halves
 from glocal.kernels.patches import Patches, gather, scatter
 
 NARROWEST, FEW, WIDEST = 8, 64, 256
@@ -19,6 +21,8 @@ the least are filled up with zeros: products want numbers by eights."""
 
 def output(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
     """y: (n, groups · width, h', w') of x (n, groups · channels, h, w) and w (groups · width, channels, k, k)."""
+    if groups == 1 and by_halves.suits(x, x.numel() // stride**2 * w[:, 0].numel()):
+        return by_halves.output(x, w, stride, padding)
     if by_library(x, w.shape[1], w.shape[0] // groups, w.shape[-1], stride, groups):
         x = last(x, groups)
         return torch.conv2d(x, w, None, stride, padding, 1, groups)
@@ -33,6 +37,8 @@ def output(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tens
 def input(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
     """The slope in x, (n, groups · channels, *size)."""
     channels = w.shape[1]
+    if groups == 1 and by_halves.suits(y, y.numel() * w[0].numel()):
+        return by_halves.input(y, w, stride, padding, size)
     if by_library(y, channels, w.shape[0] // groups, w.shape[-1], stride, groups):
         y = last(y, groups)
         if y.is_cuda and groups > 1 and stride == 1 and channels <= FEW:
@@ -47,6 +53,8 @@ def input(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tu
 def weight(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int) -> Tensor:
     """The slope in w, (groups · width, channels, k, k)."""
     channels, width = x.shape[1] // groups, y.shape[1] // groups
+    if groups == 1 and by_halves.suits(x, y.numel() * channels * k * k):
+        return by_halves.weight(x, y, stride, padding, k)
     if by_library(x, channels, width, k, stride, groups):
         x, y = last(x, groups), last(y, groups)
         w = unwritten((groups * width, channels, k, k), x)

@@ -99,7 +99,8 @@ def perturbation(
     """The losses of one task around its solution, on the subject's data and, where they are given, on test data.
 
     `test` holds inputs as the network takes them. `samples` examples, drawn at random, make the Hessian; losses are
-    means over at most `examples`, evenly spaced (all if not said); at most `chunk` go through the network at once.
+    means over at most `examples`, evenly spaced (all if not said). At most `chunk` go through the network at once, for
+    the Hessian as for the losses: where it uses a batch's statistics, these are the batch.
     """
     require(
         0 <= task < len(subject.solutions) - 1,
@@ -127,14 +128,14 @@ def perturbation(
     for split, value in base.items():
         finite = f"the {split} loss of task {task} is not finite at its solution: the run has diverged."
         require(value < torch.inf, finite)
-    found = principal(subject, task, eigenvectors, samples, chunk, seed)
+    found = principal(subject, task, eigenvectors, samples, seed, chunk)
     require(bool(found.values.isfinite().all()), f"the Hessian of task {task} is not finite at its solution.")
     ways: dict[Kind, Tensor] = {"eigen": found.vectors, "random": unit_directions(subject, task, directions, seed)}
     losses = {split: {kind: at(vectors, radii) for kind, vectors in ways.items()} for split, at in around.items()}
     return Perturbation(radii, found.values.cpu(), found.residuals.cpu(), base, losses)
 
 
-def principal(subject: Subject, task: int, count: int, samples: int, chunk: int, seed: int) -> Eigenpairs:
+def principal(subject: Subject, task: int, count: int, samples: int, seed: int, chunk: int | None = None) -> Eigenpairs:
     """The eigenpairs of the task's Hessian at its solution, the largest magnitude first.
 
     An eigenvector has two senses; the one whose entry of largest magnitude is positive is taken.

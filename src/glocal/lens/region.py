@@ -95,7 +95,7 @@ def radii(
 
 def principal_directions(subject: Subject, task: int, count: int = 10, samples: int = CHUNK, seed: int = 0) -> Tensor:
     """v_1, …, v_k, −v_1, …, −v_k: the eigenvectors of H_o at θ_o of largest |eigenvalue|, in both senses, (2k, P)."""
-    found = principal(subject, task, count, samples, chunk=500, seed=seed).vectors
+    found = principal(subject, task, count, samples, seed).vectors
     return torch.cat([found, -found])
 
 

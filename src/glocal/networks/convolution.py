@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
 
 from glocal.kernels import contractions
 from glocal.kernels.mapped import Dims, into
@@ -24,13 +26,41 @@ class Conv2d(nn.Conv2d):
     """`nn.Conv2d`. What is particular about it is left to torch: dilation, groups, padding by other than zeros."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (stride, across), padding = self.stride, self.padding
-        common = self.dilation == (1, 1) and self.groups == 1 and self.padding_mode == "zeros" and input.dim() == 4
-        square = stride == across and weight.shape[-1] == weight.shape[-2] and padding[0] == padding[-1]
-        if not common or not square or isinstance(padding, str):
-            return super()._conv_forward(input, weight, bias)
-        z = convolve(input, weight, stride, int(padding[0]))
-        return z if bias is None else z + bias.view(-1, 1, 1)
+        made = None
+        if self.padding_mode == "zeros":
+            made = _common(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return super()._conv_forward(input, weight, bias) if made is None else made
+
+
+class Convolved(TorchFunctionMode):
+    """While it lasts torch's convolutions are those of this file, but for what is particular."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = _common(*args, **(kwargs or {})) if func is torch.conv2d else None
+        return func(*args, **(kwargs or {})) if made is None else made
+
+
+def _common(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """The convolution, if it is by squares, alike in both directions."""
+    if isinstance(padding, str) or groups != 1 or input.dim() != 4 or weight.shape[-1] != weight.shape[-2]:
+        return None
+    (stride, across), (padding, aside), far = _pair(stride), _pair(padding), _pair(dilation)
+    if stride != across or padding != aside or far != (1, 1):
+        return None
+    z = convolve(input, weight, stride, padding)
+    return z if bias is None else z + bias.view(-1, 1, 1)
+
+
+def _pair(number: Any) -> tuple[int, int]:
+    return (number, number) if isinstance(number, int) else tuple(number) * (2 // len(number))
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

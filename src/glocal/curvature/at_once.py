@@ -1,0 +1,52 @@
+"""How many samples are differentiated at once: as many as there is memory for, whatever their size.
+
+What a pass keeps grows with the numbers that a network's layers take and give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from glocal.curvature.layers import KINDS
+from glocal.curvature.outputs import Directions
+
+BYTES, SHARE = 1 << 30, 12
+"""For layers' inputs and outputs: so many bytes, or for one product on a GPU a twelfth of its memory. A Hessian product
+keeps about three times as much."""
+
+
+def samples_at_once(
+    module: nn.Module,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    x: Tensor,
+    directions: Directions,
+    most: int,
+    room: int = BYTES,
+) -> int:
+    """As many as make layers' inputs, and slopes of their outputs in every one of the directions, of so many bytes; not
+    more than `most`. The first of `x` tells."""
+    taken, given = [0], [0]
+
+    def count(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        taken[0] += sum(a.numel() * a.element_size() for a in args)
+        given[0] += output.numel() * output.element_size()
+
+    handles = [part.register_forward_hook(count) for part in module.modules() if isinstance(part, KINDS)]
+    try:
+        with torch.no_grad():
+            ways = directions(functional_call(module, {**params, **buffers}, (x[:1],))).shape[1]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(1, min(most, room // max(1, taken[0] + ways * given[0])))
+
+
+def room_for_a_product(device: torch.device) -> int:
+    if device.type != "cuda":
+        return BYTES
+    return torch.cuda.get_device_properties(device).total_memory // SHARE

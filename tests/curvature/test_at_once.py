@@ -1,0 +1,72 @@
+"""How many samples are differentiated at once: counted by hand, and of no effect on what is found."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from glocal import losses
+from glocal.curvature import kronecker, products
+from glocal.curvature.at_once import samples_at_once
+from glocal.curvature.outputs import Directions, every_output, mean_output
+from glocal.curvature.products import functional_product, gauss_newton_product, hessian_product
+
+
+def network() -> tuple[nn.Module, dict[str, Tensor]]:
+    """A convolution that takes 1 · 6 · 6 numbers and gives 2 · 4 · 4, a linear layer from 32 to 3."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)).double().eval()
+    return module, {k: p.detach() for k, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("directions", "numbers"), [(mean_output, 36 + 32 + 1 * (32 + 3)), (every_output, 36 + 32 + 3 * (32 + 3))]
+)
+def test_as_many_as_there_is_room_for(directions: Directions, numbers: int) -> None:
+    module, params = network()
+    x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
+    for room, expected in ((0, 1), (8 * numbers, 1), (16 * numbers - 1, 1), (16 * numbers, 2), (8 * numbers * 90, 9)):
+        assert samples_at_once(module, params, {}, x, directions, most=9, room=room) == expected
+    assert not module[0]._forward_hooks  # type: ignore[index]
+
+
+def test_a_call_by_keyword_is_counted_too() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(input=x)
+
+    module = Named()
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    assert samples_at_once(module, params, {}, torch.ones(3, 4), mean_output, most=100, room=80) == 80 // (4 * 2)
+
+
+def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, params = network()
+    x, y, loss = torch.randn(7, 1, 6, 6, dtype=torch.float64), torch.arange(7) % 3, losses.get("cross-entropy")
+    v = {k: torch.randn_like(p) for k, p in params.items()}
+
+    def everything() -> list[dict]:
+        return [
+            hessian_product(module, params, {}, x, y, loss)(v),
+            functional_product(module, params, {}, x, y, loss)(v),
+            gauss_newton_product(module, params, {}, x, loss)(v),
+            kronecker.mean_factors(module, params, {}, x, loss.hessian_root)["kronecker"],
+        ]
+
+    together = everything()
+    batches: list[int] = []
+    module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    numbers = 36 + 32 + 32 + 3
+    monkeypatch.setattr(products, "room_for_a_product", lambda _: 3 * 8 * numbers)
+    few = partial(samples_at_once, room=2 * 8 * (36 + 32 + 3 * (32 + 3)))
+    monkeypatch.setattr(kronecker, "samples_at_once", few)
+    apart = everything()
+    assert max(batches) == 3 and 2 in batches
+    torch.testing.assert_close(apart, together, rtol=1e-10, atol=1e-12)
