@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from glocal.algorithms import ALGORITHMS
 from glocal.engine.config import ROUNDING
 from glocal.metrics import summary
 from glocal.networks.model import PRECISIONS
@@ -113,6 +114,8 @@ the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight.
 """
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
+UNFIT = {"hat": "whose masks are for chains of layers, which ResNet-18 is not"}
+"""Algorithms that a split challenge's network does not suit."""
 
 
 def split(challenge: str) -> str:
@@ -126,7 +129,7 @@ def split(challenge: str) -> str:
     if any(line.acc.units is not None for line in made.lines):
         parts += [agreement(made), *by_more_seeds(runs, made)]
     if challenge in MEASURED:
-        parts.append(projection(runs, COLUMNS[challenge]))
+        parts += [projection(runs, COLUMNS[challenge]), *others(runs, challenge)]
     parts += figures(runs, challenge)
     parts += exemplars(made)
     return "\n\n".join([*parts, str(render(made, "markdown")).strip()]) + "\n\n"
@@ -245,6 +248,27 @@ def projection(runs: Runs, column: Column) -> str:
     )
     told += f", without {', '.join(absent)}, of which there are no runs." if absent else "."
     return "\n".join([*lines, "", told])
+
+
+def others(runs: Runs, challenge: str) -> list[str]:
+    """Every algorithm that the table has no row of, one short run each."""
+    file = RESULTS / f"{challenge}-others.parquet"
+    if not file.exists():
+        return []
+    more = results.read(file)
+    ((lr, seed),) = {(run.lr, run.seed) for run in more}
+    lines = ["| algorithm | ACC | FGT | ms a step | s in all |", "| --- |" + " ---: |" * 4]
+    for run in sorted(more, key=lambda run: list(ALGORITHMS).index(_chosen(run)[0])):
+        found, took = summary(run), run.info["cost"]
+        accuracies = f"{100 * found['acc']:.2f} | {100 * found['forgetting']:.2f}"
+        lines.append(
+            f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
+        )
+    here = {_chosen(run)[0] for run in (*runs, *more)}
+    absent = [f"`{name}`" + (f", {UNFIT[name]}" if name in UNFIT else "") for name in ALGORITHMS if name not in here]
+    told = f" Not among them: {'; '.join(absent)}." if absent else ""
+    about = f"The algorithms without a row, each once, alone, at learning rate {lr:g} and with seed {seed}: "
+    return [f"{about}{cost(more)}{told}", "\n".join(lines)]
 
 
 def unfilled(runs: Runs) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from glocal import losses
 from glocal.curvature import kronecker, products
 from glocal.curvature.at_once import samples_at_once
 from glocal.curvature.outputs import Directions, every_output, mean_output
 from glocal.curvature.products import functional_product, gauss_newton_product, hessian_product
+from glocal.kernels.mapped import side_by_side
 
 
 def network() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -29,7 +29,7 @@ def test_as_many_as_there_is_room_for(directions: Directions, numbers: int) -> N
     module, params = network()
     x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
     for room, expected in ((0, 1), (8 * numbers, 1), (16 * numbers - 1, 1), (16 * numbers, 2), (8 * numbers * 90, 9)):
-        assert samples_at_once(module, params, {}, x, directions, most=9, room=room) == expected
+        assert samples_at_once(module, params, {}, x, directions, most=9, within=room) == expected
     assert not module[0]._forward_hooks  # type: ignore[index]
 
 
@@ -44,7 +44,7 @@ def test_a_call_by_keyword_is_counted_too() -> None:
 
     module = Named()
     params = {k: p.detach() for k, p in module.named_parameters()}
-    assert samples_at_once(module, params, {}, torch.ones(3, 4), mean_output, most=100, room=80) == 80 // (4 * 2)
+    assert samples_at_once(module, params, {}, torch.ones(3, 4), mean_output, most=100, within=80) == 80 // (4 * 2)
 
 
 def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +64,25 @@ def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.Mo
     batches: list[int] = []
     module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     numbers = 36 + 32 + 32 + 3
-    monkeypatch.setattr(products, "room_for_a_product", lambda _: 3 * 8 * numbers)
-    few = partial(samples_at_once, room=2 * 8 * (36 + 32 + 3 * (32 + 3)))
-    monkeypatch.setattr(kronecker, "samples_at_once", few)
+    monkeypatch.setattr(products, "room", lambda _: 3 * 8 * numbers)
+    monkeypatch.setattr(kronecker, "room", lambda _: 2 * 8 * (36 + 32 + 3 * (32 + 3)))
     apart = everything()
     assert max(batches) == 3 and 2 in batches
     torch.testing.assert_close(apart, together, rtol=1e-10, atol=1e-12)
+
+
+def test_runs_that_are_mapped_side_by_side_are_counted() -> None:
+    seen: list[int] = []
+
+    def one(x: Tensor) -> Tensor:
+        seen.append(side_by_side(x))
+        return x
+
+    x = torch.ones(5, 4, 3)
+    one(x)
+    vmap(one)(x)
+    vmap(one, in_dims=2)(x)
+    vmap(lambda row: vmap(one)(row))(x)
+    vmap(lambda row: grad(lambda a: one(a).sum())(row))(x)
+    vmap(lambda _: one(torch.ones(2)))(x)
+    assert seen == [1, 5, 3, 20, 5, 1]

@@ -121,6 +121,23 @@ def test_projected_cost(page: ModuleType) -> None:
     assert "median epoch of 4 runs trained" in page.projection(runs[:2], TINY)
 
 
+def test_algorithms_without_a_row_are_told_of_once(page: ModuleType, tmp_path: Path) -> None:
+    """Task 1 loses 0.1, half of that among its own classes: 0.05; the mean of 0.9 and 0.95 is 0.925."""
+    table = Runs([short("sgd", 0.1), short("er", 0.1)])
+    assert page.others(table, "split-tinyimagenet") == []
+    more = Runs([short("derpp", 0.01, 9.4, pace=0.0084), short("gem", 0.01, 17.6, pace=0.01)])
+    results.add(more, tmp_path / "split-tinyimagenet-others.parquet")
+    told, lines = page.others(table, "split-tinyimagenet")
+    assert "each once, alone, at learning rate 0.01 and with seed 11: 2 runs took 27 s together" in told
+    absent = told.partition("Not among them: ")[2]
+    assert "`hat`, whose masks" in absent and "`laplace`;" in absent
+    assert not any(f"`{name}`" in absent for name in ("sgd", "er", "gem", "derpp"))
+    assert lines.splitlines()[2:] == [
+        "| `gem` | 92.50 | 5.00 | 10.00 | 18 |",
+        "| `derpp` | 92.50 | 5.00 | 8.40 | 9 |",
+    ]
+
+
 def test_days_where_they_are_known(page: ModuleType) -> None:
     first, last = ("2024-02-28T23:59:59+00:00", "2024-03-02T00:00:00+00:00")
     undated = short("sgd", 0.1)

@@ -13,10 +13,11 @@ from torch.func import functional_call
 
 from glocal.curvature.layers import KINDS
 from glocal.curvature.outputs import Directions
+from glocal.kernels.mapped import side_by_side
 
 BYTES, SHARE = 1 << 30, 12
-"""For layers' inputs and outputs: so many bytes, or for one product on a GPU a twelfth of its memory. A Hessian product
-keeps about three times as much."""
+"""For layers' inputs and outputs: so many bytes, or on a GPU a twelfth of its memory, where it is to hold no others. A
+Hessian product keeps about three times as much."""
 
 
 def samples_at_once(
@@ -26,7 +27,7 @@ def samples_at_once(
     x: Tensor,
     directions: Directions,
     most: int,
-    room: int = BYTES,
+    within: int = BYTES,
 ) -> int:
     """As many as make layers' inputs, and slopes of their outputs in every one of the directions, of so many bytes; not
     more than `most`. The first of `x` tells."""
@@ -43,10 +44,12 @@ def samples_at_once(
     finally:
         for handle in handles:
             handle.remove()
-    return max(1, min(most, room // max(1, taken[0] + ways * given[0])))
+    return max(1, min(most, within // max(1, taken[0] + ways * given[0])))
 
 
-def room_for_a_product(device: torch.device) -> int:
-    if device.type != "cuda":
+def room(params: Mapping[str, Tensor]) -> int:
+    """Bytes for one of the runs that are mapped side by side."""
+    one = next(iter(params.values()))
+    if one.device.type != "cuda":
         return BYTES
-    return torch.cuda.get_device_properties(device).total_memory // SHARE
+    return max(BYTES, torch.cuda.get_device_properties(one.device).total_memory // SHARE // side_by_side(one))

@@ -23,12 +23,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.at_once import samples_at_once
+from glocal.curvature.at_once import room, samples_at_once
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
 from glocal.curvature.outputs import Directions
 
 Curvature: TypeAlias = dict[str, dict[str, Any]]
+MOST = 500
+"""Samples that are differentiated at once."""
 
 
 def factors(
@@ -75,7 +77,7 @@ def mean_factors(
     labels."""
     if chunk is None:
         of_first = _with(directions, tuple(t[:1] for t in given))
-        chunk = samples_at_once(module, params, buffers, x, of_first, most=500)
+        chunk = samples_at_once(module, params, buffers, x, of_first, MOST, room(params))
     total: Curvature | None = None
     for part in zip(*(t.split(chunk) for t in (x, *given)), strict=True):
         share = part[0].shape[0] / x.shape[0]

@@ -31,7 +31,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
-from glocal.curvature.at_once import room_for_a_product, samples_at_once
+from glocal.curvature.at_once import room, samples_at_once
 from glocal.curvature.layers import Params
 from glocal.curvature.outputs import mean_output
 from glocal.curvature.rectified import Rectified
@@ -202,8 +202,7 @@ def _sum_over_chunks(
     in_evaluation(module)
     with _passes(module, data[0]):
         if chunk is None:
-            room = room_for_a_product(data[0].device)
-            chunk = samples_at_once(module, params, buffers, data[0], mean_output, MOST, room)
+            chunk = samples_at_once(module, params, buffers, data[0], mean_output, MOST, room(params))
         parts = list(zip(*(t.split(chunk) for t in data), strict=True))
         kept = of_chunk(*data) if len(parts) == 1 else None
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from glocal.kernels.triton import available
 
-WORTH = 1 << 34
-"""Products from which on it is faster than the library: below, the time goes into launching kernels."""
+WORTH = 1 << 33
+"""Products from which on it is faster than the library on an H200: below, the time goes into launching kernels."""
 SHARED = 200_000
 """Bytes of a processor's own memory that the programs ask for: a Hopper has them."""
 

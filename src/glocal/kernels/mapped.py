@@ -20,3 +20,11 @@ def into(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
 def is_mapped(*tensors: Tensor) -> bool:
     """Whether one of them may stand for several runs' or vectors': `vmap` is at work on it, or `grad` inside that."""
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+
+
+def side_by_side(tensor: Tensor) -> int:
+    """How many runs' or vectors' it stands for."""
+    whole = tensor
+    while is_mapped(whole):
+        whole = torch._C._functorch.get_unwrapped(whole)
+    return whole.numel() // max(1, tensor.numel())
