@@ -44,12 +44,12 @@ from benchmarks.eigen_contender import EFFORTS, PAIRS, SIDE, network
 from benchmarks.process import ROOT, Worker, WorkerError
 from benchmarks.results import Spread, machine
 from glocal import __version__, challenges, losses
-from glocal.curvature.exact import exactly
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
+from glocal.kernels.exact import exactly
 from glocal.networks import NETWORKS
 from glocal.networks.door import Door
 from glocal.networks.mlp import mlp
@@ -251,6 +251,8 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
         first, found = timed(work, device)
         again, found = timed(work, device)
         made[name] = {"parameters": parameters, "seconds": again, "first_seconds": first, "goal": GOALS[name]}
+        if device.type == "cuda":
+            made[name]["peak_bytes"] = torch.cuda.max_memory_allocated()
         if name == "resnet18":
             (values, vectors, residuals), products = found
             largest = float(values[0].abs())
@@ -266,7 +268,6 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
             made[name] |= {"largest": float(found[-1]), "smallest": float(found[0])}
         table.add_row(name, f"{parameters:,}", f"{again:.2f}", f"< {GOALS[name]:g}")
         if device.type == "cuda":
-            made[name]["peak_bytes"] = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
     console.print(table)
     where = machine() | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})

@@ -265,9 +265,9 @@ def others(runs: Runs, challenge: str) -> list[str]:
             f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
         )
     here = {_chosen(run)[0] for run in (*runs, *more)}
-    absent = [f"`{name}`" + (f", {UNFIT[name]}" if name in UNFIT else "") for name in ALGORITHMS if name not in here]
+    absent = [f"`{name}`, {UNFIT.get(name, 'not run yet')}" for name in ALGORITHMS if name not in here]
     told = f" Not among them: {'; '.join(absent)}." if absent else ""
-    about = f"The algorithms without a row, each once, alone, at learning rate {lr:g} and with seed {seed}: "
+    about = f"Algorithms without a row, each once, at learning rate {lr:g} and with seed {seed}: "
     return [f"{about}{cost(more)}{told}", "\n".join(lines)]
 
 

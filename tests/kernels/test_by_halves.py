@@ -3,6 +3,7 @@ Triton's interpreter (TRITON_INTERPRET=1, where Triton is installed)."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from glocal import losses
-from glocal.curvature.exact import exactly, tf32
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten
 from glocal.kernels import by_halves
 from glocal.kernels.by_halves import Reach
+from glocal.kernels.exact import exactly, tf32
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,6 +33,8 @@ SHAPES = [  # n, channels, width, h, w, k, stride, padding
     (2, 16, 8, 7, 8, 1, 2, 0),
     (2, 8, 8, 6, 6, 3, 1, 0),
     (1, 16, 16, 5, 5, 2, 3, 0),
+    (2, 16, 16, 4, 5, 3, 2, 4),
+    (2, 16, 24, 4, 4, 1, 1, 2),
 ]
 LARGE = [(64, 64, 128, 32, 32, 3, 2, 1), (300, 128, 128, 16, 16, 3, 1, 1), (70, 512, 512, 4, 4, 3, 1, 1)]
 
@@ -85,18 +88,74 @@ def test_as_exact_as_single_precision(shape: tuple[int, ...]) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("scales", [(1e-30, 1e25), (1e30, 1e-30), (0.0, 1.0)], ids=str)
+@pytest.mark.parametrize("scales", [(1e-30, 1e25), (1e30, 1e-30), (0.0, 1.0), (1e36, 1e-36)], ids=str)
 def test_units_follow_the_numbers(scales: tuple[float, float]) -> None:
     for found, wanted in contractions(SHAPES[0], scales):
         assert (found.double() - wanted).norm() <= 5e-7 * wanted.norm()
 
 
 @kernels
-@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-def test_what_is_not_finite_has_no_product(bad: float) -> None:
-    x, w = torch.ones(1, 16, 4, 4, device=DEVICE), torch.ones(16, 16, 3, 3, device=DEVICE)
-    x[0, 3, 1, 1] = bad
-    assert by_halves.output(x, w, 1, 1).isnan().all()
+@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1.0, 3e15])
+def test_numbers_taken_apart_are_as_far_off_as_it_is_said(scale: float) -> None:
+    from glocal.kernels.by_halves_triton import halved
+
+    stream = torch.Generator().manual_seed(0)
+    sizes = 2.0 ** -torch.arange(48).repeat_interleave(16)
+    x = scale * sizes * torch.randn(768, generator=stream).clamp(-2, 2)
+    parts, largest = halved(x.view(1, 1, 48, 16).to(DEVICE), 0, "image")
+    unit = 2.0 ** max(-126, math.frexp(float(largest))[1] - 15)
+    found = unit * parts.double().cpu().sum(0).flatten()
+    off, whole = (found - x.double()).abs(), x.double().abs().max()
+    assert float(largest) == float(x.abs().max())
+    bound = torch.maximum(2.0**-22 * x.double().abs(), 2.0**-39 * whole)
+    assert (off <= bound).all()
+    if scale > 1e-30:  # below, numbers have fewer digits themselves
+        assert (off > 2.0**-22 * x.double().abs()).any()
+
+
+@kernels
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e18])
+def test_images_and_channels_do_not_disturb_each_other(bad: float) -> None:
+    """Runs that share their images have the channels of one convolution, and one of them may have diverged."""
+    stream = torch.Generator().manual_seed(0)
+    x, w, y = (torch.randn(3, 16, *size, generator=stream).to(DEVICE) for size in ((4, 4), (3, 3), (4, 4)))
+    w = torch.cat([w] * 4)
+    before = by_halves.output(x, w, 1, 1), by_halves.input(y[:, :12], w, 1, 1, (4, 4)), by_halves.weight(x, y, 1, 1, 3)
+    x[1, 3, 1, 1] = w[5, 2, 0, 0] = y[2, 5, 0, 3] = bad
+    output, slope = by_halves.output(x, w, 1, 1), by_halves.weight(x, y, 1, 1, 3)
+    others = [i for i in range(12) if i != 5]
+    assert (output[[0, 2]][:, others] == before[0][[0, 2]][:, others]).all()
+    assert (slope[others[:4]][:, :3] == before[2][others[:4]][:, :3]).all()
+    if not math.isfinite(bad):
+        assert output[1].isnan().all() and output[:, 5].isnan().all() and slope[5].isnan().all()
+        assert slope[:, 3].isnan().all()
+    w[5, 2, 0, 0] = w[5, 3, 0, 0]  # finite
+    assert (by_halves.input(y[:2, :12], w, 1, 1, (4, 4)).isfinite()).all()
+
+
+@kernels
+def test_channels_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="images of 3 channels were given to a weight for 5"):
+        by_halves.output(torch.ones(1, 3, 4, 4, device=DEVICE), torch.ones(2, 5, 3, 3, device=DEVICE), 1, 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_graph_makes_the_same() -> None:
+    x, w = torch.randn(4, 16, 6, 6, device=DEVICE), torch.randn(32, 16, 3, 3, device=DEVICE)
+    slope = torch.randn(4, 32, 3, 3, device=DEVICE)
+
+    def everything() -> list[Tensor]:
+        found = by_halves.output(x, w, 2, 1), by_halves.input(slope, w, 2, 1, (6, 6))
+        return [*found, by_halves.weight(x, slope, 2, 1, 3)]
+
+    everything()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = everything()
+    x.normal_().mul_(1e6)
+    slope.normal_()
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(captured, everything(), strict=True))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 from torch.nn import functional
 
+from glocal.kernels import contractions
 from glocal.networks.convolution import Conv2d, Convolved, Input, Output, Weight, convolve
 
 SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
@@ -118,3 +119,35 @@ def test_functions_take_numbers_pairs_and_single_images() -> None:
         theirs = call()
         with Convolved():
             torch.testing.assert_close(call(), theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_networks_that_view_their_images_in_order_need_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of convolutions with their channels last there is no such view."""
+    ours = contractions.output
+    last = lambda *given: ours(*given).contiguous(memory_format=torch.channels_last)  # noqa: E731
+    monkeypatch.setattr(contractions, "output", last)
+    x, w = tensors(3, 5, 6, 3)
+    expected = functional.conv2d(x, w).flatten(1)
+    with Convolved():
+        z = torch.conv2d(x, w)
+        found = z.view(len(z), -1), z.view(size=(len(z), -1)), z.relu().view(torch.Size([2, 80]))
+        bits = z.view(torch.int64)
+    torch.testing.assert_close(found[:2], (expected, expected))
+    torch.testing.assert_close(found[2], expected.relu())
+    assert bits.dtype == torch.int64 and bits.shape == z.shape
+    with pytest.raises(RuntimeError, match="view"):
+        z.view(len(z), -1)
+
+
+def test_what_is_cast_or_complex_is_left_to_torch() -> None:
+    torch.manual_seed(0)
+    for kind in (torch.float32, torch.complex64):
+        x, w = torch.randn(2, 3, 6, 6, dtype=kind), torch.randn(4, 3, 3, 3, dtype=kind, requires_grad=True)
+        outside = torch.autocast("cpu", torch.bfloat16, enabled=kind == torch.float32)
+        with outside:
+            theirs = torch.conv2d(x, w)
+        with Convolved(), outside:
+            ours = torch.conv2d(x, w)
+        assert ours.dtype == theirs.dtype
+        slopes = (torch.autograd.grad(z.abs().square().sum(), w) for z in (ours, theirs))
+        torch.testing.assert_close(*slopes)

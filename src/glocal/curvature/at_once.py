@@ -6,6 +6,7 @@ What a pass keeps grows with the numbers that a network's layers take and give.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +26,25 @@ def samples_at_once(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
+    directions: Directions | None,
     most: int,
     within: int = BYTES,
 ) -> int:
-    """As many as make layers' inputs, and slopes of their outputs in every one of the directions, of so many bytes; not
-    more than `most`. The first of `x` tells."""
+    """As many as make layers' inputs, and their outputs or slopes of these in every one of the directions, of so many
+    bytes; not more than `most`. The first of `x` tells: a network that cannot take it alone gets `most`."""
     taken, given = [0], [0]
 
-    def count(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        taken[0] += sum(a.numel() * a.element_size() for a in args)
-        given[0] += output.numel() * output.element_size()
+    def count(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        taken[0] += _bytes(args)
+        given[0] += _bytes(output if isinstance(output, tuple) else (output,))
 
     handles = [part.register_forward_hook(count) for part in module.modules() if isinstance(part, KINDS)]
     try:
         with torch.no_grad():
-            ways = directions(functional_call(module, {**params, **buffers}, (x[:1],))).shape[1]
+            outputs = functional_call(module, {**params, **buffers}, (x[:1],))
+            ways = 1 if directions is None else directions(outputs).shape[1]
+    except Exception:
+        return most  # whatever is wrong, the pass itself says it better
     finally:
         for handle in handles:
             handle.remove()
@@ -50,6 +54,10 @@ def samples_at_once(
 def room(params: Mapping[str, Tensor]) -> int:
     """Bytes for one of the runs that are mapped side by side."""
     one = next(iter(params.values()))
-    if one.device.type != "cuda":
-        return BYTES
-    return max(BYTES, torch.cuda.get_device_properties(one.device).total_memory // SHARE // side_by_side(one))
+    on_gpu = one.device.type == "cuda"
+    whole = torch.cuda.get_device_properties(one.device).total_memory // SHARE if on_gpu else BYTES
+    return whole // side_by_side(one)
+
+
+def _bytes(given: tuple[Any, ...]) -> int:
+    return sum(t.numel() * t.element_size() for t in given if isinstance(t, Tensor))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.exact import exactly
 from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector
 from glocal.curvature.products import hessian_product, living
 from glocal.curvature.vector import flatten, unflatten
+from glocal.kernels.exact import exactly
 
 if TYPE_CHECKING:
     from glocal.losses import Loss

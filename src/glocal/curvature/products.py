@@ -33,7 +33,6 @@ from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
 from glocal.curvature.at_once import room, samples_at_once
 from glocal.curvature.layers import Params
-from glocal.curvature.outputs import mean_output
 from glocal.curvature.rectified import Rectified
 from glocal.losses import OwnLoss
 from glocal.networks.convolution import Convolved
@@ -202,7 +201,7 @@ def _sum_over_chunks(
     in_evaluation(module)
     with _passes(module, data[0]):
         if chunk is None:
-            chunk = samples_at_once(module, params, buffers, data[0], mean_output, MOST, room(params))
+            chunk = samples_at_once(module, params, buffers, data[0], None, MOST, room(params))
         parts = list(zip(*(t.split(chunk) for t in data), strict=True))
         kept = of_chunk(*data) if len(parts) == 1 else None
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised when the same configuration would give other numbers than before."""
-ROUNDING = {2: 5, 3: 5, 4: 5}
+ROUNDING = {2: 6, 3: 6, 4: 6, 5: 6}
 """Protocols and later ones that give the same numbers but for rounding; in 5 OGD's memory of convolutions is larger."""
 
 

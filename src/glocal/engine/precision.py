@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from glocal.curvature.exact import tf32
+from glocal.kernels.exact import tf32
 from glocal.networks.model import Precision
 
 

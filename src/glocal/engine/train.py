@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -71,7 +72,9 @@ def train(
     The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
     until the generator goes on. Who watches is called after every epoch; it must leave all as it is.
     """
-    with multiplying(cohort.precision):
+    on_gpu = cohort.device.type == "cuda"
+    # Streams, graphs and kernels are made on the GPU that is torch's current one.
+    with multiplying(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
         yield from _train(cohort, begin, execution, progress or Silent(), watch)
 
 

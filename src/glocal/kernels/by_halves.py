@@ -1,8 +1,12 @@
 r"""The contractions of a convolution in single precision, by the units of a GPU that multiply half precision.
 
-A number is the sum of two of 11 significant bits, x = u (h + l), with one power of two u for a whole tensor, and
+A number is the sum of two of 11 significant bits, x = u (h + l), with a power of two u, and
 
     x y = u u' (h h' + h l' + l h')    up to l l', 2⁻²² of it.
+
+u is common to an image, or to a channel of all images or of the weight: what is not finite, or far larger, in one of
+them leaves the others as they are. A number is off by 2⁻²² of itself at most, or by 2⁻³⁹ of the largest with the same
+u, where that is more.
 
 Such units make these three products sooner than one in single precision, but cut digits off where they add up: they add
 up few products at a time, and the rest is added as usual.
@@ -24,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from glocal.kernels.exact import convolved_exactly
 from glocal.kernels.triton import available
 
 WORTH = 1 << 33
@@ -62,8 +67,8 @@ class Reach(NamedTuple):
 
 def suits(x: Tensor, products: int) -> bool:
     """Whether so many products of single numbers are to be made so: not where torch may use tf32, which is faster."""
-    single = available(x) and x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
-    return single and products >= WORTH and _roomy(x.device)
+    single = products >= WORTH and available(x) and x.dtype == torch.float32
+    return single and _roomy(x.device) and convolved_exactly()
 
 
 @cache
@@ -75,10 +80,12 @@ def output(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     """y: (n, width, h', w') of x (n, channels, h, w) and w (width, channels, k, k)."""
     from glocal.kernels.by_halves_triton import halved, matrix, multiply
 
+    if x.shape[1] != w.shape[1]:
+        raise ValueError(f"images of {x.shape[1]} channels were given to a weight for {w.shape[1]}.")
     k = w.shape[-1]
     height, width = ((side + 2 * padding - k) // stride + 1 for side in x.shape[2:])
     y = x.new_empty(x.shape[0], height, width, w.shape[0])
-    multiply(halved(_pixels(x), padding), matrix(w.permute(2, 3, 1, 0)), y, stride, (0, 0))
+    multiply(halved(_pixels(x), padding, "image"), matrix(w.permute(2, 3, 1, 0)), y, stride, (0, 0))
     return y.permute(0, 3, 1, 2)
 
 
@@ -88,7 +95,7 @@ def input(y: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int, int]
 
     axes = [[Reach.of(r, w.shape[-1], stride, padding, side) for r in range(stride)] for side in size]
     rim = max(reach.beyond(read) for axis, read in zip(axes, y.shape[2:], strict=True) for reach in axis)
-    slopes = halved(_pixels(y), rim)
+    slopes = halved(_pixels(y), rim, "image")
     mirrored = matrix(w.permute(2, 3, 0, 1).flip(0, 1))
     x = y.new_empty(y.shape[0], *size, w.shape[1])
     for down in axes[0]:
@@ -106,8 +113,8 @@ def weight(x: Tensor, y: Tensor, stride: int, padding: int, k: int) -> Tensor:
     """The slope in w, (width, channels, k, k)."""
     from glocal.kernels.by_halves_triton import correlate, halved
 
-    found = correlate(halved(_pixels(y), 0), halved(_pixels(x), padding), stride, k)
-    return found[: y.shape[1], :, :, : x.shape[1]].permute(0, 3, 1, 2)
+    found = correlate(halved(_pixels(y), 0, "channel"), halved(_pixels(x), padding, "channel"), stride, k)
+    return found[: y.shape[1], :, :, : x.shape[1]].permute(0, 3, 1, 2).contiguous()
 
 
 def _pixels(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ What differs from layer to layer is given as numbers, so that few kernels are co
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -17,13 +17,13 @@ LEAST = 16
 """Channels that are multiplied at a time, at least."""
 NUMBERS = 1024
 """That one program halves."""
-POSITIONS = 4096
-"""That one program sums over."""
+POSITIONS, SPLITS = 4096, 256
+"""That one program sums over, and the most parts that a sum is made in: where positions are more, it sums over more."""
 
 
 class Halves(NamedTuple):
-    """h and l of a tensor (n, rows, columns, channels), (2, n, rows, columns, channels), and its largest magnitude, of
-    which u is made."""
+    """h and l of a tensor (n, rows, columns, channels), (2, n, rows, columns, channels), and the largest magnitudes, of
+    every image or every channel, of which its u is made."""
 
     parts: Tensor
     largest: Tensor
@@ -39,21 +39,21 @@ class Shape(NamedTuple):
     num_stages: int
 
 
-def halved(pixels: Tensor, rim: int = 0) -> Halves:
+def halved(pixels: Tensor, rim: int, units: Literal["image", "channel"]) -> Halves:
     """Images (n, h, w, channels) with a rim of zeros, and with channels of zeros up to a multiple of LEAST."""
     pixels = pixels.contiguous()
     n, h, w, channels = pixels.shape
     wide = triton.cdiv(channels, LEAST) * LEAST
     parts = pixels.new_empty(2, n, h + 2 * rim, w + 2 * rim, wide, dtype=torch.float16)
-    largest = torch.linalg.vector_norm(pixels, torch.inf)
+    largest = torch.linalg.vector_norm(pixels, torch.inf, (1, 2, 3) if units == "image" else (0, 1, 2))
     grid = n * (h + 2 * rim), triton.cdiv((w + 2 * rim) * wide, NUMBERS)
-    _halve[grid](pixels, parts, largest, parts.stride(0), h, w, rim, channels, wide, NUMBERS)
+    _halve[grid](pixels, parts, largest, parts.stride(0), h, w, rim, channels, wide, units == "image", NUMBERS)
     return Halves(parts, largest)
 
 
 def matrix(taps: Tensor) -> Halves:
     """Weights (a, b, from, to), with zeros up to multiples of LEAST."""
-    return halved(functional.pad(taps, [0, 0, 0, -taps.shape[2] % LEAST]))
+    return halved(functional.pad(taps, [0, 0, 0, -taps.shape[2] % LEAST]), 0, "channel")
 
 
 def multiply(x: Halves, w: Halves, y: Tensor, stride: int, begin: tuple[int, int]) -> None:
@@ -75,11 +75,13 @@ def correlate(y: Halves, x: Halves, stride: int, k: int) -> Tensor:
     _, n, h, v, wide = y.parts.shape
     _, _, height, width, channels = x.parts.shape
     shape = correlated(wide, k * channels)
-    splits = triton.cdiv(n * h * v, POSITIONS)
+    each = max(POSITIONS, triton.cdiv(triton.cdiv(n * h * v, SPLITS), POSITIONS) * POSITIONS)
+    splits = triton.cdiv(n * h * v, each)
     found = y.largest.new_empty(splits, wide, k, k, channels)
     tiles = triton.cdiv(wide, shape.rows), triton.cdiv(k * channels, shape.columns)
     strides = y.parts.stride(0), x.parts.stride(0)
-    measures = tiles[0], height, width, wide, channels, k, stride, h, v, POSITIONS
+    real = len(y.largest), len(x.largest)
+    measures = tiles[0], height, width, wide, channels, *real, k, stride, each, h, v
     _correlate[tiles[0] * tiles[1], k, splits](
         y.parts, x.parts, found, y.largest, x.largest, n * h * v, *strides, *measures, **shape._asdict()
     )
@@ -104,14 +106,15 @@ def correlated(wide: int, across: int) -> Shape:
 @triton.jit
 def _unit(largest):
     """u, in which the largest has 15 bits before the point; what is not finite has no unit."""
-    exponent = (tl.load(largest).to(tl.int32, bitcast=True) >> 23) & 255
-    unit = ((tl.maximum(exponent, 26) - 14) << 23).to(tl.float32, bitcast=True)
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    unit = ((tl.maximum(exponent, 15) - 14) << 23).to(tl.float32, bitcast=True)
     return tl.where(exponent == 255, float("nan"), unit)
 
 
 @triton.jit
 def _halve(
-    x, parts, largest, of_part, h, w, rim, C: tl.constexpr, WIDE: tl.constexpr, NUMBERS: tl.constexpr,
+    x, parts, largest, of_part, h, w, rim, C: tl.constexpr, WIDE: tl.constexpr, BY_IMAGE: tl.constexpr,
+    NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """Some numbers of a row of an image with its rim."""
     line = tl.program_id(0).to(tl.int64)
@@ -125,7 +128,8 @@ def _halve(
     end = tl.where((i >= 0) & (i < h), w, 0)  # a row of the rim has no columns
     inside = there & (j >= 0) & (j < end) & (c < C)
     value = tl.load(x + ((image * h + i) * w + j) * C + c, mask=inside, other=0.0)
-    value = value / _unit(largest)  # by a power of two: no rounding
+    unit = _unit(tl.load(largest + image)) if BY_IMAGE else _unit(tl.load(largest + c, mask=c < C, other=0.0))
+    value = value / unit  # by a power of two: no rounding
     high = value.to(tl.float16)
     low = (value - high.to(tl.float32)).to(tl.float16)
     target = parts + line * whole + at
@@ -166,15 +170,17 @@ def _rows_by_matrix(
         part = tl.dot(high, w_low, part)
         part = tl.dot(high, w_high, part)
         total += part
-    total = total * _unit(x_largest) * _unit(w_largest)
+    rows_unit = _unit(tl.load(x_largest + image))[:, None]
+    columns_unit = _unit(tl.load(w_largest + f, mask=f < to, other=0.0))[None, :]
+    total = total * columns_unit * rows_unit  # images may be large, weights are not: no step is beyond all numbers
     target = y + (image * of_image + i * of_row + j * of_column)[:, None] + f[None, :]
     tl.store(target, total, mask=there[:, None] & (f < to)[None, :])
 
 
 @triton.jit
 def _correlate(
-    y, x, found, y_largest, x_largest, positions, y_of_part, x_of_part, tiles, h, v, wide, c, k, s,
-    GH: tl.constexpr, GW: tl.constexpr, each: tl.constexpr,
+    y, x, found, y_largest, x_largest, positions, y_of_part, x_of_part, tiles, h, v, wide, c, y_real, x_real, k, s,
+    each, GH: tl.constexpr, GW: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, some: tl.constexpr,
 ):  # fmt: skip
     """Some of y's channels times some of what x has in row a of the taps, over so many positions."""
@@ -202,6 +208,8 @@ def _correlate(
         part = tl.dot(tl.trans(high), x_low, part)
         part = tl.dot(tl.trans(high), x_high, part)
         total += part
-    total = total * _unit(y_largest) * _unit(x_largest)
+    rows_unit = _unit(tl.load(y_largest + f, mask=f < y_real, other=0.0))[:, None]
+    columns_unit = _unit(tl.load(x_largest + q % c, mask=q % c < x_real, other=0.0))[None, :]
+    total = total * rows_unit * columns_unit  # slopes first
     target = found + ((split.to(tl.int64) * wide + f) * k + a)[:, None] * (k * c) + q[None, :]
     tl.store(target, total, mask=(f < wide)[:, None] & second)

@@ -1,4 +1,5 @@
-"""Whether kernels of our own can be compiled: on a GPU, where Triton is there, as it is beside PyTorch for CUDA."""
+"""Whether kernels of our own can be compiled: on a GPU, where Triton is there, as it is beside PyTorch for CUDA. They
+run on torch's current GPU; what is on another one is left to torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 
 def available(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and _installed()
+    kind = x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return kind and _installed() and x.device.index == torch.cuda.current_device()
 
 
 @cache

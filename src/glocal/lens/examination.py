@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.exact import exactly
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
 from glocal.errors import require
+from glocal.kernels.exact import exactly
 from glocal.lens import flat
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.forgetting import Forgetting, average, forgetting

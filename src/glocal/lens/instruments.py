@@ -29,8 +29,8 @@ from typing import TypeAlias
 
 import torch
 
-from glocal.curvature.exact import exactly
 from glocal.errors import GlocalError, unknown
+from glocal.kernels.exact import exactly
 from glocal.lens import flat
 from glocal.lens.approximation import Approximation, curves, moments_of, order
 from glocal.lens.flatness import flatness

@@ -87,12 +87,12 @@ class Subject:
 
     def hessian_product(self, task: int, point: Point) -> Product:
         """v ↦ H_o(θ) v, H_o = ∇²L_o."""
-        return hessian_product(self.module, point.params, point.buffers, *self.tasks[task], self.loss, CHUNK)
+        return hessian_product(self.module, point.params, point.buffers, *self.tasks[task], self.loss)
 
     def outer_product(self, task: int, point: Point) -> Product:
         """v ↦ G_o(θ) v, the outer-product part of the Hessian (Eq. Hessian-decomp)."""
         x, y = self.tasks[task]
-        return gauss_newton_product(self.module, point.params, point.buffers, x, self.loss, CHUNK, y)
+        return gauss_newton_product(self.module, point.params, point.buffers, x, self.loss, y=y)
 
     def on(self, device: torch.device | str) -> Subject:
         """The same subject on another device."""

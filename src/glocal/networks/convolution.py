@@ -33,11 +33,16 @@ class Conv2d(nn.Conv2d):
 
 
 class Convolved(TorchFunctionMode):
-    """While it lasts torch's convolutions are those of this file, but for what is particular."""
+    """While it lasts torch's convolutions are those of this file, but for what is particular. These may order their
+    numbers in another way, so that a view of them is a copy where it must be."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = _common(*args, **(kwargs or {})) if func is torch.conv2d else None
-        return func(*args, **(kwargs or {})) if made is None else made
+        kwargs = kwargs or {}
+        if func is torch.conv2d and (made := _common(*args, **kwargs)) is not None:
+            return made
+        if func is Tensor.view and not any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
+            return args[0].reshape(*args[1:], *kwargs.values())
+        return func(*args, **kwargs)
 
 
 def _common(
@@ -51,6 +56,8 @@ def _common(
 ) -> Tensor | None:
     """The convolution, if it is by squares, alike in both directions."""
     if isinstance(padding, str) or groups != 1 or input.dim() != 4 or weight.shape[-1] != weight.shape[-2]:
+        return None
+    if not input.is_floating_point() or input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type):
         return None
     (stride, across), (padding, aside), far = _pair(stride), _pair(padding), _pair(dilation)
     if stride != across or padding != aside or far != (1, 1):

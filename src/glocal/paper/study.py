@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from glocal.curvature.exact import exactly
 from glocal.errors import GlocalError
+from glocal.kernels.exact import exactly
 from glocal.laboratory import choose_device, device_name
 from glocal.paper.studies import get
 from glocal.paper.tables import Cost, total, write_table

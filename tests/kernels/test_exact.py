@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glocal import losses
 from glocal.curvature.eigenpairs import eigenpairs
-from glocal.curvature.exact import exactly
+from glocal.kernels.exact import CUDNN, convolved_exactly, exactly, tf32
 from glocal.lens.examination import examine
 from glocal.lens.instruments import look
 from glocal.lens.subject import of_module
@@ -100,3 +100,34 @@ def test_errors_leave_the_switches_too() -> None:
         assert on() == (False, False)
         raise ZeroDivisionError
     assert on() == (True, True)
+
+
+def test_convolutions_know_what_they_are_to_be() -> None:
+    assert not convolved_exactly()
+    with exactly():
+        assert convolved_exactly()
+        with tf32(True):
+            assert not convolved_exactly()
+    assert not convolved_exactly()
+
+
+def test_switches_of_the_newer_generation_are_left_as_they_were() -> None:
+    """Torch refuses to read the older ones then."""
+    newer = torch.backends.cuda.matmul, CUDNN.conv, CUDNN.rnn
+    before = [switch.fp32_precision for switch in newer]
+    try:
+        torch.backends.cuda.matmul.fp32_precision, CUDNN.conv.fp32_precision = "ieee", "ieee"
+        with pytest.raises(RuntimeError):
+            on()
+        with tf32(True):
+            assert on() == (True, True) and not convolved_exactly()
+        assert [switch.fp32_precision for switch in newer] == ["ieee", "ieee", before[2]] and convolved_exactly()
+        CUDNN.conv.fp32_precision = "tf32"
+        with exactly():
+            assert on() == (False, False) and convolved_exactly()
+        assert not convolved_exactly()
+    finally:
+        for switch in SWITCHES:
+            switch.allow_tf32 = True
+        for switch, precision in zip(newer, before, strict=True):
+            switch.fp32_precision = precision
