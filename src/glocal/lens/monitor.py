@@ -38,7 +38,7 @@ from glocal.tree import Params, Tree
 
 Watched: TypeAlias = Literal["diagonal", "kronecker", "own"]
 WATCHED = ("diagonal", "kronecker", "own")
-LEAST, MOST, PART = 8, 100, 200
+LEAST, MOST, PART = 8, 100, 300
 """Examples that are kept of a task: one for PART that are trained on, epochs counted, within these bounds. So what an
 expansion costs is a small part of training too. 'own' makes none and keeps MOST."""
 AT_ONCE = 500
