@@ -104,11 +104,12 @@ def correlated(wide: int, across: int) -> Shape:
 
 
 @triton.jit
-def _unit(largest):
-    """u, in which the largest has 15 bits before the point; what is not finite has no unit."""
+def _unit(largest, INVERSE: tl.constexpr):
+    """u, in which the largest has 15 bits before the point, or 1/u; what is not finite has none."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
-    unit = ((tl.maximum(exponent, 15) - 14) << 23).to(tl.float32, bitcast=True)
-    return tl.where(exponent == 255, float("nan"), unit)
+    power = tl.maximum(exponent, 15) - 14
+    power = 254 - power if INVERSE else power
+    return tl.where(exponent == 255, float("nan"), (power << 23).to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -128,8 +129,8 @@ def _halve(
     end = tl.where((i >= 0) & (i < h), w, 0)  # a row of the rim has no columns
     inside = there & (j >= 0) & (j < end) & (c < C)
     value = tl.load(x + ((image * h + i) * w + j) * C + c, mask=inside, other=0.0)
-    unit = _unit(tl.load(largest + image)) if BY_IMAGE else _unit(tl.load(largest + c, mask=c < C, other=0.0))
-    value = value / unit  # by a power of two: no rounding
+    most = tl.load(largest + image) if BY_IMAGE else tl.load(largest + c, mask=c < C, other=0.0)
+    value = value * _unit(most, True)  # a power of two: no rounding
     high = value.to(tl.float16)
     low = (value - high.to(tl.float32)).to(tl.float16)
     target = parts + line * whole + at
@@ -170,8 +171,8 @@ def _rows_by_matrix(
         part = tl.dot(high, w_low, part)
         part = tl.dot(high, w_high, part)
         total += part
-    rows_unit = _unit(tl.load(x_largest + image))[:, None]
-    columns_unit = _unit(tl.load(w_largest + f, mask=f < to, other=0.0))[None, :]
+    rows_unit = _unit(tl.load(x_largest + image), False)[:, None]
+    columns_unit = _unit(tl.load(w_largest + f, mask=f < to, other=0.0), False)[None, :]
     total = total * columns_unit * rows_unit  # images may be large, weights are not: no step is beyond all numbers
     target = y + (image * of_image + i * of_row + j * of_column)[:, None] + f[None, :]
     tl.store(target, total, mask=there[:, None] & (f < to)[None, :])
@@ -208,8 +209,8 @@ def _correlate(
         part = tl.dot(tl.trans(high), x_low, part)
         part = tl.dot(tl.trans(high), x_high, part)
         total += part
-    rows_unit = _unit(tl.load(y_largest + f, mask=f < y_real, other=0.0))[:, None]
-    columns_unit = _unit(tl.load(x_largest + q % c, mask=q % c < x_real, other=0.0))[None, :]
+    rows_unit = _unit(tl.load(y_largest + f, mask=f < y_real, other=0.0), False)[:, None]
+    columns_unit = _unit(tl.load(x_largest + q % c, mask=q % c < x_real, other=0.0), False)[None, :]
     total = total * rows_unit * columns_unit  # slopes first
     target = found + ((split.to(tl.int64) * wide + f) * k + a)[:, None] * (k * c) + q[None, :]
     tl.store(target, total, mask=(f < wide)[:, None] & second)
