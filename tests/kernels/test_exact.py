@@ -111,6 +111,27 @@ def test_convolutions_know_what_they_are_to_be() -> None:
     assert not convolved_exactly()
 
 
+@pytest.mark.parametrize("generic", ["tf32", "ieee"])
+def test_one_switch_for_everything_is_followed_and_left(generic: str) -> None:
+    everything: Any = torch.backends
+    before = everything.fp32_precision
+    for switch in SWITCHES:
+        switch.allow_tf32 = False
+    newer = torch.backends.cuda.matmul, CUDNN.conv, CUDNN.rnn
+    try:
+        everything.fp32_precision = generic
+        was = [switch.fp32_precision for switch in newer]
+        with exactly():
+            assert convolved_exactly() and [switch.fp32_precision for switch in newer] == ["ieee"] * 3
+        with tf32(True):
+            assert not convolved_exactly()
+        assert [switch.fp32_precision for switch in newer] == was
+    finally:
+        everything.fp32_precision = before
+        for switch, own in zip(newer, ("none", "none", "none"), strict=True):
+            switch.fp32_precision = own
+
+
 def test_switches_of_the_newer_generation_are_left_as_they_were() -> None:
     """Torch refuses to read the older ones then."""
     newer = torch.backends.cuda.matmul, CUDNN.conv, CUDNN.rnn

@@ -21,7 +21,7 @@ the least are filled up with zeros: products want numbers by eights."""
 
 def output(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
     """y: (n, groups · width, h', w') of x (n, groups · channels, h, w) and w (groups · width, channels, k, k)."""
-    if groups == 1 and by_halves.suits(x, x.numel() // stride**2 * w[:, 0].numel()):
+    if groups == 1 and by_halves.suits(x, x.numel() // stride**2 * w.shape[0] * w.shape[-1] ** 2):
         return by_halves.output(x, w, stride, padding)
     if by_library(x, w.shape[1], w.shape[0] // groups, w.shape[-1], stride, groups):
         x = last(x, groups)
@@ -37,7 +37,7 @@ def output(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tens
 def input(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
     """The slope in x, (n, groups · channels, *size)."""
     channels = w.shape[1]
-    if groups == 1 and by_halves.suits(y, y.numel() * w[0].numel()):
+    if groups == 1 and by_halves.suits(y, y.numel() * channels * w.shape[-1] ** 2):
         return by_halves.input(y, w, stride, padding, size)
     if by_library(y, channels, w.shape[0] // groups, w.shape[-1], stride, groups):
         y = last(y, groups)

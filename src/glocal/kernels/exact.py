@@ -1,13 +1,13 @@
 """Products as exact as numbers are, whatever torch's switches say.
 
 On a GPU torch multiplies convolutions in tf32 unless told otherwise, with factors of 11 significant bits: instruments
-would see the rounding. Torch has switches of two generations, and once somebody has set those of the newer one apart
-from each other, refuses to read the older ones.
+would see the rounding. Torch has switches of two generations: the newer ones may follow one for everything, which the
+older ones do not undo, and where both disagree torch refuses to read the older ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,22 +20,31 @@ CUDNN: Any = torch.backends.cudnn
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Torch's own switches, for as long as it lasts; what was switched on before is so again afterwards."""
-    products, convolutions = torch.backends.cuda.matmul, CUDNN
-    newer = products, convolutions.conv, convolutions.rnn
-    precisions = [switch.fp32_precision for switch in newer]
+    products = torch.backends.cuda.matmul
+    older, newer = (products, CUDNN), (products, CUDNN.conv, CUDNN.rnn)
+    before = [_allowed(switch) for switch in older], [switch.fp32_precision for switch in newer]
     try:
-        older = products.allow_tf32, convolutions.allow_tf32
-    except RuntimeError:
-        older = None
-    try:
-        products.allow_tf32 = convolutions.allow_tf32 = allowed
+        _switch(older, [allowed] * 2, newer, ["tf32" if allowed else "ieee"] * 3)
         yield
     finally:
-        if older is not None:
-            products.allow_tf32, convolutions.allow_tf32 = older
-        else:
-            for switch, precision in zip(newer, precisions, strict=True):
-                switch.fp32_precision = precision
+        _switch(older, before[0], newer, before[1])
+
+
+def _allowed(switch: Any) -> bool | None:
+    """By an older switch; None where torch refuses to say."""
+    try:
+        return switch.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _switch(older: Sequence[Any], allowed: Sequence[bool | None], newer: Sequence[Any], to: Sequence[str]) -> None:
+    """The older ones first: they set newer ones too."""
+    for switch, on in zip(older, allowed, strict=True):
+        if on is not None:
+            switch.allow_tf32 = on
+    for switch, precision in zip(newer, to, strict=True):
+        switch.fp32_precision = precision
 
 
 exactly = partial(tf32, False)

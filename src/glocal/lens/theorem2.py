@@ -69,7 +69,7 @@ def theorem2(subject: Subject, steps: int = 30, seed: int = 0) -> Theorem2:
     norms = []
     for o in range(n):
         point = flat.solution(subject, o)
-        network = (subject.module, point.params, point.buffers, *subject.tasks[o], subject.loss, CHUNK)
+        network = (subject.module, point.params, point.buffers, *subject.tasks[o], subject.loss)
         norms.append(lanczos(flat.hessian(subject, o), begin, 1, steps).values[0].abs().double())
         if o + 1 < n:
             parts = [subject.outer_product(o, point), functional_product(*network)]
