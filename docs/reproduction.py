@@ -100,10 +100,6 @@ MEANS = """Means over seeds, in percent. Differences are taken at the same learn
 over seeds: of few seeds they only tell what a precision may cost at most. The split challenges are trained with
 `bf16`, the fastest; that the published numbers of Split CIFAR-10 agree, which were not multiplied so, is the stronger
 evidence for it."""
-REMARKS = {
-    "perturbation-cifar10": " Convolutions of its Hessian products were multiplied in tf32; losses are in float64."
-}
-"""What a study's rows do not tell of how they were measured."""
 FILLING = ("ogd", "ogd-ave", "ogd-gtl")
 """Algorithms whose steps are slower the more they remember."""
 DIVERGED = """
@@ -315,7 +311,7 @@ def study(name: str) -> str:
     measured = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
         f"## {name}",
-        f"{title[0].upper()}{title[1:]}. `glocal paper {name}`: {made.cost(False)}.{measured}{REMARKS.get(name, '')}",
+        f"{title[0].upper()}{title[1:]}. `glocal paper {name}`: {made.cost(False)}.{measured}",
         "\n".join(f"- {sentence}" for sentence in made.conclude(rows)),
         f"![{title}](images/{picture.name})",
     )
