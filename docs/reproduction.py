@@ -110,8 +110,6 @@ the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight.
 """
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
-UNFIT = {"hat": "whose masks are for chains of layers, which ResNet-18 is not"}
-"""Algorithms that a split challenge's network does not suit."""
 
 
 def split(challenge: str) -> str:
@@ -261,8 +259,8 @@ def others(runs: Runs, challenge: str) -> list[str]:
             f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
         )
     here = {_chosen(run)[0] for run in (*runs, *more)}
-    absent = [f"`{name}`, {UNFIT.get(name, 'not run yet')}" for name in ALGORITHMS if name not in here]
-    told = f" Not among them: {'; '.join(absent)}." if absent else ""
+    absent = [f"`{name}`" for name in ALGORITHMS if name not in here]
+    told = f" Not run yet: {', '.join(absent)}." if absent else ""
     about = f"Algorithms without a row, each once, at learning rate {lr:g} and with seed {seed}: "
     return [f"{about}{cost(more)}{told}", "\n".join(lines)]
 

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from old_tasks import SmallResidual, largest_change, logits_over_time, small_convolutions, task_data
+from old_tasks import (
+    SmallResidual,
+    buffers_over_time,
+    largest_change,
+    logits_over_time,
+    small_convolutions,
+    task_data,
+)
 from small_problems import (
     CLASSES,
     FEATURES,
@@ -52,7 +59,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("network", [small_mlp, small_convolutions])
+@pytest.mark.parametrize("network", [small_mlp, small_convolutions, SmallResidual])
 def test_old_logits_hardly_change(network: MakeNetwork, execution: Execution) -> None:
     over_time = logits_over_time(cohort_of(CHALLENGE, GENTLE, RUNS, network, epochs=6), execution)
     assert largest_change(over_time) < 1e-3
@@ -70,7 +77,7 @@ def test_it_learns_every_task_and_forgets_none() -> None:
         assert float(accuracy[-1, task]) == float(accuracy[task + 1, task])
 
 
-@pytest.mark.parametrize("network", [small_mlp, small_convolutions])
+@pytest.mark.parametrize("network", [small_mlp, small_convolutions, SmallResidual])
 def test_vectorised_and_run_by_run_agree(network: MakeNetwork) -> None:
     cohort = cohort_of(CHALLENGE, GENTLE, RUNS, network)
     mapped, single = (train_to_the_end(cohort, execution).state for execution in EXECUTIONS)
@@ -206,6 +213,58 @@ def test_channels_condition_all_their_positions() -> None:
         torch.testing.assert_close(first, expected)
 
 
+def residual(tasks: int = 2) -> tuple[Model, Params, Memory]:
+    """Groups of units: the stem's, the inside of the block, and what the block and its shortcut add up."""
+    torch.manual_seed(0)
+    module = Gated(SmallResidual((1, 4, 4), 3), (1, 4, 4), tasks).double()
+    for b in module.buffers():
+        if b.is_floating_point():
+            b.copy_(torch.rand_like(b) + 0.5)
+    params = {k: p.detach().clone() for k, p in module.named_parameters()}
+    model = Model(module, losses.get("cross-entropy"), tasks, 4).bind(dict(module.named_buffers()))
+    return model, params, memory_of(HAT(), model, params, 1)
+
+
+def test_gates_of_a_residual_network_are_where_units_are_read() -> None:
+    model, params, memory = residual()
+    x = torch.randn(5, 1, 4, 4).double()
+    a, b, c = (torch.sigmoid(400 * params[f"embeddings.{i}"][1]).view(-1, 1, 1) for i in range(3))
+    own = {k.removeprefix("network."): t for k, t in {**params, **model.buffers}.items()}
+
+    def normalised(z: Tensor, name: str) -> Tensor:
+        statistics = own[f"{name}.running_mean"], own[f"{name}.running_var"]
+        return functional.batch_norm(z, *statistics, own[f"{name}.weight"], own[f"{name}.bias"])
+
+    h = normalised(functional.conv2d(x, own["stem.weight"], padding=1), "norm").relu() * a
+    inside = normalised(functional.conv2d(h, own["first.weight"], stride=2, padding=1), "norm1").relu() * b
+    added = normalised(functional.conv2d(inside, own["second.weight"], padding=1), "norm2")
+    summed = (added + functional.conv2d(h, own["shortcut.weight"], stride=2)).relu().mean((2, 3)) * c.flatten()
+    expected = summed @ own["head.weight"].T + own["head.bias"]
+    torch.testing.assert_close(HAT().predict(model.evaluating(), params, memory, x, 1), expected)
+
+
+def test_what_meets_in_a_residual_network_is_conditioned_alike() -> None:
+    model, params, memory = residual()
+    ones = {k: torch.ones_like(p) for k, p in params.items()}
+    followed = HAT().direction(model, ones, params, memory, at(0.5, 1))
+    stem, inside, summed = (u.tolist() for u in memory["used"].values())
+    ends = {"stem": ([1.0], stem), "first": (stem, inside), "second": (inside, summed), "shortcut": (stem, summed)}
+    for name, (below, above) in {**ends, "head": (summed, [1.0] * 3)}.items():
+        weight = followed[f"network.{name}.weight"]
+        expected = torch.tensor([[1 - min(a, b) for b in below] for a in above], dtype=torch.float64)
+        torch.testing.assert_close(weight, expected.view(*expected.shape, *[1] * (weight.dim() - 2)).expand_as(weight))
+    for name, units in {"norm": stem, "norm1": inside, "norm2": summed}.items():
+        for what in ("weight", "bias"):
+            torch.testing.assert_close(followed[f"network.{name}.{what}"].tolist(), [1 - u for u in units])
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_statistics_are_those_of_the_first_task(execution: Execution) -> None:
+    before, first, *later = buffers_over_time(cohort_of(CHALLENGE, GENTLE, RUNS, SmallResidual), execution)
+    assert all(not torch.equal(first[k], b) for k, b in before.items() if b.is_floating_point())
+    assert all(torch.equal(after[k], b) for after in later for k, b in first.items())
+
+
 @pytest.mark.parametrize("progress", [0.0, 0.02, 0.5, 1.0])
 def test_embeddings_gradients_are_compensated_as_in_the_paper(progress: float) -> None:
     model, params = gated()
@@ -293,6 +352,9 @@ def test_options_outside_their_range_are_named(options: dict[str, float], words:
         HAT(**options)
 
 
-def test_a_residual_network_is_refused() -> None:
-    with pytest.raises(GlocalError, match="hat needs a network that is a chain"):
-        train_to_the_end(cohort_of(CHALLENGE, HAT(), RUNS, SmallResidual))
+def test_a_network_that_mixes_units_is_refused() -> None:
+    def mixing(shape: Sequence[int], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.Softmax(-1), nn.Linear(4, outputs))
+
+    with pytest.raises(GlocalError, match="'1' and '3' of this one mixes units"):
+        train_to_the_end(cohort_of(CHALLENGE, HAT(), RUNS, mixing))

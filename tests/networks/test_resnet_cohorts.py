@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from glocal import tree
-from glocal.algorithms import AGEM, ER, EWC, OGDGTL, SGD, SI, Algorithm, ICaRL, OGDPublished
+from glocal.algorithms import AGEM, ER, EWC, HAT, OGDGTL, SGD, SI, Algorithm, ICaRL, OGDPublished
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
@@ -42,6 +42,7 @@ ALGORITHMS: list[Algorithm] = [
     OGDGTL(slots=8),
     OGDPublished(slots=8),
     ICaRL(slots=8),
+    HAT(),
 ]
 
 

@@ -2,23 +2,24 @@ r"""Hard attention to the task (§5.1; Serra et al. 2018): a task owns hidden un
 
     a_l^t = σ(s e_l^t),   a_l^{<t} = max(a_l^1, …, a_l^{t−1}),
 
-with e_l^t the task's embedding in layer l, and s rising through every epoch from 1/s_max to s_max.
+with e_l^t the task's embedding in layer l (one for all layers whose units are added up), and s rising through every
+epoch from 1/s_max to s_max.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.partition import Partition, current
+from glocal.algorithms.partition import Partition, current, normalising
 from glocal.errors import require
 from glocal.networks.gated import Gated, spread_out
 from glocal.networks.model import MakeNetwork, Model
+from glocal.networks.wiring import Wiring
 from glocal.tree import Params, inner, total
 
 WIDEST = 6.0
@@ -35,7 +36,8 @@ class HAT(Partition):
         [1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})] ∂L_t/∂W_{l,ij}:
 
     Θ^t is what no finished task uses at both ends, and the gates decide how sharply. Inputs and outputs are used by
-    every task, so the shared head is guarded by its inputs, and its bias is trained in the first task alone. With gates
+    every task, so the shared head is guarded by its inputs, and its bias is trained in the first task alone.
+    A unit's scale and shift in BatchNorm follow 1 − a^{<t}, and its statistics are those of the first task. With gates
     of 0 and 1, \hat L_o(θ) = L_o(θ_o) is exact along training; s_max makes them nearly so. The modified derivative uses
     the current state of the network: global.
     """
@@ -67,7 +69,8 @@ class HAT(Partition):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         gates = _gates(model, params, current(model, memory), self._steepness(batch.progress))
-        outputs = model.outputs(params, batch.x, *gates.values())
+        with normalising(model, current(model, memory)):
+            outputs = model.outputs(params, batch.x, *gates.values())
         return model.criterion.per_sample(outputs, batch.y).mean() + self.sparsity * _price(gates, memory["used"])
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
@@ -93,8 +96,8 @@ class HAT(Partition):
 
 
 def _embeddings(model: Model, params: Params) -> Params:
-    """e of every hidden layer, (tasks, units)."""
-    names = [f"embeddings.{number}" for number in range(len(_gated(model).links) - 1)]
+    """e of every group of hidden units, (tasks, units)."""
+    names = [f"embeddings.{number}" for number in range(len(_wiring(model).groups))]
     return {k: params[k] for k in names}
 
 
@@ -112,16 +115,19 @@ def _price(gates: Params, used: Params) -> Tensor:
 
 
 def _free(model: Model, memory: Memory, task: int) -> Params:
-    """1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t}) for weights and 1 − a_{l,i}^{<t} for biases: how free each is to move."""
-    links, hidden = _gated(model).links, list(memory["used"].values())
-    pixels = hidden[0].new_ones(())
-    outputs = hidden[0].new_full((links[-1].units,), float(task > 0))
+    """1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t}) for weights, 1 − a_{l,i}^{<t} for what is a unit's own: how free it is."""
+    hidden = list(memory["used"].values())
+    pixels, outputs = hidden[0].new_ones(1), hidden[0].new_full((1,), float(task > 0))
     free = {}
-    for link, (below, above) in zip(links, pairwise([pixels, *hidden, outputs]), strict=True):
-        below = spread_out(below, link) if link.each else below.view(1)
+    for link in _wiring(model).links:
+        below = pixels if link.reads is None else spread_out(hidden[link.reads], link.each)
+        above = outputs if link.writes is None else hidden[link.writes]
         weight = 1 - torch.minimum(above.unsqueeze(1), below)
         free[f"network.{link.name}.weight"] = weight.view(*weight.shape, *[1] * link.dims)
         free[f"network.{link.name}.bias"] = 1 - above
+    for norm in _wiring(model).norms:
+        own = 1 - (outputs if norm.of is None else spread_out(hidden[norm.of], norm.each))
+        free |= {f"network.{norm.name}.weight": own, f"network.{norm.name}.bias": own}
     return free
 
 
@@ -153,6 +159,6 @@ def _inwards(direction: Tensor, e: Tensor) -> Tensor:
     return torch.where((e.abs() > WIDEST) & (direction * e < 0), 0, direction)
 
 
-def _gated(model: Model) -> Gated:
+def _wiring(model: Model) -> Wiring:
     assert isinstance(model.module, Gated)
-    return model.module
+    return model.module.wiring

@@ -2,18 +2,16 @@ r"""PackNet (§5.1; Mallya & Lazebnik 2018): the weights of one network, dealt o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.partition import Partition, current
+from glocal.algorithms.partition import Partition, current, normalising
 from glocal.errors import require
-from glocal.networks.calls import evaluated, layers
+from glocal.networks.calls import layers
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -64,8 +62,7 @@ class PackNet(Partition):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         task = current(model, memory)
-        norms = [m for m in model.module.modules() if isinstance(m, _BatchNorm)]
-        with evaluated(norms) if task else nullcontext():
+        with normalising(model, task):
             outputs = model.outputs(_of_task(params, memory, task), batch.x)
         return model.criterion.per_sample(outputs, batch.y).mean()
 

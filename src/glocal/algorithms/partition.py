@@ -11,14 +11,17 @@ training cannot raise, nor lower.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Setting
+from glocal.networks.calls import evaluated
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -57,3 +60,9 @@ class Partition(Algorithm):
 def current(model: Model, memory: Memory) -> int:
     """The number of the task in training; after the last one, still the last."""
     return min(memory["reached"].shape[0], model.tasks - 1)
+
+
+def normalising(model: Model, task: int) -> AbstractContextManager[None]:
+    """BatchNorm by its running statistics in all tasks but the first: others would change what finished tasks see."""
+    norms = [m for m in model.module.modules() if isinstance(m, _BatchNorm)]
+    return evaluated(norms) if task else nullcontext()
