@@ -5,6 +5,7 @@ python docs/reproduction.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
@@ -261,7 +262,7 @@ def others(runs: Runs, challenge: str) -> list[str]:
     here = {_chosen(run)[0] for run in (*runs, *more)}
     absent = [f"`{name}`" for name in ALGORITHMS if name not in here]
     told = f" Not run yet: {', '.join(absent)}." if absent else ""
-    about = f"Algorithms without a row, each once, at learning rate {lr:g} and with seed {seed}: "
+    about = f"The other algorithms, each once, at learning rate {lr:g} and with seed {seed}: "
     return [f"{about}{cost(more)}{told}", "\n".join(lines)]
 
 
@@ -337,6 +338,8 @@ def missing() -> str:
 
 
 def lacking(column: Column) -> str:
+    if column.challenge in MEASURED:
+        return f"all of {column.challenge}"
     here = {run.config["algorithm"]["name"] for run in results.read(table_of(column.challenge))}
     rows = [f"`{row.algorithm}`" for row in (*column.rows, *column.further) if row.algorithm not in here]
     return f"of {column.challenge} {' and '.join(filter(None, (', '.join(rows[:-1]), rows[-1])))}" if rows else ""
@@ -372,7 +375,7 @@ def agreement(made: Comparison) -> str:
     if not apart:
         return (
             f"All {len(units)} published numbers that have a counterpart here, accuracies and forgetting, are within "
-            f"{max(units)[0]:.1f} standard errors of ours, {average:.2f} on average."
+            f"{math.ceil(100 * max(units)[0]) / 100:.2f} standard errors of ours, {average:.2f} on average."
         )
     return (
         f"Of {len(units)} published numbers that have a counterpart here, accuracies and forgetting, "

@@ -10,6 +10,7 @@ import torch
 from old_tasks import (
     SmallResidual,
     buffers_over_time,
+    by_images,
     largest_change,
     logits_over_time,
     small_convolutions,
@@ -59,7 +60,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("network", [small_mlp, small_convolutions, SmallResidual])
+@pytest.mark.parametrize("network", [small_mlp, small_convolutions, SmallResidual, by_images])
 def test_old_logits_hardly_change(network: MakeNetwork, execution: Execution) -> None:
     over_time = logits_over_time(cohort_of(CHALLENGE, GENTLE, RUNS, network, epochs=6), execution)
     assert largest_change(over_time) < 1e-3

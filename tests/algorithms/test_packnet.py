@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from old_tasks import SmallResidual, buffers_over_time, largest_change, logits_over_time, small_convolutions, task_data
+from old_tasks import (
+    SmallResidual,
+    buffers_over_time,
+    by_images,
+    largest_change,
+    logits_over_time,
+    small_convolutions,
+    task_data,
+)
 from small_problems import (
     batch_of,
     blobs,
@@ -34,7 +42,7 @@ from glocal.tree import Params, select
 
 CHALLENGE = blobs((96, 96, 96))
 RUNS = [(0, 0.1), (1, 0.05)]
-NETWORKS = [small_mlp, small_convolutions, SmallResidual]
+NETWORKS = [small_mlp, small_convolutions, SmallResidual, by_images]
 EXECUTIONS: list[Execution] = ["vectorised", "run-by-run"]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from glocal.errors import GlocalError
-from glocal.networks.gated import Gated, spread_out
+from glocal.networks.gated import Gated
 from glocal.networks.mlp import MLP
 from glocal.networks.resnet import resnet18
 from glocal.networks.wiring import Link, Norm, wiring
@@ -141,38 +144,54 @@ class Flattened(nn.Module):
         return self.head(self.last(self.norm(self.conv(x[:, None])).flatten(1)))
 
 
-@pytest.mark.parametrize("task", [0, 1])
-@pytest.mark.parametrize(
-    "network",
-    [Skipping(), Flattened(), MLP(6, 3, (7, 5)), nn.Sequential(nn.Unflatten(1, (6, 1, 1)), resnet18((6, 1, 1), 3, 3))],
-    ids=lambda network: type(network).__name__,
-)
-def test_all_that_shut_units_leave_free_can_be_anything(network: nn.Module, task: int) -> None:
-    """Parameters with a shut unit at one end may be what they will: the outputs through the gates stay the same.
+def with_outputs_normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3), nn.BatchNorm1d(3))
 
-    Those with open units at both ends may not.
-    """
-    torch.manual_seed(task)
+
+def residual() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Upsample(scale_factor=3), resnet18((6, 3, 3), 3, 3))
+
+
+def gated_and_drawn(network: nn.Module, seed: int) -> tuple[Gated, list[Tensor], Tensor]:
+    """A network with gates that are open and shut, and inputs; BatchNorm with statistics of its own."""
+    torch.manual_seed(seed)
+    for b in network.buffers():
+        if b.is_floating_point():
+            b.copy_(torch.rand(b.shape) + 0.5)
     gated = Gated(network, (6,), 2).double().eval()
-    gates = [(torch.rand(units) < 0.6).double() for units in gated.wiring.groups]
-    x = torch.randn(4, 6).double()
+    gates = [(torch.randperm(units) < (units + 1) // 2).double() for units in gated.wiring.groups]
+    return gated, gates, torch.randn(16, 6).double()
+
+
+@pytest.mark.parametrize("make", [Skipping, Flattened, with_outputs_normalised, residual, lambda: MLP(6, 3, (7, 5))])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_all_that_shut_units_leave_free_can_be_anything(make: Callable[[], nn.Module], seed: int) -> None:
+    gated, gates, x = gated_and_drawn(make(), seed)
     before = gated(x, *gates)
-    fixed: dict[str, Tensor] = {}
-    for link in gated.wiring.links:
-        above = torch.ones(link.units) if link.writes is None else gates[link.writes]
-        below = torch.ones(1) if link.reads is None else spread_out(gates[link.reads], link.each)
-        fixed[f"{link.name}.weight"] = (above[:, None] * below).view(link.units, -1, *[1] * link.dims)
-        fixed[f"{link.name}.bias"] = above
-    for norm in gated.wiring.norms:
-        above = torch.ones(1) if norm.of is None else spread_out(gates[norm.of], norm.each)
-        fixed |= {f"{norm.name}.weight": above, f"{norm.name}.bias": above}
+    free = gated.free(gates, begun=True)
     with torch.no_grad():
-        for k, p in network.named_parameters():
-            p.add_(torch.randn_like(p) * (1 - fixed[k]))
-        torch.testing.assert_close(gated(x, *gates), before, rtol=1e-12, atol=1e-12)
-        for k, p in network.named_parameters():
-            p.add_(0.1 * fixed[k])
-        assert not torch.allclose(gated(x, *gates), before)
+        for k, p in gated.named_parameters():
+            if k.startswith("network"):
+                p.add_(torch.randn_like(p) * free[k])
+    torch.testing.assert_close(gated(x, *gates), before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [Skipping, Flattened, with_outputs_normalised])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_more_is_kept_than_open_units_need(make: Callable[[], nn.Module], seed: int) -> None:
+    """Smooth networks: every single number that is not free has a slope."""
+    gated, gates, x = gated_and_drawn(make(), seed)
+    free = gated.free(gates, begun=True)
+    weighed = (gated(x, *gates) * torch.randn(3 if make is not Flattened else 2).double()).square().sum()
+    params = {k: p for k, p in gated.named_parameters() if k.startswith("network")}
+    for (k, p), slope in zip(params.items(), torch.autograd.grad(weighed, list(params.values())), strict=True):
+        assert torch.equal(slope != 0, (free[k] == 0).expand_as(p)), k
+
+
+def test_before_the_first_task_outputs_are_free() -> None:
+    gated, gates, _ = gated_and_drawn(with_outputs_normalised(), 0)
+    free = gated.free([torch.zeros_like(gate) for gate in gates], begun=False)
+    assert all(bool((f == 1).all()) for f in free.values())
 
 
 class SeesTheInputAgain(Three):
@@ -198,7 +217,7 @@ class PenalisesScales(Skipping):
 class ReadsItsOutput(Three):
     def forward(self, x: Tensor) -> Tensor:
         first = self.one(x)
-        return self.head(first + self.two(first)).repeat(1, 2) + first
+        return self.head(self.two(first)).repeat(1, 2) + first
 
 
 class LeadsNowhere(Skipping):
@@ -251,6 +270,64 @@ def between(middle: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), middle, nn.Linear(6, 3))
 
 
+class TwoOutputs(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) * self.two(x)
+
+
+class Offset(Three):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x)) + self.one.weight.sum())
+
+
+class OutputsSeeInputs(Three):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x))) + x[:, :3]
+
+
+class Detached(Three):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            first = self.one(x)
+        return self.head(self.two(first))
+
+
+class Renamed(Three):
+    """A layer's weight under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.randn(6, 6))
+        self.two.weight = self.own
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x)))
+
+
+class Gain(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.gain = nn.Parameter(torch.ones(3))
+
+
+class Gained(Renamed):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.own
+        self.two, self.head = nn.Linear(6, 6), Gain()
+
+
+class Summed(nn.Module):
+    """Every unit and all that follow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(1).cumsum(1).flip(1)
+
+
 class Shuffled(nn.Module):
     """Flattens positions before channels."""
 
@@ -269,7 +346,7 @@ class Shuffled(nn.Module):
         (NormalisesInputs(), "'norm' depends on the network's inputs"),
         (NormalisesTwice(), "'norm' of this one is called 2 times"),
         (PenalisesScales(), "more than one place"),
-        (ReadsItsOutput(), "is an output, and is read again"),
+        (ReadsItsOutput(), "'two' of this one reads what is also an output"),
         (LeadsNowhere(), "nothing reads what 'two'"),
         (Concatenated(), "mixes units"),
         (AddsPairs(), "'one' and of 'two' meet"),
@@ -286,7 +363,14 @@ class Shuffled(nn.Module):
             nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 4, 1), nn.Conv1d(4, 4, 1, groups=2), nn.Flatten()),
             "groups",
         ),
-        (nn.Linear(6, 3), "1 of them"),
+        (nn.Linear(6, 3), "no hidden units"),
+        (TwoOutputs(), "no hidden units"),
+        (Offset(), "more than one place"),
+        (OutputsSeeInputs(), "depend on more, or less"),
+        (Detached(), "'two' depends on no layer before it"),
+        (Renamed(), "also learns 'own'"),
+        (Gained(), "also learns 'head.gain'"),
+        (between(Summed()), "mixes units"),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
@@ -295,3 +379,66 @@ def test_where_units_do_not_stay_apart_it_is_refused_with_its_reason(network: nn
         Gated(network, (6,), 2)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(functional.normalize(x), functional.normalize(self.weight))
+
+
+class Winners(nn.Module):
+    """The three largest units."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x >= x.topk(3, 1).values[:, -1:])
+
+
+class Constant(nn.Module):
+    """As if others were constants."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True).detach()
+
+
+def softmax_of_nothing() -> nn.Module:
+    norm = nn.BatchNorm1d(6)
+    nn.init.zeros_(norm.weight)
+    return nn.Sequential(norm, nn.Softmax(-1))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Cosine(6, 3)),
+        between(Winners()),
+        between(Constant()),
+        between(softmax_of_nothing()),
+    ],
+    ids=["cosine", "winners", "constant", "zero scale"],
+)
+def test_what_slopes_do_not_tell_numbers_do(network: nn.Module) -> None:
+    with pytest.raises(GlocalError, match="shut units are of no consequence"):
+        Gated(network, (6,), 2)
+
+
+class Keeping(Three):
+    """Remembers what it computed last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.two(self.one(x))
+        return self.head(self.features)
+
+
+def test_a_network_that_keeps_tensors_is_left_as_it_was() -> None:
+    network = Keeping()
+    Gated(network, (6,), 2)
+    assert not hasattr(network, "features")
+
+
+def test_a_layer_that_is_called_by_keyword_is_named() -> None:
+    class Keyword(Three):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(input=self.two(self.one(x)))
+
+    with pytest.raises(GlocalError, match="'head' of this network is called with a keyword"):
+        Gated(Keyword(), (6,), 2)

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.partition import Partition, current, normalising
+from glocal.algorithms.partition import Partition, current, settled
 from glocal.errors import require
-from glocal.networks.gated import Gated, spread_out
+from glocal.networks.gated import Gated
 from glocal.networks.model import MakeNetwork, Model
-from glocal.networks.wiring import Wiring
 from glocal.tree import Params, inner, total
 
 WIDEST = 6.0
@@ -69,12 +68,12 @@ class HAT(Partition):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         gates = _gates(model, params, current(model, memory), self._steepness(batch.progress))
-        with normalising(model, current(model, memory)):
-            outputs = model.outputs(params, batch.x, *gates.values())
+        with settled(model, current(model, memory)) as network:
+            outputs = network.outputs(params, batch.x, *gates.values())
         return model.criterion.per_sample(outputs, batch.y).mean() + self.sparsity * _price(gates, memory["used"])
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        free = _free(model, memory, current(model, memory))
+        free = _gated(model).free(list(memory["used"].values()), begun=current(model, memory) > 0)
         s = self._steepness(batch.progress)
         compensated = {
             k: _inwards(grads[k] * _compensation(_within(e), s, self.scale), e)
@@ -97,7 +96,7 @@ class HAT(Partition):
 
 def _embeddings(model: Model, params: Params) -> Params:
     """e of every group of hidden units, (tasks, units)."""
-    names = [f"embeddings.{number}" for number in range(len(_wiring(model).groups))]
+    names = [f"embeddings.{number}" for number in range(len(_gated(model).wiring.groups))]
     return {k: params[k] for k in names}
 
 
@@ -112,23 +111,6 @@ def _price(gates: Params, used: Params) -> Tensor:
     free = {k: 1 - used[k] for k in gates}
     left = total(free.values())
     return inner(gates, free) / left.clamp(min=torch.finfo(left.dtype).eps)
-
-
-def _free(model: Model, memory: Memory, task: int) -> Params:
-    """1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t}) for weights, 1 − a_{l,i}^{<t} for what is a unit's own: how free it is."""
-    hidden = list(memory["used"].values())
-    pixels, outputs = hidden[0].new_ones(1), hidden[0].new_full((1,), float(task > 0))
-    free = {}
-    for link in _wiring(model).links:
-        below = pixels if link.reads is None else spread_out(hidden[link.reads], link.each)
-        above = outputs if link.writes is None else hidden[link.writes]
-        weight = 1 - torch.minimum(above.unsqueeze(1), below)
-        free[f"network.{link.name}.weight"] = weight.view(*weight.shape, *[1] * link.dims)
-        free[f"network.{link.name}.bias"] = 1 - above
-    for norm in _wiring(model).norms:
-        own = 1 - (outputs if norm.of is None else spread_out(hidden[norm.of], norm.each))
-        free |= {f"network.{norm.name}.weight": own, f"network.{norm.name}.bias": own}
-    return free
 
 
 def _compensation(e: Tensor, s: Tensor, scale: Tensor | float) -> Tensor:
@@ -159,6 +141,6 @@ def _inwards(direction: Tensor, e: Tensor) -> Tensor:
     return torch.where((e.abs() > WIDEST) & (direction * e < 0), 0, direction)
 
 
-def _wiring(model: Model) -> Wiring:
+def _gated(model: Model) -> Gated:
     assert isinstance(model.module, Gated)
-    return model.module.wiring
+    return model.module

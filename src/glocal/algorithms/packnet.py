@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.partition import Partition, current, normalising
+from glocal.algorithms.partition import Partition, current, settled
 from glocal.errors import require
 from glocal.networks.calls import layers
 from glocal.networks.model import Model
@@ -62,8 +62,8 @@ class PackNet(Partition):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         task = current(model, memory)
-        with normalising(model, task):
-            outputs = model.outputs(_of_task(params, memory, task), batch.x)
+        with settled(model, task) as network:
+            outputs = network.outputs(_of_task(params, memory, task), batch.x)
         return model.criterion.per_sample(outputs, batch.y).mean()
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:

@@ -10,8 +10,8 @@ training cannot raise, nor lower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,7 +62,12 @@ def current(model: Model, memory: Memory) -> int:
     return min(memory["reached"].shape[0], model.tasks - 1)
 
 
-def normalising(model: Model, task: int) -> AbstractContextManager[None]:
-    """BatchNorm by its running statistics in all tasks but the first: others would change what finished tasks see."""
-    norms = [m for m in model.module.modules() if isinstance(m, _BatchNorm)]
-    return evaluated(norms) if task else nullcontext()
+@contextmanager
+def settled(model: Model, task: int) -> Iterator[Model]:
+    """The network, whose buffers the first task settles: from the second on BatchNorm goes by its running statistics,
+    and what else would change is left as it was, for finished tasks."""
+    if task == 0:
+        yield model
+        return
+    with evaluated(m for m in model.module.modules() if isinstance(m, _BatchNorm)):
+        yield model.bind(model.buffers, model.training)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
+from glocal.errors import require
+from glocal.networks.calls import dtype_of
 from glocal.networks.wiring import Link, wiring
+from glocal.tree import Params
 
 
 class Gated(nn.Module):
@@ -23,6 +27,12 @@ class Gated(nn.Module):
         super().__init__()
         self.network = network
         self.wiring = wiring(network, shape, "hat")
+        require(
+            shut_off(self, shape),
+            "hat needs a network that shut units are of no consequence to; the outputs of this one change with weights "
+            "that lead to or from them, though slopes do not tell: some layer makes more of its weights than products, "
+            "or what lies between layers compares units.",
+        )
         self.embeddings = nn.ParameterList(nn.Parameter(torch.randn(tasks, units)) for units in self.wiring.groups)
 
     def forward(self, x: Tensor, *gates: Tensor) -> Tensor:
@@ -39,7 +49,43 @@ class Gated(nn.Module):
                     hooks.enter_context(layer.register_forward_pre_hook(close(link, gates[link.reads])))
             return self.network(x)
 
+    def free(self, used: Sequence[Tensor], begun: bool) -> Params:
+        """1 − min(a_i, a_j) for a weight between units that are used so much, and 1 − a_i for what is one unit's own:
+        how free each is to move. Inputs are used by every task, and once one has `begun`, outputs are."""
+        pixels, outputs = used[0].new_ones(1), used[0].new_full((1,), float(begun))
+        free = {}
+        for link in self.wiring.links:
+            below = pixels if link.reads is None else spread_out(used[link.reads], link.each)
+            above = outputs if link.writes is None else used[link.writes]
+            weight = 1 - torch.minimum(above.unsqueeze(1), below)
+            free[f"network.{link.name}.weight"] = weight.view(*weight.shape, *[1] * link.dims)
+            free[f"network.{link.name}.bias"] = 1 - above
+        for norm in self.wiring.norms:
+            own = 1 - (outputs if norm.of is None else spread_out(used[norm.of], norm.each))
+            free |= {f"network.{norm.name}.weight": own, f"network.{norm.name}.bias": own}
+        return free
+
 
 def spread_out(units: Tensor, each: int) -> Tensor:
     """A number for every unit, as one for each of the features that belong to it."""
     return units.unsqueeze(-1).expand(-1, each).flatten()
+
+
+@torch.no_grad()
+def shut_off(gated: Gated, shape: Sequence[int]) -> bool:
+    """Whether outputs through gates of 0 and 1 stay the same when all that these leave free is changed: tried once."""
+    tried, draw = copy.deepcopy(gated).eval(), torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype_of(tried), generator=draw)
+
+    learnt = {k: p for k, p in tried.named_parameters() if p.requires_grad}
+    for p in learnt.values():
+        p.add_(random(*p.shape) * p[0].numel() ** -0.5)
+    x, gates = random(4, *shape), [(random(units) > 0).to(dtype_of(tried)) for units in tried.wiring.groups]
+    before = tried(x, *gates)
+    for k, free in tried.free(gates, begun=True).items():
+        if k in learnt:
+            learnt[k].add_(free * random(*learnt[k].shape) * learnt[k][0].numel() ** -0.5)
+    off = (tried(x, *gates) - before).abs().max()
+    return not bool(off > 1e-3 * before.abs().max())

@@ -6,6 +6,7 @@ that is shut wherever its group is read is shut off from all that follows.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 from glocal.networks.calls import Layer, dtype_of, evaluated, layers
 
+OWN = ("weight", "bias")
+"""What a layer may learn."""
 INPUTS = 0
 """The network's inputs, among what a part of it is made of: k > 0 is what the k-th layer wrote."""
 
@@ -34,7 +37,7 @@ class Link(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A BatchNorm that learns a scale and a shift."""
+    """A BatchNorm."""
 
     name: str
     of: int | None  # the group whose units it normalises; None: the network's outputs
@@ -49,8 +52,8 @@ class Wiring(NamedTuple):
 
 def wiring(module: nn.Module, shape: Sequence[int], who: str) -> Wiring:
     """That of a network, or an error in the name of who needs its units to stay apart."""
-    made = _cut(module, shape)
-    for problem in _problems(module, made):
+    made = _cut(copy.deepcopy(module), shape)
+    for problem in _problems(made):
         raise GlocalError(
             f"{who} needs a network of linear and convolutional layers between which units stay apart; {problem}."
         )
@@ -59,7 +62,7 @@ def wiring(module: nn.Module, shape: Sequence[int], who: str) -> Wiring:
         source, dims = min(cut.sources), cut.layer.weight.dim() - 2
         each = cut.layer.weight.shape[1] // made.cuts[source - 1].units if source != INPUTS else 0
         links.append(Link(cut.name, group_of[source], group_of[number], cut.units, each, dims))
-    for call in (call for call in made.norms if call.layer.affine):
+    for call in made.norms:
         source = min(call.sources)
         norms.append(Norm(call.name, group_of[source], call.layer.num_features // made.cuts[source - 1].units))
     units = {link.writes: link.units for link in links if link.writes is not None}
@@ -92,6 +95,7 @@ class Normalised(NamedTuple):
 class Pass(NamedTuple):
     """A forward pass, cut behind every layer."""
 
+    learnt: dict[str, nn.Parameter]
     cuts: list[Cut]
     norms: list[Normalised]
     outputs: Tensor
@@ -112,48 +116,52 @@ def _cut(module: nn.Module, shape: Sequence[int]) -> Pass:
     norms: list[Normalised] = []
     written: list[Tensor] = []
 
-    def random(*shape: int) -> Tensor:
-        written.append(torch.randn(shape, dtype=dtype_of(module), generator=draw).requires_grad_())
+    def random(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        written.append(torch.randn(shape, dtype=dtype, generator=draw).requires_grad_())
         return written[-1]
+
+    def given(name: str, args: tuple[Tensor, ...]) -> Tensor:
+        require(bool(args), f"'{name}' of this network is called with a keyword; call it with its input alone.")
+        with torch.enable_grad():
+            return args[0].clone()  # as it is now: what follows may change it in place
 
     def cut(name: str, layer: Layer) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            sources = _depends(args[0], written)
-            cuts.append(Cut(name, layer, args[0], sources, random(*output.shape)))
-            return cuts[-1].fresh.clone()  # a copy, which what follows may change in place
+            x = given(name, args)
+            cuts.append(Cut(name, layer, x, _depends(x, written), random(output.shape, output.dtype)))
+            return cuts[-1].fresh.clone()
 
         return hook
 
     def note(name: str, norm: _BatchNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            norms.append(Normalised(name, norm, args[0], _depends(args[0], written)))
-            learnt.update((p, None) for p in norm.parameters() if p.requires_grad)
+            x = given(name, args)
+            norms.append(Normalised(name, norm, x, _depends(x, written)))
             norm.requires_grad_(False)
 
         return hook
 
-    learnt: dict[nn.Parameter, None] = {}
-
     def give_back(*_: object) -> None:
-        for parameter in learnt:
+        for parameter in learnt.values():
             parameter.requires_grad_(True)
 
-    x = random(2, *shape)
+    learnt = {k: p for k, p in module.named_parameters() if p.requires_grad}
+    x = random((2, *shape), dtype_of(module))
     with ExitStack() as hooks, torch.enable_grad(), evaluated(module.modules()):
         for name, layer in layers(module).items():
             hooks.enter_context(layer.register_forward_hook(cut(name, layer)))
         for name, norm in module.named_modules():
             if isinstance(norm, _BatchNorm):
                 hooks.enter_context(norm.register_forward_pre_hook(note(name, norm)))
-                hooks.enter_context(norm.register_forward_hook(give_back, always_call=True))
+                hooks.enter_context(norm.register_forward_hook(give_back))
         outputs = module(x.clone())
-    return Pass(cuts, norms, outputs, _depends(outputs, written))
+    return Pass(learnt, cuts, norms, outputs, _depends(outputs, written))
 
 
-def _problems(module: nn.Module, made: Pass) -> Iterator[str]:
+def _problems(made: Pass) -> Iterator[str]:
     """All that keeps units from staying apart, each in a few words."""
-    if len(made.cuts) < 2:
-        yield f"this one has {len(made.cuts)} of them, and no hidden units"
+    if not any(group is not None for group in _groups(made)):
+        yield "this one has no hidden units"
     seen = Counter(call.name for call in made.calls)
     yield from (f"'{name}' of this one is called {times} times" for name, times in seen.items() if times > 1)
     yield from (
@@ -161,19 +169,19 @@ def _problems(module: nn.Module, made: Pass) -> Iterator[str]:
         for call in made.norms
         if not call.layer.track_running_stats
     )
-    yield from _misplaced(module, made)
+    yield from _misplaced(made)
     for call in made.calls:
         yield from _mixed(call, made)
     yield from _loose_ends(made)
 
 
-def _misplaced(module: nn.Module, made: Pass) -> Iterator[str]:
+def _misplaced(made: Pass) -> Iterator[str]:
     """Parameters that are not in one layer, or in more than that."""
-    own = Counter(id(p) for call in made.calls for p in call.layer._parameters.values())
-    learnt = {k: p for k, p in module.named_parameters() if p.requires_grad}
-    yield from (f"this one also learns '{k}'" for k, p in learnt.items() if id(p) not in own)
-    parts = [*(call.input for call in made.calls), made.outputs]
-    if any(own[id(p)] > 1 for p in learnt.values()) or any(_depends(part, list(learnt.values())) for part in parts):
+    own = {f"{call.name}.{k}": p for call in made.calls for k, p in call.layer.named_parameters() if k in OWN}
+    yield from (f"this one also learns '{k}'" for k in made.learnt if k not in own)
+    shared = Counter(id(p) for p in own.values())
+    learnt, parts = list(made.learnt.values()), [*(call.input for call in made.calls), made.outputs]
+    if any(shared[id(p)] > 1 for p in learnt) or any(_depends(part, learnt) for part in parts):
         yield "this one uses parameters in more than one place"
 
 
@@ -183,16 +191,20 @@ def _mixed(call: Cut | Normalised, made: Pass) -> Iterator[str]:
         return
     if not call.sources:
         yield f"in this one '{call.name}' depends on no layer before it"
+        return
     if INPUTS in call.sources:
-        yield f"in this one '{call.name}' depends on the network's inputs, and not as a layer on them alone"
+        beside = "before any layer" if isinstance(call, Normalised) else "beside other layers"
+        yield f"in this one '{call.name}' depends on the network's inputs, {beside}"
+        return
     before = [made.cuts[number - 1] for number in sorted(call.sources)]
     if isinstance(call, Cut) and getattr(call.layer, "groups", 1) > 1:
         yield f"'{call.name}' of this one has groups"
     for cut in before:
-        if not _keeps_units_apart(cut, call):
-            yield f"what lies between '{cut.name}' and '{call.name}' of this one mixes units"
         if cut.units != before[0].units:
             yield f"in this one units of '{before[0].name}' and of '{cut.name}' meet, and are not equally many"
+            return
+    for name in _mixing(before, call):
+        yield f"what lies between '{name}' and '{call.name}' of this one mixes units, or changes their number"
 
 
 def _loose_ends(made: Pass) -> Iterator[str]:
@@ -200,10 +212,10 @@ def _loose_ends(made: Pass) -> Iterator[str]:
     if INPUTS in made.sources or not made.sources:
         yield "the outputs of this one depend on more, or less, than its layers"
     group_of = _groups(made)
-    read = {group_of[k] for cut in made.cuts for k in cut.sources - {INPUTS}}
+    read = {group_of[k]: cut.name for cut in made.cuts for k in cut.sources - {INPUTS}}
+    if None in read:
+        yield f"'{read[None]}' of this one reads what is also an output"
     for number, cut in enumerate(made.cuts, 1):
-        if group_of[number] is None and None in read:
-            yield f"what '{cut.name}' of this one writes is an output, and is read again"
         if group_of[number] is not None and group_of[number] not in read:
             yield f"nothing reads what '{cut.name}' of this one writes"
 
@@ -212,8 +224,7 @@ def _groups(made: Pass) -> list[int | None]:
     """Of what every layer writes, from 1 on, the number of its group; None for outputs, which stand at 0."""
     outputs = 0
     root = list(range(len(made.cuts) + 1))
-    met = [call.sources - {INPUTS} for call in made.calls]
-    for together in [*met, {outputs, *made.sources}]:
+    for together in [*(cut.sources - {INPUTS} for cut in made.cuts), {outputs, *made.sources}]:
         joined = {root[k] for k in together}
         root = [min(joined) if r in joined else r for r in root]
     numbers = {r: number for number, r in enumerate(sorted(set(root) - {outputs}))}
@@ -224,31 +235,39 @@ def _depends(part: Tensor, sources: Sequence[Tensor]) -> set[int]:
     """Which of the sources a part of the network depends on."""
     if not part.requires_grad or not sources:
         return set()
-    found = torch.autograd.grad(part.sum(), sources, allow_unused=True, retain_graph=True)
+    with torch.enable_grad():
+        found = torch.autograd.grad(part.sum(), sources, allow_unused=True, retain_graph=True)
     return {number for number, slope in enumerate(found) if slope is not None}
 
 
-def _keeps_units_apart(before: Cut, call: Cut | Normalised) -> bool:
-    """Whether a layer's input features depend on one unit of the layer before it each, in the units' order.
+def _mixing(before: Sequence[Cut], call: Cut | Normalised) -> Iterator[str]:
+    """The layers whose units the input features of a call do not depend on one by one, in the units' order.
 
-    Units differ in some digit of their binary numbers: for every digit, features whose unit has it must not depend on
-    units that have it not, and the other way round.
+    With a weight for every unit, Σ w_u f_u² over the features has a slope at unit u that is w_u times what it is
+    without weights; and something else where features of others depend on the unit too.
     """
     axis = _axis(call.layer) if isinstance(call, Cut) else 1
-    each, rest = divmod(call.input.shape[axis], before.units)
+    each, rest = divmod(call.input.shape[axis], before[0].units)
     if rest:
-        return False
-    units = torch.arange(before.units)
-    place = [1] * before.fresh.dim()
-    place[_axis(before.layer)] = before.units
-    for digit in range(max(1, (before.units - 1).bit_length())):
-        for value in (0, 1):
-            chosen = (units >> digit & 1) == value
-            features = call.input.index_select(axis, chosen.repeat_interleave(each).nonzero().squeeze(1))
-            (slope,) = torch.autograd.grad(features.square().sum(), before.fresh, retain_graph=True)
-            if bool((slope * ~chosen.view(place)).any()):
-                return False
-    return True
+        yield before[0].name
+        return
+    weights = (torch.rand(before[0].units, generator=torch.Generator().manual_seed(0)) + 0.5).to(call.input.dtype)
+
+    def slopes(units: Tensor) -> tuple[Tensor, ...]:
+        weighed = _along(axis, call.input, units.repeat_interleave(each)) * call.input.square()
+        return torch.autograd.grad(weighed.sum(), [cut.fresh for cut in before], retain_graph=True)
+
+    for cut, plain, found in zip(before, slopes(torch.ones_like(weights)), slopes(weights), strict=True):
+        expected = plain * _along(_axis(cut.layer), plain, weights.to(plain.dtype))
+        if not bool((found - expected).abs().max() <= 1e-3 * expected.abs().max()):
+            yield cut.name
+
+
+def _along(axis: int, like: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers along one of a tensor's axes."""
+    place = [1] * like.dim()
+    place[axis] = -1
+    return numbers.view(place)
 
 
 def _axis(layer: Layer) -> int:

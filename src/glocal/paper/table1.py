@@ -50,7 +50,7 @@ class Column:
     seeds: tuple[int, ...] = SEEDS
     train_eval: int = 2_000
     precision: str = "fp32"
-    """On a GPU: bf16 for ResNet-18, where it is far faster; parameters, gradients and statistics stay fp32."""
+    """On a GPU: bf16 for ResNet-18, where it is far faster; parameters and statistics stay fp32."""
 
     @property
     def steps(self) -> int:

@@ -55,7 +55,7 @@ class Tradeoff:
     def cost(self, demo: bool) -> str:
         chosen = _column(demo)
         runs = len(chosen.rows) * len(chosen.lrs) * len(chosen.seeds)
-        return f"{chosen.challenge}: the {runs} runs of table1, and nothing where they are in the store"
+        return f"{chosen.challenge}: the {runs} runs of table1, further rows apart; nothing where they are in the store"
 
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         chosen = _column(piece["demo"])
