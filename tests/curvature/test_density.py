@@ -81,6 +81,16 @@ def test_sums_are_as_far_off_as_they_say() -> None:
     assert 0.75 < torch.stack([f.error for f in found]).square().mean().sqrt() / off.std() < 1.25
 
 
+def test_where_no_node_is_below_a_threshold_the_next_ones_may_stand_for_zeros() -> None:
+    """Three in four eigenvalues are 0, and their node is a little above: to the quadrature the rank might be P."""
+    spectrum = torch.cat([torch.zeros(300), torch.logspace(-5, 0, 70), -torch.logspace(-5, -1, 30)]).double()
+    found = of(turned(spectrum), signs(30, 400), 20)
+    threshold = float(found.nodes.abs().min()) / 2
+    assert threshold > 1e-8
+    count, error = found.above(threshold)
+    assert float(count) == pytest.approx(400) and 300 <= float(error) <= 400
+
+
 @pytest.mark.parametrize("shape", ["positive", "both signs"])
 def test_counts_are_within_three_of_their_errors_at_any_threshold(shape: str) -> None:
     """Also where the threshold is among eigenvalues that so few steps cannot tell apart."""

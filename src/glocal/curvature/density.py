@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional
 
 from glocal.curvature.lanczos import Eigenpairs, tridiagonal
 from glocal.curvature.symmetric import eigh
@@ -56,24 +57,22 @@ class Density:
         """How many |λ| are above a threshold: the rank, as far as what is below counts as zero.
 
         A node stands for eigenvalues on both sides of it. So what the quadrature cannot tell is about the weight of the
-        lighter of the two nodes that the threshold lies between, and the error has it beside the standard error, with
-        what rounding leaves of weights that sum to P, P ε.
+        lighter of the two nodes that the threshold lies between; and where no node is below the threshold, all that the
+        nodes next to it stand for. The error has it beside the standard error, with what rounding leaves of weights
+        that sum to P, P ε.
         """
         count = self.sum(lambda nodes: nodes.abs() > threshold)
         fewer = self.nodes.shape[-1] < float(self.weights[0].sum()) - 0.5  # nodes than eigenvalues
         if self.exact or not fewer:
             return count
         rounding = torch.finfo(self.weights.dtype).eps * self.weights.sum(-1).mean()
-        count = count._replace(error=count.error + rounding)
-        none = torch.zeros_like(self.weights[:, :1])
-        for edge in (-threshold, threshold):
-            # Beyond the outermost nodes there is nothing; but what is nearer to 0 than all of them, they may stand for.
-            ends = (none, none + torch.inf) if edge < 0 else (none + torch.inf, none)
-            weights = torch.cat([ends[0], self.weights, ends[1]], 1)
-            after = (self.nodes <= edge).sum(1, keepdim=True)
-            lighter = torch.minimum(weights.gather(1, after), weights.gather(1, after + 1))
-            count = count._replace(error=count.error + lighter.mean())
-        return count
+        weights = functional.pad(self.weights, (1, 1))  # beyond the outermost nodes there is nothing
+        below, within = (self.nodes < -threshold).sum(1, keepdim=True), (self.nodes <= threshold).sum(1, keepdim=True)
+        outside = [(below, below + 1), (within + 1, within)]  # of either edge, the node before it and the one behind it
+        far, near = ([weights.gather(1, pair[k]) for pair in outside] for k in (0, 1))
+        lighter = sum(torch.minimum(a, b) for a, b in zip(far, near, strict=True))
+        untold = torch.where(below == within, sum(far), lighter)
+        return count._replace(error=count.error + rounding + untold.mean())
 
     @property
     def radius(self) -> Tensor:
