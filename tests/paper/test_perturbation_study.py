@@ -34,7 +34,7 @@ class Tiny:
         self.name, self.study = name, get(name)
 
     def pieces(self, demo: bool) -> list[Piece]:
-        kept = [("running", 0), ("batch", 1), ("none", 0), ("none", 1)]
+        kept = [("running", 1), ("batch", 0), ("none", 0), ("none", 1)]
         return [piece | TINY for piece in self.study.pieces(True) if (piece["statistics"], piece["task"]) in kept]
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +77,7 @@ def test_rows_are_complete(name: str, measured: dict[str, tuple[Path, list[Row]]
 def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str, tuple[Path, list[Row]]]) -> None:
     """The kept state in a network of its own, in float64, on the same examples."""
     store, rows = measured[name]
-    task = 0 if statistics == "running" else 1
+    task = 0 if statistics == "batch" else 1
     rows = only(rows, statistics=statistics, task=task, split="test")
     (run,) = [r for r in load(store) if r.lr == rows[0]["lr"]]
     challenge = challenges.make(str(rows[0]["challenge"]), 2)

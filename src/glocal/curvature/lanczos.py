@@ -8,7 +8,8 @@ and takes the eigenpairs (λ, s) of that small matrix T: λ and v = Qᵀ s are a
 known, ‖A v − λ v‖ = β_m |s_m|. The extreme ones come first. Rounding makes the recurrence forget its past, so what it
 yields is made orthogonal to all vectors before it. What rounding leaves in the products themselves no step mends: for a
 machine's ε it is taken to be 10 ε max_j ‖A q_j‖, of which T's rows tell a little more, and is a part of the error that
-is told.
+is told. Products of deep networks round more than that: for ResNet-18 in single precision ‖A v − λ v‖ was 3e-5 of the
+largest eigenvalue where 1e-6 was told.
 
 Where the basis spans an invariant subspace, β_j = 0 and nothing is left to go on with: the method then goes on from a
 vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases.
@@ -39,7 +40,7 @@ class Eigenpairs(NamedTuple):
 
     values: Tensor  # (k,)
     vectors: Tensor  # (k, P), orthonormal rows
-    residuals: Tensor  # (k,), ‖A v − λ v‖ or a little more: with what rounding may have left
+    residuals: Tensor  # (k,), ‖A v − λ v‖ as T tells it, with what products that round as `ROUNDING` says may have left
 
 
 def lanczos(

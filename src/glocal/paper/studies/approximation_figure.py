@@ -160,7 +160,7 @@ def _over_distance(axes: Axes, rows: Sequence[Row], lines: Mapping[Series, Pen],
     for series, pen in lines.items():
         radii, errors = against(series.rows(rows, lr=lr, ray=True), "distance", "error")
         shown = np.isfinite(errors)
-        p = series.exponent(rows)
+        p = series.exponent(where(rows, lr=lr))
         label = f"{series.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else series.label
         axes.plot(radii[shown], errors[shown], **pen.line(), **pen.point(), markersize=3.5, label=label)
     after = [row for series in lines for row in series.rows(rows, lr=lr, ray=False, task=0, learnt=2)]

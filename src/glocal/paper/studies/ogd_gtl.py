@@ -48,7 +48,7 @@ FULL: Piece = {
 DEMO: Piece = FULL | {
     "challenge": "rotated-digits",
     "tasks": 3,
-    "epochs": 2,
+    "epochs": 1,
     "lrs": (0.02, 0.1, 0.5),
     "seeds": COLUMN.seeds[:2],
     "examples": 500,

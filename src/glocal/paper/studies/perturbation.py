@@ -52,6 +52,11 @@ STATISTICS = {
     "batch": "BatchNorm by the batch's statistics",
     "none": "no BatchNorm",
 }
+CONVENTIONS = (
+    "Behind the published figures the Hessian is of a task's first 2,000 examples, and the test loss is its sum over "
+    "batches divided by the number of training batches; here examples are drawn at random, both losses are means over "
+    "their own examples, and all losses are in double precision."
+)
 ALIKE = 3.0
 """A score between 1/3 and 3 is about 1: half a decade either way, where curves span many."""
 
@@ -83,7 +88,7 @@ class PerturbationScore:
     small: Piece
     statistics: str
     by_batch: int
-    """How many tasks are measured by the batch's statistics as well."""
+    """How many tasks are measured by the batch's statistics as well; one in a demonstration."""
     returns: bool
     """Whether the paper finds that far from the solution the score falls to 1."""
     claim: str
@@ -94,7 +99,7 @@ class PerturbationScore:
 
     def pieces(self, demo: bool) -> list[Piece]:
         base = self.small if demo else self.full
-        tasks = {self.statistics: base["tasks"], "batch": min(self.by_batch, base["tasks"])}
+        tasks = {self.statistics: base["tasks"], "batch": min(self.by_batch, 1 if demo else base["tasks"])}
         return [base | {"statistics": s, "task": t} for s, count in tasks.items() for t in range(count)]
 
     def cost(self, demo: bool) -> str:
@@ -134,7 +139,7 @@ class PerturbationScore:
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
-        said = [f"The paper: {self.claim}."]
+        said = [f"The paper: {self.claim}.", CONVENTIONS]
         for kind in STATISTICS:
             if own := where(rows, statistics=kind):
                 said += _said(own, "" if kind == "none" else f"{STATISTICS[kind]}. ", self.returns)

@@ -52,7 +52,7 @@ DEMO: Piece = FULL | {
     "challenge": "rotated-digits",
     "tasks": 3,
     "epochs": 2,
-    "batch_size": 64,
+    "batch_size": 128,
     "hidden": 22,
     "lrs": (0.02, 0.1, 0.5),
     "seeds": COLUMN.seeds[:2],
