@@ -67,6 +67,7 @@ class Setup:
     precision: Precision
     monitor: float | None
     monitor_by: str | None
+    monitor_every: int | None
 
     def cohort(self, wanted: Sequence[Wanted]) -> Cohort:
         members = tuple(w.member for w in wanted)
@@ -127,13 +128,15 @@ def sweep(
     cohort_size: int | None = None,
     monitor: float | None = None,
     monitor_by: str | None = None,
+    monitor_every: int | None = None,
     watcher: Watcher | None = None,
 ) -> Runs:
     """Train every algorithm at every learning rate with every seed, and return all these runs.
 
     monitor: an ε. Training is watched for where it leaves an old task's ε-region (`lens.monitor`), which changes
     nothing in it, and the runs' notes say what was seen. It is the region of expansions, or of what `monitor_by` names:
-    'diagonal', 'kronecker', or 'own', the algorithm's own approximation.
+    'diagonal', 'kronecker', or 'own', the algorithm's own approximation. It is looked at so seldom that it costs
+    little, or after every `monitor_every`-th epoch.
 
     Runs that the store already holds are not repeated, interrupted ones go on from their last task boundary, and what
     another process is training on the same store is waited for. On a terminal, progress bars show how far it is.
@@ -153,6 +156,7 @@ def sweep(
         choose_precision(precision),
         monitor,
         monitor_by,
+        None if monitor_every is None else _whole("monitor_every", monitor_every, 1),
     )
     if monitor is not None:
         from glocal.lens.region import positive
@@ -164,6 +168,10 @@ def sweep(
         if monitor_by not in WATCHED:
             raise unknown("approximation to watch", monitor_by, WATCHED)
         require(monitor is not None, f"monitor_by='{monitor_by}' was given, and no ε to watch for: give monitor too.")
+    if monitor_every is not None:
+        require(
+            monitor is not None, f"monitor_every={monitor_every} was given, and no ε to watch for: give monitor too."
+        )
     seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
     wanted: dict[str, Wanted] = {}
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
@@ -323,7 +331,7 @@ def _monitor(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watch
     from glocal.lens.monitor import Monitor
 
     by = setup.monitor_by or ("own" if isinstance(cohort.algorithm, Partition) else "diagonal")
-    return Monitor(cohort, setup.monitor, by, tell=watcher.tell)  # type: ignore[arg-type]
+    return Monitor(cohort, setup.monitor, by, setup.monitor_every, tell=watcher.tell)  # type: ignore[arg-type]
 
 
 def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], Seen]:

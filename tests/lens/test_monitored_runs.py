@@ -71,7 +71,23 @@ def test_by_what_is_said(tmp_path: Path) -> None:
     assert note.startswith("monitored with ε = 1e+09 by kronecker: inside")
 
 
+def test_as_often_as_is_said(tmp_path: Path) -> None:
+    """Six steps an epoch: after every one, every second and, as four epochs have no other, the third and the last."""
+    for every, seen in ((1, [1, 2, 3, 4]), (2, [2, 4]), (None, [3, 4]), (9, [4])):
+        how = {"epochs": 4, "batch_size": 10, "monitor": 0.1, "monitor_every": every, "store": tmp_path / str(every)}
+        (run,) = glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], **how)  # type: ignore[arg-type]
+        steps = [6 * (4 * task + epoch) for task in (1, 2) for epoch in seen]
+        assert run.info["monitored"]["step"] == steps
+    asked = ["run", "rotated-digits", "sgd", "--tasks", "2", "--epochs", "2", "--batch-size", "500"]
+    assert main([*asked, "--monitor", "1", "--monitor-every", "1", "--store", str(tmp_path / "run")]) == 0
+    assert len(glocal.load(tmp_path / "run")[0].info["monitored"]["step"]) == 2
+
+
 def test_no_such_region(tmp_path: Path) -> None:
+    with pytest.raises(GlocalError, match="monitor_every=2 was given, and no ε"):
+        glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor_every=2)
+    with pytest.raises(GlocalError, match="monitor_every"):
+        glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor=0.1, monitor_every=0)
     with pytest.raises(GlocalError, match="unknown approximation to watch 'diagnal'"):
         glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor=0.1, monitor_by="diagnal")
     with pytest.raises(GlocalError, match="no ε to watch for"):

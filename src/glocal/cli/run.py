@@ -63,6 +63,8 @@ class Run:
     monitor_by: Name = None
     """Whose region: diagonal or kronecker, of expansions, or own, of the algorithm's own approximation (diagonal,
     but own for networks that are split among tasks, unless given)."""
+    monitor_every: Count = None
+    """Look after every N-th epoch (so seldom that it costs less than 5 % of the time, unless given)."""
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -90,6 +92,7 @@ class Run:
             keep_parameters=self.keep_parameters,
             monitor=self.monitor,
             monitor_by=self.monitor_by,
+            monitor_every=self.monitor_every,
             watcher=Bars(),
         )
         console = Console()

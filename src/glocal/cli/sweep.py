@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 }
 SWEEP_FIELDS = (
     *("challenge", "lrs", "seeds", "network", "setting", "tasks", "epochs", "batch_size", "train_eval"),
-    *("store", "data", "device", "precision", "keep_parameters", "monitor", "monitor_by"),
+    *("store", "data", "device", "precision", "keep_parameters", "monitor", "monitor_by", "monitor_every"),
 )
 
 
@@ -86,6 +86,8 @@ class Sweep:
     """An ε: watch for where training leaves an old task's ε-region; runs keep what was seen."""
     monitor_by: Name = None
     """Whose region: diagonal or kronecker expansions, or own, the algorithm's own approximation."""
+    monitor_every: Count = None
+    """Look after every N-th epoch (so seldom that it costs little, unless given)."""
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -159,6 +161,7 @@ def _read(path: Path) -> dict[str, Any]:
         keep_parameters: bool | None = None
         monitor: float | None = None
         monitor_by: Name = None
+        monitor_every: Count = None
 
     try:
         text = path.read_bytes()
