@@ -107,9 +107,9 @@ DIVERGED = """
 Why `laplace` and `optimal-soft` diverge at high rates: a step on a quadratic of curvature λ is stable up to a learning
 rate of 2/λ, and they add the curvature of one task after the other. Looked at once beside these runs, on a CPU and with
 seed 11: the largest eigenvalue of Laplace's sum, times a rate of 0.1, is 1.8 after five tasks and 2.05 after six, and
-the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight. That of `optimal-soft`'s
-is 1.71 and 2.07 after five tasks and six at a rate of 0.1, where the run diverges in the seventh, and 2.00 after eight at
-0.05, where it diverges in the ninth.
+the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight. That of `optimal-soft`'s sum
+is 1.71 and 2.07 after five tasks and six at a rate of 0.1, where the run diverges in the seventh, and 2.00 after eight
+at 0.05, where it diverges in the ninth.
 """
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
