@@ -11,6 +11,7 @@ import pytest
 import torch
 from quadratics import dense_hessian, network, theta_of
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -132,6 +133,21 @@ def wrong_labels() -> dict[str, tuple[Any, Any, Any, str]]:
         "torch's column": (1, nn.MSELoss(), (x, one), r"outputs \(20, 1\) and y \(20,\): give both one shape"),
         "weighed classes": (3, nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])), (x, y), "no mean over samples"),
     }
+
+
+def test_weights_that_cancel_over_all_samples_are_refused() -> None:
+    """Class 1 has the larger losses in one half, class 0 in the other: weighed or not, all have the same mean."""
+    y = torch.tensor([0, 1, 0, 1])
+    right = torch.tensor([2.0, 0.5, 0.5, 2.0])  # the true label's logit
+    x = functional.one_hot(y, 2) * right.unsqueeze(1)
+    module = nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight.copy_(torch.eye(2))
+        module.bias.zero_()
+    weighed = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(weighed(module(x), y), functional.cross_entropy(module(x), y))
+    with pytest.raises(GlocalError, match="no mean over samples"):
+        of_module(module, weighed, [(x, y)], [module.state_dict()] * 2)
 
 
 @pytest.mark.parametrize("case", wrong_labels())

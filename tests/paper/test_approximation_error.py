@@ -103,6 +103,13 @@ def test_the_figure_has_a_line_for_each_approximation(rows: list[Row]) -> None:
     assert "learning rate, 0.2" in panels[1].get_title("left")
 
 
+def test_exponents_are_of_the_rate_they_stand_beside(rows: list[Row]) -> None:
+    figure = Figure(layout="constrained")
+    STUDY.draw([row | {"exponent": 3.0 if row["lr"] == 0.02 else 0.5} for row in rows], figure)
+    texts = [text.get_text() for axes in figure.axes if (legend := axes.get_legend()) for text in legend.get_texts()]
+    assert len(texts) == 9 and all(text.endswith("$r^{0.5}$") for text in texts)
+
+
 def test_sentences_follow_the_rows(rows: list[Row]) -> None:
     made: list[Row] = []
     for row in where(rows, ray=False):
