@@ -1,6 +1,8 @@
 """What it costs to watch a training: whole runs with a monitor at its default rate beside the same runs without.
 
-python -m benchmarks.monitor [--device cpu|cuda] [--rounds N] [--tiny]
+python -m benchmarks.monitor [--device cpu|cuda] [--data FOLDER] [--rounds N] [--tiny]
+
+On a CPU all is of rotated digits; on a GPU what one is used for comes first.
 
 Both take turns in one process, tasks and evaluation included. The first round warms up: what torch imports once for a
 monitor is shown by itself.
@@ -26,12 +28,14 @@ from torch import nn
 from benchmarks import setting
 from benchmarks.device import chosen
 from benchmarks.results import Spread, machine
-from glocal import __version__, challenges
+from glocal import __version__, resolve
 from glocal.algorithms import SGD
 from glocal.engine.cohort import Cohort, Member
+from glocal.engine.precision import Precision
 from glocal.engine.train import train
 from glocal.lens.monitor import Monitor
 from glocal.networks.mlp import mlp
+from glocal.networks.resnet import resnet18
 
 ROUNDS, GOAL, EPSILON = 5, 5.0, 0.1
 
@@ -43,29 +47,48 @@ def convolutional(shape: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(flat, outputs))
 
 
+NETWORKS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+    "mlp": mlp,
+    "convolutions": convolutional,
+    "resnet18": resnet18,
+}
+
+
 @dataclass(frozen=True)
 class Case:
-    """Plain SGD on rotated digits, 4,000 a task, batch 64."""
+    """Plain SGD; of the digits, 4,000 make a task."""
 
     network: str
     runs: int
     tasks: int
     epochs: int
+    challenge: str = "rotated-digits"
+    seeds: int = 1
+    batch: int = 64
+    precision: Precision = "fp32"
 
     @property
     def name(self) -> str:
         several = "s" * (self.runs > 1), "s" * (self.epochs > 1)
-        return f"{self.network}, {self.runs} run{several[0]}, {self.tasks} tasks, {self.epochs} epoch{several[1]}"
+        size = f"{self.runs} run{several[0]}, {self.tasks} tasks, {self.epochs} epoch{several[1]}"
+        return f"{self.network}, {size}" if self.challenge == "rotated-digits" else f"{self.challenge}, {size}"
 
-    def cohort(self, device: torch.device) -> Cohort:
-        network: Callable[[Sequence[int], int], nn.Module] = mlp if self.network == "mlp" else convolutional
-        members = tuple(Member(0, 0.01 + 0.001 * run, SGD()) for run in range(self.runs))
+    def cohort(self, device: torch.device, data: Path | None) -> Cohort:
+        rates = [0.01 + 0.001 * run for run in range(self.runs // self.seeds)]
+        members = tuple(Member(seed, lr, SGD()) for seed in range(self.seeds) for lr in rates)
+        challenge = resolve.challenge(self.challenge, data=data, tasks=self.tasks).thing
         return Cohort(
-            challenges.make("rotated-digits", tasks=self.tasks), network, members, self.epochs, 64, device=device
+            challenge,
+            NETWORKS[self.network],
+            members,
+            self.epochs,
+            self.batch,
+            device=device,
+            precision=self.precision,
         )
 
-    def seconds(self, device: torch.device, watched: bool) -> float:
-        cohort = self.cohort(device)
+    def seconds(self, device: torch.device, data: Path | None, watched: bool) -> float:
+        cohort = self.cohort(device, data)
         begun = time.perf_counter()
         for _ in train(cohort, watch=Monitor(cohort, EPSILON) if watched else None):
             pass
@@ -78,26 +101,35 @@ CASES = (
     *(Case("mlp", 1, 20, 5), Case("mlp", 10, 5, 5), Case("mlp", 1, 5, 5), Case("mlp", 1, 5, 1)),
     *(Case("convolutions", 1, 5, 5), Case("convolutions", 1, 5, 1)),
 )
+GPU_CASES = (
+    *(Case("mlp", 1, 20, 5, "rotated-mnist", 1, 128), Case("mlp", 25, 20, 5, "rotated-mnist", 5, 128)),
+    *(Case("mlp", 1, 5, 1, "rotated-mnist", 1, 128), Case("resnet18", 5, 3, 1, "split-cifar10", 1, 32, "bf16")),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--data", type=Path, help="a folder with data sets, for a GPU's cases")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=setting.THREADS)
     parser.add_argument("--tiny", action="store_true", help="rehearse with two tasks; write nothing")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     console, device = Console(), chosen(given.device)
-    cases = (Case("mlp", 1, 2, 1), Case("convolutions", 1, 2, 1)) if given.tiny else CASES
+    if given.rounds < 2:
+        parser.error(f"quartiles need 2 rounds or more; --rounds {given.rounds} was given.")
+    cases: Sequence[Case] = GPU_CASES if device.type == "cuda" else CASES
+    if given.tiny:
+        cases = Case("mlp", 1, 2, 1), Case("convolutions", 1, 2, 1)
     shortest = min(cases, key=lambda case: case.tasks * case.epochs)
-    _, first_time, again = (shortest.seconds(device, watched) for watched in (False, True, True))
+    _, first_time, again = (shortest.seconds(device, given.data, watched) for watched in (False, True, True))
     once = first_time - again
     times: dict[Case, list[tuple[float, float]]] = {case: [] for case in cases}
     for number in track(range(given.rounds + 1), "rounds", console=console, transient=True):
         for case in cases:
             first = number % 2 == 0  # who begins a round changes
-            pair = {watched: case.seconds(device, watched) for watched in (first, not first)}
+            pair = {watched: case.seconds(device, given.data, watched) for watched in (first, not first)}
             if number:
                 times[case].append((pair[False], pair[True]))
     table = Table("", "s without", "s with", "more", title=f"A monitor at its default rate, {device}")

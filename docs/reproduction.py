@@ -82,8 +82,8 @@ COLUMN_TITLES = {
     "split-cifar10": "Table 1 beside its published numbers",
     "split-tinyimagenet": "short runs, and what Table 1 would cost",
 }
-BESIDE = """The experiments that follow were measured on one GPU, up to ten of them, or of the parts of one, at a time: their
-seconds count what they waited for each other.
+BESIDE = """The experiments that follow were measured on one GPU, up to ten of them, or of the parts of one, at a time:
+their seconds count what they waited for each other.
 
 """
 PRECISION = """## Precision

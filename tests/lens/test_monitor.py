@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from recordings import Branching, blobs, cohort, hidden
 from torch import nn
 
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
+from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import Snapshot, train
 from glocal.errors import GlocalError
@@ -27,6 +29,18 @@ def watched(monitor: Monitor) -> Snapshot:
 def normalised(shape: Sequence[int], outputs: int) -> nn.Module:
     """With statistics that go on with training: an expansion keeps those of its solution."""
     return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def of_seeds() -> Challenge:
+    """Blobs that every seed sees otherwise, the later tasks smaller."""
+    made = blobs()
+
+    def task(index: int, seed: int) -> Task:
+        own, count = made.make_task(index, seed), 40 - 10 * index
+        train, test = (Data(data.x[:count].roll(seed, 1), data.y[:count]) for data in (own.train, own.test))
+        return replace(own, train=train, test=test)
+
+    return replace(made, seeded=True, make_task=task)
 
 
 def afterwards(trained: Cohort, structure: str, examples: int) -> list:
@@ -48,6 +62,20 @@ def test_it_sees_what_a_recording_shows(structure: str, make: object) -> None:
     for run, expected in enumerate(afterwards(trained, structure, 15)):
         found = monitor.curves(run)
         assert found.finished.tolist() == [1, 1, 2, 2] and found.step.tolist() == [15, 20, 25, 30]
+        for name in ("true", "approximate", "distance"):
+            a, b = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("seeds", [(0, 0, 1, 1), (0, 0, 1), (0, 1, 2), (3,)], ids=str)
+@pytest.mark.parametrize("make", [hidden, Branching, normalised], ids=["mapped", "one by one", "statistics"])
+def test_every_run_is_seen_on_the_examples_of_its_seed(seeds: Sequence[int], make: object) -> None:
+    trained = cohort(of_seeds(), SGD(), make, [(seed, 0.05 + 0.1 * run) for run, seed in enumerate(seeds)])
+    monitor = Monitor(trained, 0.1, every=1, examples=35)
+    watched(monitor)
+    for run, expected in enumerate(afterwards(trained, "diagonal", 35)):
+        found = monitor.curves(run)
+        assert found.known.sum() == 6
         for name in ("true", "approximate", "distance"):
             a, b = getattr(found, name), getattr(expected, name)
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -100,6 +128,18 @@ def test_it_looks_every_few_epochs_and_at_the_last(epochs: int, every: int, step
     watched(monitor)
     assert monitor.curves().step.tolist() == steps
     assert monitor.assumption().first_break is None
+
+
+def test_by_default_it_looks_more_seldom_as_tasks_become_more() -> None:
+    monitor = Monitor(cohort(blobs(9), SGD(), epochs=6), 1.0)
+    watched(monitor)
+    steps, found = 5, monitor.curves()
+    epochs = (found.step // steps - 1 - 6 * found.finished).tolist()
+    seen = {task: [e for t, e in zip(found.finished.tolist(), epochs, strict=True) if t == task] for task in range(9)}
+    assert seen[0] == []
+    assert seen[1] == seen[3] == [2, 5]
+    assert seen[4] == [3, 5]
+    assert seen[8] == [5]
 
 
 @pytest.mark.parametrize("algorithm", [SGD(), ER(slots=20), EWC()], ids=lambda a: a.name)

@@ -11,7 +11,6 @@ import glocal
 from glocal.challenges import Challenge, from_tasks
 from glocal.cli.main import main
 from glocal.errors import GlocalError
-from glocal.lens.monitor import Monitor
 from glocal.runs import Runs
 
 
@@ -94,25 +93,6 @@ def test_no_such_region(tmp_path: Path) -> None:
         glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor_by="own")
     with pytest.raises(GlocalError, match="finite ε above 0; -1"):
         made(tmp_path, -1)
-
-
-def test_by_default_it_looks_more_seldom_as_tasks_become_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[tuple[int, int]] = []
-    monitor = object.__new__(Monitor)
-    challenge = from_tasks("many", [((np.zeros((2, 1)), np.zeros(2)),) * 2 for _ in range(9)], setting="domain")
-    monitor.cohort = type("Cohort", (), {"epochs": 6, "challenge": challenge})()
-    monitor.every, monitor._held = None, {}
-    epoch = 0
-    monkeypatch.setattr(Monitor, "_look", lambda self, task, state: looks.append((task, epoch)))
-    monkeypatch.setattr(Monitor, "_finish", lambda self, task, state, feed: self._held.update({str(task): {}}))
-    for task in range(9):
-        for epoch in range(6):
-            monitor(task, epoch, None, None)  # type: ignore[arg-type]
-    seen = {task: [e for t, e in looks if t == task] for task in range(9)}
-    assert seen[0] == []
-    assert seen[1] == seen[3] == [2, 5]
-    assert seen[4] == [3, 5]
-    assert seen[8] == [5]
 
 
 def test_a_sweep_says_which_runs_nobody_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,8 +256,12 @@ class Feed:
 
 def evenly_spaced(data: Data, count: int) -> Data:
     """At most `count` examples, at equal distances through the data."""
-    n = data.y.shape[0]
-    if n <= count:
+    if data.y.shape[0] <= count:
         return data
-    chosen = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long()
+    chosen = evenly(data.y.shape[0], count)
     return Data(data.x[chosen], data.y[chosen])
+
+
+def evenly(n: int, count: int) -> Tensor:
+    """The numbers 0 to n − 1, or `count` of them at equal distances where there are more."""
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()

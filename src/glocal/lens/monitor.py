@@ -7,8 +7,8 @@ r"""The locality assumption, watched while a cohort trains (§3.2): ξ_o of ever
 
 By default \hat L_o is the second-order expansion with a diagonal ggn, and both it and L_o are taken on the same few
 examples of task o: the expansion is of the very loss that it is compared with, so that no error comes from the sample,
-and with BatchNorm's statistics of θ_o. It keeps 3 P numbers for every run and finished task. With 'own' it is the
-algorithm's \hat L_o, from the live memory.
+and with BatchNorm's statistics of θ_o. From the first one on it has room for all tasks but the last, 3 P numbers for
+each of them and each run. With 'own' it is the algorithm's \hat L_o, from the live memory.
 That was made with all of the task's data, or with others, and ξ_o then contains the difference between the samples.
 """
 
@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,13 +26,15 @@ from glocal import tree
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
-from glocal.engine.feed import Feed, evenly_spaced
+from glocal.engine.feed import Feed, evenly
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
 from glocal.lens.approximation import Curves, Moment, difference, own_approximation, own_loss
 from glocal.lens.region import Assumption, Break, assumption, positive
+from glocal.lens.runwise import Runwise
 from glocal.lens.subject import Point
 from glocal.lens.taylor import after, chosen, expand
+from glocal.networks.model import Model
 from glocal.tree import Params, Tree
 
 Watched: TypeAlias = Literal["diagonal", "kronecker", "own"]
@@ -43,19 +44,6 @@ LEAST, MOST, PART = 8, 100, 300
 expansion costs is a small part of training too. 'own' makes none and keeps MOST."""
 AT_ONCE = 500
 """Examples that go through the network at once."""
-
-
-class Together(NamedTuple):
-    """The examples kept of all finished tasks, one task's after the other's."""
-
-    x: Tensor
-    y: Tensor
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, tasks: list[Data]) -> Together:
-        x, y = (torch.cat(parts) for parts in zip(*tasks, strict=True))
-        return cls(x, y, [len(data.y) for data in tasks])
 
 
 class Monitor:
@@ -91,12 +79,11 @@ class Monitor:
         self.cohort, self.epsilon, self.every, self.examples, self.tell = cohort, epsilon, every, examples, tell
         self.form = None if approximation == "own" else chosen(2, approximation)
         self.breaks: list[Break | None] = [None] * len(cohort)
-        self._model = cohort.model(vectorised=False)
-        self._data: list[list[Data]] = [[] for _ in cohort.groups]  # [group][task]
-        self._together: list[Together] = []  # [group], of all finished tasks
-        self._held: Tree = {}  # of every finished task, runs stacked: the expansion's parts, or θ_o alone
+        self._runwise = Runwise(cohort)
+        self._data: list[Data] = []  # of every finished task, (groups, n, ...)
+        self._together: list[Tensor] = []  # x and y of all of them, one task's after the other's, (groups, N, ...)
+        self._held: Tree = {}  # (runs, T − 1, ...): the parts of the finished tasks' expansions, or each θ_o alone
         self._looks: list[tuple[int, int, Tensor]] = []  # finished, step, (3, runs, T)
-        self._mapped = True
         self._began = -1  # the step at which the first task was learnt
 
     @torch.no_grad()
@@ -104,8 +91,8 @@ class Monitor:
         """Called by training at the end of an epoch, before the task is consolidated."""
         # The last task is not kept: nothing follows it.
         require(
-            task == len(self._held),
-            f"task {task} is in training, and this monitor has seen {len(self._held)} tasks end: it knows no solution "
+            task == len(self._data),
+            f"task {task} is in training, and this monitor has seen {len(self._data)} tasks end: it knows no solution "
             "of the others. Watch a cohort from its beginning, once.",
         )
         last = epoch + 1 == self.cohort.epochs
@@ -126,37 +113,40 @@ class Monitor:
         found = assumption(self.curves(run), self.epsilon)
         if found.first_break is None or found.first_break.moment or self.form is None:
             return found
-        if not all(bool(leaf[run].isfinite().all()) for leaf in tree.flatten(self._held["0"]).values()):
+        if not all(bool(leaf[run, 0].isfinite().all()) for leaf in tree.flatten(self._held).values()):
             return found
         # It held at the first task's solution, where an expansion has no error.
         return replace(found, first_break=found.first_break._replace(after=self._began))
 
     def _finish(self, task: int, state: State, feed: Feed) -> None:
         """Keep some of the task's examples, and what its expansion is made of; θ is at the task's solution."""
-        parts = []
-        for group, runs in enumerate(self.cohort.groups):
-            whole = feed.whole(group)[0]
-            few = MOST if self.form is None else max(LEAST, self.cohort.epochs * len(whole.y) // PART)
-            x, y = evenly_spaced(whole, self.examples or min(MOST, few))
-            # The feed writes the next task where this one was.
-            data = Data(self.cohort.door.ready(x).clone(), y.clone())
-            self._data[group].append(data)
-            for run in range(runs.start, runs.stop):
-                params = {k: p[run] for k, p in state.params.items()}
-                if self.form is None:
-                    parts.append({"centre": {k: p.clone() for k, p in params.items()}})
-                else:
-                    buffers = {k: b[run].clone() for k, b in state.buffers.items()}
-                    bound = self._model.bind(buffers, training=False)
-                    parts.append({**expand(bound, params, data, 2, self.form).parts, "buffers": buffers})
-        if not self._held:
-            self._began = state.clock
-        self._held[str(task)] = tree.stack(parts)
-        self._together = [Together.of(data) for data in self._data]
+        data = self._some(feed)
+        self._data.append(data)
+        self._together = [torch.cat(parts, 1) for parts in zip(*self._data, strict=True)]
+        made: Tree = {"centre": state.params}
+        if self.form is not None:
+            made = self._runwise(self._expand, (state.params, state.buffers), data)
+        if not task:
+            self._began, later = state.clock, self.cohort.challenge.tasks - 1
+            self._held = tree.map_tree(lambda leaf: leaf.new_empty(leaf.shape[0], later, *leaf.shape[1:]), made)
+        tree.map_tree(lambda held, leaf: held[:, task].copy_(leaf), self._held, made)
+
+    def _some(self, feed: Feed) -> Data:
+        """Some of the examples that the groups are trained on, (groups, n, ...); the feed writes the next task where
+        this one is."""
+        few = MOST if self.form is None else max(LEAST, self.cohort.epochs * feed.examples // PART)
+        rows = evenly(feed.examples, self.examples or min(MOST, few)).to(feed.x.device)
+        x, y = (part.unflatten(0, (-1, feed.examples)).index_select(1, rows) for part in (feed.x, feed.y))
+        return Data(self.cohort.door.ready(x), y)
+
+    def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:
+        """Of one run."""
+        bound = model.bind(buffers, training=False)
+        return {**expand(bound, params, Data(x, y), 2, self.form).parts, "buffers": buffers}
 
     def _look(self, task: int, state: State) -> None:
         seen = torch.full((3, len(self.cohort), self.cohort.challenge.tasks), torch.nan, dtype=torch.float64)
-        seen[:, :, :task] = self._own(task, state) if self.form is None else self._expansions(state)
+        seen[:, :, :task] = self._own(task, state) if self.form is None else self._expansions(task, state)
         self._looks.append((task, state.clock, seen))
         outside = ~(difference(seen[1, :, :task], seen[0, :, :task]) < self.epsilon).all(1)
         for run in outside.nonzero().flatten().tolist():
@@ -176,42 +166,31 @@ class Monitor:
             for run in range(runs.start, runs.stop):
                 own, algorithm = state.select(run), self.cohort.members[run].algorithm
                 moment = Moment(task, state.clock, Point(own.params, own.buffers), own.memory)
-                for o in range(task):
-                    centre = self._held[str(o)]["centre"]
-                    found[0, run, o] = own_loss(algorithm, self._model, moment, self._data[group][o], o)
-                    found[1, run, o] = own_approximation(algorithm, self._model, moment, o)
-                    found[2, run, o] = _length({k: p - centre[k][run] for k, p in own.params.items()})
+                for o, (x, y) in enumerate(self._data):
+                    centre = self._held["centre"]
+                    found[0, run, o] = own_loss(algorithm, self._runwise.model, moment, Data(x[group], y[group]), o)
+                    found[1, run, o] = own_approximation(algorithm, self._runwise.model, moment, o)
+                    found[2, run, o] = _length({k: p - centre[k][run, o] for k, p in own.params.items()})
         return found
 
-    def _expansions(self, state: State) -> Tensor:
-        """The same by the expansions, runs that share their data side by side."""
-        parts = []
-        for group, runs in enumerate(self.cohort.groups):
-            params, buffers, held = (tree.select(part, runs) for part in (state.params, state.buffers, self._held))
-            one = partial(self._one, data=self._together[group])
-            count = runs.stop - runs.start
-            if count > 1 and self._mapped:
-                try:
-                    parts.append(vmap(one)(params, buffers, held))
-                    continue
-                except RuntimeError:
-                    self._mapped = False  # a network that cannot be mapped
-            each = [[tree.select(part, run) for part in (params, buffers, held)] for run in range(count)]
-            parts.append(torch.stack([one(*mine) for mine in each]))
-        return torch.cat(parts).movedim(1, 0).double().cpu()
+    def _expansions(self, task: int, state: State) -> Tensor:
+        """The same by the expansions."""
+        held = tree.map_tree(lambda leaf: leaf[:, :task], self._held)
+        return self._runwise(self._one, (state.params, held), self._together)["seen"].movedim(1, 0).double().cpu()
 
-    def _one(self, params: Params, buffers: Params, held: Tree, data: Together) -> Tensor:
+    def _one(self, model: Model, params: Params, held: Tree, x: Tensor, y: Tensor) -> Tree:
         """Of one run, (3, finished tasks)."""
-        sizes = data.sizes if buffers else [len(data.y)]  # without any, all tasks are one pass
+        tasks = [data.y.shape[1] for data in self._data]
+        sizes = tasks if held["buffers"] else [len(y)]  # without any, all tasks are one pass
         losses = []
-        for x, y, parts in zip(data.x.split(sizes), data.y.split(sizes), held.values(), strict=False):
-            bound = self._model.bind(parts["buffers"], training=False)
-            rows = zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)
-            losses += [bound.losses(params, *row) for row in rows]
-        true = torch.stack([part.mean() for part in torch.cat(losses).split(data.sizes)])
-        moves = [{k: params[k] - c for k, c in parts["centre"].items()} for parts in held.values()]
-        expansions = [after(parts, self.form, moved) for parts, moved in zip(held.values(), moves, strict=True)]
-        return torch.stack([true, torch.stack(expansions), torch.stack([_length(moved) for moved in moves])])
+        for o, data in enumerate(zip(x.split(sizes), y.split(sizes), strict=True)):
+            bound = model.bind(tree.select(held["buffers"], o), training=False)
+            rows = zip(*(part.split(AT_ONCE) for part in data), strict=True)
+            losses += [bound.losses(params, *some) for some in rows]
+        true = torch.stack([part.mean() for part in torch.cat(losses).split(tasks)])
+        moves = {k: params[k] - centre for k, centre in held["centre"].items()}
+        approximate = vmap(lambda parts, moved: after(parts, self.form, moved))(held, moves)
+        return {"seen": torch.stack([true, approximate, vmap(_length)(moves)])}
 
 
 def _length(moved: Params) -> Tensor:
