@@ -6,6 +6,7 @@ python docs/locality.py
 from __future__ import annotations
 
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -16,7 +17,10 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 
 from checkpoints import make_subject  # noqa: E402
 
+import glocal  # noqa: E402
 from glocal.lens import examine  # noqa: E402
+from glocal.lens.along import along  # noqa: E402
+from glocal.lens.retrace import retrace  # noqa: E402
 
 NEAR, FAR = 0.1, 0.5
 TEXT = """# How local is my training?
@@ -103,6 +107,42 @@ and at {far_lr:g}, where training goes farther,
 Everything in them is in `found`: `distance`, `radius`, `inside`, `forgetting.measured` and `.predicted`, `eigenvalues`,
 `trace`, and `rows()`, a table.
 
+## At every step
+
+Checkpoints are the ends of tasks. A run of a store can also be trained again, by its configuration and on a CPU by the
+same numbers, and looked at on its way; it need not have kept its parameters:
+
+```
+glocal sweep rotated-digits --algorithms ewc --lrs {way_lr:g} --seeds 1 --tasks 3 --epochs 1
+glocal lens runs/runs/0123456789abcdef --retrace 1 -o way.png      # or --retrace 10, or --retrace epochs
+```
+
+At every moment ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| is measured for every finished task o: by the algorithm's own
+\\hat L_o, with its memory as it was then, and by expansions of order 0, 1 and 2, with the Hessian whole and by all forms
+that the network allows. It says how large errors became, how far from θ_o they stayed below ε, and at which step
+training first left an old task's region:
+
+```
+{way}
+```
+
+![ξ_o along training, by EWC's own approximation and by expansions](images/lens-along.png)
+
+Lines are tasks, grey ones their ends; the dashed line is ε, the red one the first break. EWC's own approximation is its
+penalty on top of what the loss was at the solution. In Python the same is
+
+```python
+from glocal.lens.along import along
+from glocal.lens.retrace import retrace
+
+found = along(retrace("runs/runs/0123456789abcdef", steps=1).trajectory)
+found.assumptions["own"].first_break  # and .curves, .stays, .rows()
+found.plot("way.png")
+```
+
+and `along` takes any recording that `glocal.lens.approximation.record(cohort, steps=1)` returns. During training,
+`glocal run --monitor EPSILON` watches it at the ends of epochs.
+
 ## What is recommended, and why
 
 1. Some θ_t is outside the region of an earlier task: the assumption that local algorithms need is broken, so **replay**
@@ -137,7 +177,18 @@ def main() -> None:
         found = examine(*make_subject(lr))
         found.plot(HERE / "images" / f"lens-{name}.png")
         said[name] = _wrapped(str(found))
-    (HERE / "locality.md").write_text(TEXT.format(near_lr=NEAR, far_lr=FAR, **said))
+    said["way"] = _way()
+    (HERE / "locality.md").write_text(TEXT.format(near_lr=NEAR, far_lr=FAR, way_lr=NEAR, **said))
+
+
+def _way() -> str:
+    """EWC at every step."""
+    with tempfile.TemporaryDirectory() as store:
+        (run,) = glocal.sweep("rotated-digits", ["ewc"], [NEAR], [1], tasks=3, epochs=1, store=store, device="cpu")
+        assert run.path is not None
+        found = along(retrace(run.path, steps=1).trajectory)
+    found.plot(HERE / "images" / "lens-along.png")
+    return str(found)
 
 
 def _wrapped(text: str) -> str:

@@ -339,7 +339,10 @@ def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], Seen]:
     if setup.monitor is None:
         return lambda run: Seen([], None)
     if watch is None:
-        return lambda run: Seen(["not monitored: it went on from an earlier checkpoint"], None)
+        said = (
+            "not monitored: it went on from an earlier checkpoint; glocal lens STORE/runs/HASH --retrace sees all of it"
+        )
+        return lambda run: Seen([said], None)
 
     def told(run: int) -> Seen:
         found, along = watch.assumption(run), watch.curves(run)

@@ -13,6 +13,7 @@ from glocal.errors import GlocalError, unknown
 
 if TYPE_CHECKING:
     from glocal.lens.examination import Examination
+    from glocal.lens.retrace import Retraced
     from glocal.lens.subject import Subject
 
 Target = Annotated[str, tyro.conf.arg(metavar="TARGET"), tyro.conf.Positional]
@@ -27,6 +28,7 @@ class Lens:
     that was trained with --keep-parameters. It ends with a recommendation: a family of algorithms, and the reason.
     With --show it is looked at by other instruments instead: error, assumption, forgetting, recursion, theorem1,
     theorem2, ground-truth, perturbation, flatness, rank, spectrum, each a table, a figure and a Parquet file.
+    With --retrace a run of a store is trained again and looked at on its way, by its algorithm's own approximation too.
     For example: glocal lens examples/checkpoints.py:make_subject -o lens.png
     """
 
@@ -37,6 +39,10 @@ class Lens:
     show: Names = ()
     """Instruments, or all: each writes a figure and a table beside FILE, named after both. They take neither --epsilon
     nor --eigenvalues nor --seed: with other numbers than their own they are for Python."""
+    retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
+    """Train the run of a store again, which need not have kept its parameters, and look at it after every so many
+    steps, or after epochs: ξ_o of every finished task, by the algorithm's own approximation and by expansions, and
+    where the locality assumption first breaks. Steps are seen on a CPU alone."""
     epsilon: Number = None
     """ε of the ε-regions, in units of the loss (a tenth of what learning a task gains unless given)."""
     examples: int = 2_000
@@ -68,10 +74,17 @@ class Lens:
         for name in self.show:
             if name not in (*INSTRUMENTS, "all"):
                 raise unknown("instrument", name, (*INSTRUMENTS, "all"))
-        for field in fields(self) if self.show else ():
-            given = getattr(self, field.name)
-            if field.name in ("epsilon", "eigenvalues", "seed") and given != field.default:
-                raise GlocalError(f"--{field.name} {given} is not for --show: leave one of them out.")
+        for option, others in (
+            ("show", ("retrace", "epsilon", "eigenvalues", "seed")),
+            ("retrace", ("eigenvalues", "seed")),
+        ):
+            for field in fields(self) if getattr(self, option) else ():
+                given = getattr(self, field.name)
+                if field.name in others and given != field.default:
+                    raise GlocalError(f"--{field.name} {given} is not for --{option}: leave one of them out.")
+        if self.retrace is not None:
+            self._retrace(self.retrace)
+            return
         console, waiting = Console(), Console(stderr=True)
         with waiting.status("Reading …"):
             subject = self._subject()
@@ -87,6 +100,42 @@ class Lens:
         console.print(table(found))
         console.print(str(found.advice), highlight=False)
         console.print(f"Wrote {written}")
+
+    def _retrace(self, every: str) -> None:
+        from rich.console import Console
+
+        from glocal import plugins
+        from glocal.laboratory import choose_device
+        from glocal.lens.along import along
+        from glocal.lens.retrace import retrace
+        from glocal.paper.study import progress
+        from glocal.paper.tables import write_table
+        from glocal.report.along import table as rows_of
+        from glocal.report.progress import Bars
+
+        steps = None if every == "epochs" else _steps(every)
+        if plugins.is_file_spec(self.target):
+            raise GlocalError(f"'{self.target}' is no run of a store: --retrace is for STORE/runs/HASH.")
+        console = Console()
+        own: dict[str, Any] = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
+        own |= {"data": self.data, "examples": self.examples, "device": choose_device(self.device)}
+        bars = Bars()
+        bars.begin(1, 0)
+        bar = lambda name, tasks, steps: bars.cohort(name, 1, tasks, steps, 0)  # noqa: E731
+        try:
+            seen = retrace(self.target, steps, **own, progress=bar)
+        finally:
+            bars.end()
+        try:
+            with progress("lens") as tell:
+                found = along(seen.trajectory, self.epsilon, tell)
+        except RuntimeError as error:
+            raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
+        console.print(rows_of(found))
+        console.print(f"{_astray(seen.astray)} {_sample(seen)}", highlight=False)
+        written = [found.plot(self.output)]
+        written.append(write_table(found.rows(), written[0].with_suffix(".parquet")))
+        console.print(f"Wrote {', '.join(map(str, written))}")
 
     def _show(self, subject: Subject, names: list[str]) -> None:
         from rich.console import Console
@@ -135,6 +184,33 @@ class Lens:
 
 
 _RETURNED = "(module, loss, tasks, checkpoints)"
+
+
+def _steps(given: str) -> int:
+    if not given.isdecimal() or int(given) < 1:
+        raise GlocalError(f"--retrace takes a number of steps from 1 on, or epochs; '{given}' was given.")
+    return int(given)
+
+
+def _astray(share: float) -> str:
+    """Whether it is the stored run that was seen."""
+    if share < 1e-5:
+        return "It went the stored run's way, as far as numbers tell."
+    much = f"by {100 * share:.2g} %" if share < 1 else "altogether"
+    return (
+        f"It differs from the stored run: ‖θ_t − θ_0‖ {much}. Another machine rounds otherwise, and training grows it."
+    )
+
+
+def _sample(seen: Retraced) -> str:
+    """Of how many examples errors are."""
+    looked_at = len(seen.trajectory.subject.tasks[0].y)
+    if looked_at == seen.examples:
+        return f"Losses are of all {looked_at:,} examples of a task."
+    return (
+        f"Losses are of {looked_at:,} of a task's {seen.examples:,} examples: the algorithm's own approximation may be "
+        "made of all of them, and the difference between the two is an error too."
+    )
 
 
 def _told(error: Exception) -> str:

@@ -206,12 +206,22 @@ def curves(subject: Subject, moments: Sequence[Moment], approximations: Sequence
 
     Both are functions of θ alone: the network's other tensors, BatchNorm's statistics, are those of θ_o.
     """
+    return curves_by(subject, moments, {"": approximations})[""]
 
-    def both(moment: Moment, task: int) -> tuple[Tensor, Tensor]:
+
+def curves_by(
+    subject: Subject,
+    moments: Sequence[Moment],
+    approximations: Mapping[str, Sequence[Approximation]],
+    tell: Callable[[int], None] | None = None,
+) -> dict[str, Curves]:
+    """The same of several kinds of them, by their names. `tell` hears how many moments are done."""
+
+    def all_of_them(moment: Moment, task: int) -> tuple[Tensor, dict[str, Tensor]]:
         there = Point(moment.point.params, solution(subject, task).buffers)
-        return subject.value(task, there), approximations[task](there.params)
+        return subject.value(task, there), {name: each[task](there.params) for name, each in approximations.items()}
 
-    return _curves(subject, moments, both)
+    return _curves(subject, moments, list(approximations), all_of_them, tell)
 
 
 def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:
@@ -222,12 +232,14 @@ def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:
         true = own_loss(algorithm, model, moment, subject.tasks[task], task)
         return true, own_approximation(algorithm, model, moment, task)
 
-    def counted(moment: Moment, task: int) -> tuple[Tensor, Tensor]:
+    def counted(moment: Moment, task: int) -> tuple[Tensor, dict[str, Tensor]]:
         true, approximate = both(moment, task)
-        then_true, then_approximate = both(moment._replace(point=subject.solutions[task + 1]), task)
-        return true, approximate - then_approximate + then_true
+        if levelled:
+            then_true, then_approximate = both(moment._replace(point=subject.solutions[task + 1]), task)
+            approximate = approximate - then_approximate + then_true
+        return true, {"own": approximate}
 
-    return _curves(subject, trajectory.moments, counted if levelled else both)
+    return _curves(subject, trajectory.moments, ["own"], counted)["own"]
 
 
 def own_loss(algorithm: Algorithm, model: Model, moment: Moment, data: Data, task: int) -> Tensor:
@@ -252,19 +264,29 @@ def own_approximation(algorithm: Algorithm, model: Model, moment: Moment, task: 
 
 @torch.no_grad()
 def _curves(
-    subject: Subject, moments: Sequence[Moment], both: Callable[[Moment, int], tuple[Tensor, Tensor]]
-) -> Curves:
+    subject: Subject,
+    moments: Sequence[Moment],
+    names: Sequence[str],
+    measure: Callable[[Moment, int], tuple[Tensor, Mapping[str, Tensor]]],
+    tell: Callable[[int], None] | None = None,
+) -> dict[str, Curves]:
+    """From L_o at a moment, and every \\hat L_o there by its name."""
     require(bool(moments), "no moment was given; allowed: one and more.")
     found = len(subject.solutions) - 1
     latest = max(m.finished for m in moments)
     require(latest <= found, f"a moment with {latest} finished tasks was given; the subject has solutions of {found}.")
-    true, approximate, distance = torch.full((3, len(moments), len(subject.tasks)), torch.nan, dtype=torch.float64)
+    unknown = torch.full((2 + len(names), len(moments), len(subject.tasks)), torch.nan, dtype=torch.float64)
+    true, distance, approximate = unknown[0], unknown[1], dict(zip(names, unknown[2:], strict=True))
     for i, moment in enumerate(moments):
         for o in range(moment.finished):
-            true[i, o], approximate[i, o] = both(moment, o)
+            true[i, o], each = measure(moment, o)
+            for name, value in each.items():
+                approximate[name][i, o] = value
             distance[i, o] = apart(moment.point, subject.solutions[o + 1])
+        if tell is not None:
+            tell(i + 1)
     finished, step = (torch.tensor([getattr(m, name) for m in moments]) for name in ("finished", "step"))
-    return Curves(finished, step, true, approximate, distance)
+    return {name: Curves(finished, step, true, values, distance) for name, values in approximate.items()}
 
 
 def apart(a: Point, b: Point) -> Tensor:

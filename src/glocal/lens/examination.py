@@ -295,8 +295,12 @@ def default_epsilon(subject: Subject) -> float:
             subject.value(o, subject.solutions[0]) - subject.value(o, flat.solution(subject, o))
             for o in range(flat.trained(subject))
         ]
-    gained = torch.stack(gains).double()
-    gained = gained[gained.isfinite()]
+    return tenth(torch.stack(gains))
+
+
+def tenth(gains: Tensor) -> float:
+    """An ε from L_o(θ_0) − L_o(θ_o) of the tasks."""
+    gained = gains.double()[gains.isfinite()]
     mean = float(gained.mean()) if len(gained) else math.nan
     require(mean > 0, f"learning lowered the losses by {mean:.3g} in the mean, from which no ε follows: give epsilon.")
     return OF_WHAT_IS_LEARNT * mean

@@ -32,7 +32,7 @@ import torch
 from glocal.errors import GlocalError, unknown
 from glocal.kernels.exact import exactly
 from glocal.lens import flat
-from glocal.lens.approximation import Approximation, curves, moments_of, order
+from glocal.lens.approximation import Approximation, curves, curves_by, moments_of, order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.perturbation import Kind, Split, perturbation
@@ -95,6 +95,19 @@ EXPANSIONS: dict[str, Callable[[Subject, int], Approximation]] = {
     "order 2, kronecker": partial(taylor, structure="kronecker"),
     "order 2, diagonal": partial(taylor, structure="diagonal"),
 }
+
+
+def expansions(subject: Subject) -> dict[str, list[Approximation]]:
+    """All kinds that this network has, one of each for every task that was learnt."""
+    made: dict[str, list[Approximation]] = {}
+    for name, make in EXPANSIONS.items():
+        try:
+            made[name] = [make(subject, o) for o in range(flat.trained(subject))]
+        except GlocalError:
+            continue  # a form that this network does not have, or that is longer than it
+    return made
+
+
 SUFFIXES: dict[Split, str] = {"train": "", "test": "_test"}
 KINDS: tuple[Kind, ...] = ("eigen", "random")
 BINS = 41
@@ -103,20 +116,18 @@ BINS = 41
 
 def _error(subject: Subject) -> Rows:
     """After every task but the first, and the power of its growth on the way from θ_1 to θ_2."""
-    tasks = range(flat.trained(subject))
-    if len(tasks) < 2:
+    if flat.trained(subject) < 2:
         return []
     exact = subject.double()
     way = flat.update(exact, 1)
     rows: Rows = []
-    for name, make in EXPANSIONS.items():
+    for name, found in curves_by(subject, moments_of(subject)[2:], expansions(subject)).items():
         try:
-            made = [make(subject, o) for o in tasks]
-        except GlocalError:
-            continue  # a form that this network does not have, or that is longer than it
-        found = curves(subject, moments_of(subject)[2:], made)
-        try:
-            p = order(exact, 0, make(exact, 0), way).exponent if 0 < float(way.norm()) < torch.inf else torch.nan
+            p = (
+                order(exact, 0, EXPANSIONS[name](exact, 0), way).exponent
+                if 0 < float(way.norm()) < torch.inf
+                else torch.nan
+            )
         except RuntimeError:
             p = torch.nan  # of a network that makes tensors in single precision itself
         for i, finished in enumerate(found.finished.tolist()):

@@ -1,4 +1,4 @@
-"""A subject from the store: a run that kept its parameters, its challenge and network made again."""
+"""Runs of a store: one that kept its parameters is a subject, and any of them can be trained again and watched."""
 
 from __future__ import annotations
 
@@ -26,8 +26,23 @@ def of_stored_run(
     examples: int = CHUNK,
     device: torch.device | str = "cpu",
 ) -> Subject:
-    """The run in the folder STORE/runs/HASH. A challenge, network or algorithm of one's own is known by its file alone:
-    path.py:Name. It must be the one that was trained."""
+    """The run in the folder STORE/runs/HASH, at its solutions. A challenge, network or algorithm of one's own is known
+    by its file alone: path.py:Name. It must be the one that was trained."""
+    run, cohort = trained(path, data, challenge, network, algorithm, device)
+    if isinstance(cohort.algorithm, Partition):
+        raise GlocalError(f"{run.algorithm} answers by a task's number and its memory, which a run does not keep.")
+    return of_run(cohort, 0, _points(run, cohort), examples)
+
+
+def trained(
+    path: str | Path,
+    data: str | Path | None = None,
+    challenge: str | None = None,
+    network: str | None = None,
+    algorithm: str | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Run, Cohort]:
+    """The run, and the cohort of one that it is trained as."""
     path = Path(path)
     require((path / "config.json").exists(), f"'{path}' is no run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
@@ -44,11 +59,9 @@ def of_stored_run(
     for what, found in (("challenge", met), ("network", used), ("algorithm", learnt)):
         same = found.config == kept[what]
         require(same, f"this {what} is another one than that of the run '{path}': its data, options or code differ.")
-    if isinstance(learnt.thing, Partition):
-        raise GlocalError(f"{run.algorithm} answers by a task's number and its memory, which a run does not keep.")
     member = Member(run.seed, run.lr, learnt.thing)
-    cohort = Cohort(met.thing, used.thing, (member,), kept["epochs"], kept["batch_size"], 1, torch.device(device))
-    return of_run(cohort, 0, _points(run, cohort), examples)
+    how = kept["epochs"], kept["batch_size"], kept["train_eval"], torch.device(device), kept.get("precision", "fp32")
+    return run, Cohort(met.thing, used.thing, (member,), *how)
 
 
 def _named(what: str, name: str, config: object) -> str:

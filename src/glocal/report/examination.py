@@ -40,9 +40,9 @@ def draw(found: Examination, figure: Figure) -> None:
     title = f"Recommended: {CALLED[advice.family]} ({', '.join(advice.algorithms)})"
     figure.suptitle(title, x=0.008, ha="left", fontweight="bold", color=TITLE_COLOURS[advice.locality])
     where, forgot, bend = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    colours = _colours(len(found.losses))
-    _where(where, found, colours)
-    _forgotten(forgot, found, colours)
+    hues = colours(len(found.losses))
+    _where(where, found, hues)
+    _forgotten(forgot, found, hues)
     _curvature(bend, found)
 
 
@@ -132,7 +132,7 @@ def _subtitle(axes: Axes, text: str) -> None:
     axes.text(0, 1.02, text, transform=axes.transAxes, color=FAINT, fontsize=7.5, va="bottom")
 
 
-def _colours(tasks: int) -> list[Any]:
+def colours(tasks: int) -> list[Any]:
     """The brighter the later."""
     import matplotlib
 

@@ -1,0 +1,159 @@
+"""A stored run goes its way again, and along it errors are what they are by definition."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from recordings import blobs, cohort, hidden, linear, regressions
+from torch import nn
+
+import glocal
+from glocal.algorithms import ER, EWC, PNN, SGD
+from glocal.cli.main import main
+from glocal.errors import GlocalError
+from glocal.lens import retrace as module
+from glocal.lens.along import along
+from glocal.lens.approximation import record, taylor_curves
+from glocal.lens.retrace import retrace
+from glocal.store.run import Run
+
+QUICK: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 1_000}  # 4 steps an epoch
+
+
+def swept(store: Path, algorithm: str, **more: Any) -> Run:
+    (run,) = glocal.sweep("rotated-digits", [algorithm], [0.1], [7], store=store, **QUICK, **more)
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ["er", "ewc"])
+def test_it_goes_the_stored_runs_way(tmp_path: Path, algorithm: str) -> None:
+    run = swept(tmp_path, algorithm, keep_parameters=True)
+    assert run.path is not None
+    found = retrace(run.path, steps=1, examples=100)
+    assert found.astray < 1e-6 and found.examples == 4_000
+    for t, point in enumerate(found.trajectory.subject.solutions):
+        torch.testing.assert_close(point.params, {k: run.state(t)[k] for k in point.params}, rtol=1e-5, atol=1e-6)
+    steps = [(m.finished, m.step) for m in found.trajectory.moments]
+    assert steps == [(0, s) for s in range(9)] + [(1, s) for s in range(8, 17)] + [(2, 16)]
+    epochs = [(m.finished, m.step) for m in retrace(run.path, examples=100).trajectory.moments]
+    assert epochs == [(0, 0), (0, 4), (0, 8), (1, 8), (1, 12), (1, 16), (2, 16)]
+
+
+def test_another_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = swept(tmp_path, "sgd")
+    assert run.path is not None
+    real = module.trained
+    for of_the_last, expected in ((0.8, 0.25), (np.nan, np.inf)):
+        start = run.arrays["from_start"] * np.array([1, of_the_last])
+        other = replace(run, arrays={**run.arrays, "from_start": start})
+        monkeypatch.setattr(module, "trained", lambda *given, other=other: (other, real(*given)[1]))
+        assert retrace(run.path, examples=100).astray == pytest.approx(expected, rel=1e-4)
+
+
+def test_more_moments_than_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """89,610 numbers of four bytes, 8 steps of 2 tasks: 5.7 MB."""
+    run = swept(tmp_path, "sgd")
+    assert run.path is not None
+    monkeypatch.setattr(module, "LARGEST", 2_000_000)
+    with pytest.raises(GlocalError, match=r"16 moments .* take 0\.0 GB.* Look every 3 steps or more seldom"):
+        retrace(run.path, steps=1)
+    monkeypatch.undo()
+    with pytest.raises(GlocalError, match="steps=0"):
+        retrace(run.path, steps=0)
+
+
+def test_expansions_of_quadratics_are_exact_at_every_step() -> None:
+    """Linear regression: order 2 has no error, and order 1 leaves out ½ Δᵀ H Δ, here the mean of half the squares that
+    the move changes the outputs by."""
+    (trajectory,) = record(cohort(regressions(orthogonal=False), SGD(), linear, batch_size=4), steps=1)
+    found, subject = along(trajectory, 1e-6), trajectory.subject
+    known = found.curves["order 2"].known
+    assert found.curves["order 2"].error[known].max() < 1e-12 < found.curves["order 1"].error[known].max()
+    for i, moment in enumerate(trajectory.moments):
+        for o in range(moment.finished):
+            x = subject.tasks[o].x
+            moved = subject.outputs(moment.point, x) - subject.outputs(subject.solutions[o + 1], x)
+            loss = subject.loss.per_sample(moved, torch.zeros_like(moved)).mean()
+            assert float(found.curves["order 1"].error[i, o]) == pytest.approx(float(loss), rel=1e-6, abs=1e-7)
+    assert found.assumptions["order 2"].first_break is None
+    broken = found.assumptions["order 1"].first_break
+    outside = [i for i, row in enumerate(found.curves["order 1"].error.nan_to_num(0)) if (row >= 1e-6).any()]
+    assert broken is not None and broken.moment == outside[0]
+
+
+def test_rows_are_the_curves() -> None:
+    (trajectory,) = record(cohort(blobs(), EWC(), hidden), steps=2)
+    found = along(trajectory, 0.1)
+    expected = taylor_curves(trajectory.subject, 2, "diagonal", moments=trajectory.moments)
+    rows = [row for row in found.rows() if row["approximation"] == "order 2, diagonal"]
+    at = [(i, o) for i, m in enumerate(trajectory.moments) for o in range(m.finished)]
+    assert [(row["step"], row["task"]) for row in rows] == [(trajectory.moments[i].step, o) for i, o in at]
+    for name in ("true", "approximate", "error", "distance"):
+        wanted = [float(getattr(expected, name)[i, o]) for i, o in at]
+        assert [row[name] for row in rows] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_own_approximations_that_are_exact() -> None:
+    """Retraced of everything, and columns that nobody changes any more; ε by what learning gains."""
+    for algorithm in (ER(slots=240), PNN()):
+        (trajectory,) = record(cohort(blobs(), algorithm, hidden))
+        found = along(trajectory)
+        assert found.curves["own"].error[found.curves["own"].known].max() < 1e-5 and found.epsilon > 0
+        assert found.assumptions["own"].first_break is None
+        assert f"{algorithm.name}, ε = " in str(found) and "own: inside every old task's region" in str(found)
+        assert set(found.curves) == {"own"} if algorithm.name == "pnn" else {"own", "order 2"} < set(found.curves)
+
+
+def test_statistics_are_the_solutions_own() -> None:
+    """With BatchNorm an expansion of order 0 is L_o(θ_o) with θ_o's statistics: no error at θ_o, before and after."""
+
+    def normalised(shape: Any, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
+
+    (trajectory,) = record(cohort(blobs(), SGD(), normalised))
+    found = along(trajectory, 0.1).curves["order 0"]
+    for o in range(3):
+        first = found.finished.tolist().index(o + 1)
+        assert float(found.error[first, o]) < 1e-6
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = swept(tmp_path, "ewc")
+    figure = tmp_path / "made" / "way.svg"
+    assert main(["lens", str(run.path), "--retrace", "2", "--examples", "50", "-o", str(figure)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the stored run's way" in said and "of 50 of a task's 4,000 examples" in said
+    rows = pl.read_parquet(figure.with_suffix(".parquet"))
+    # After task 0: its end, four steps of task 1 that are looked at, and its end twice; of task 1 the last one.
+    assert rows.filter(pl.col("approximation") == "own").height == 6 + 1
+    text = figure.read_text()
+    for name in rows["approximation"].unique():
+        assert re.search(rf"\b{name}\b", text)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--retrace", "0"], "from 1 on, or epochs; '0'"),
+        (["--retrace", "epoch"], "from 1 on, or epochs; 'epoch'"),
+        (["--retrace", "3", "--show", "error"], "--retrace 3 is not for --show"),
+        (["--retrace", "3", "--seed", "1"], "--seed 1 is not for --retrace"),
+        (["--retrace", "epochs", "--epsilon", "-1"], "ε above 0"),
+    ],
+)
+def test_bad_input_is_said(given: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = swept(tmp_path, "sgd")
+    assert main(["lens", str(run.path), *given, "-o", str(tmp_path / "x.png")]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_only_stored_runs_are_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lens", "mine.py:make", "--retrace", "1", "-o", str(tmp_path / "x.png")]) == 2
+    assert "is no run of a store" in capsys.readouterr().err
