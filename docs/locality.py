@@ -118,8 +118,8 @@ glocal lens runs/runs/0123456789abcdef --retrace 1 -o way.png      # or --retrac
 ```
 
 At every moment ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| is measured for every finished task o: by the algorithm's own
-\\hat L_o, with its memory as it was then, and by expansions of order 0, 1 and 2, with the Hessian whole and by all forms
-that the network allows. It says how large errors became, how far from θ_o they stayed below ε, and at which step
+\\hat L_o, with its memory as it was then, and by expansions of order 0, 1 and 2, with the Hessian whole and in all the
+forms that the network allows. It says how large errors became, how far from θ_o they stayed below ε, and at which step
 training first left an old task's region:
 
 ```
