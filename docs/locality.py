@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 import tempfile
 import textwrap
+from io import StringIO
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
@@ -21,6 +23,7 @@ import glocal  # noqa: E402
 from glocal.lens import examine  # noqa: E402
 from glocal.lens.along import along  # noqa: E402
 from glocal.lens.retrace import retrace  # noqa: E402
+from glocal.report.along import table  # noqa: E402
 
 NEAR, FAR = 0.1, 0.5
 TEXT = """# How local is my training?
@@ -109,8 +112,8 @@ Everything in them is in `found`: `distance`, `radius`, `inside`, `forgetting.me
 
 ## At every step
 
-Checkpoints are the ends of tasks. A run of a store can also be trained again, by its configuration and on a CPU by the
-same numbers, and looked at on its way; it need not have kept its parameters:
+Checkpoints are the ends of tasks. A run of a store can also be trained again, by its configuration, and looked at on
+its way; it need not have kept its parameters. That it is the same way is checked: other machines round otherwise.
 
 ```
 glocal sweep rotated-digits --algorithms ewc --lrs {way_lr:g} --seeds 1 --tasks 3 --epochs 1
@@ -119,8 +122,8 @@ glocal lens runs/runs/0123456789abcdef --retrace 1 -o way.png      # or --retrac
 
 At every moment ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| is measured for every finished task o: by the algorithm's own
 \\hat L_o, with its memory as it was then, and by expansions of order 0, 1 and 2, with the Hessian whole and in all the
-forms that the network allows. It says how large errors became, how far from θ_o they stayed below ε, and at which step
-training first left an old task's region:
+forms that the network allows. It prints how large errors became, how far from θ_o they stayed below ε, and at which
+step training first left an old task's region, and writes a figure and a Parquet file with all numbers:
 
 ```
 {way}
@@ -128,8 +131,10 @@ training first left an old task's region:
 
 ![ξ_o along training, by EWC's own approximation and by expansions](images/lens-along.png)
 
-Lines are tasks, grey ones their ends; the dashed line is ε, the red one the first break. EWC's own approximation is its
-penalty on top of what the loss was at the solution. In Python the same is
+Lines are tasks, grey ones their ends; the dashed line is ε, the red one the first break. *Own* is \\hat L_o as the
+algorithm states it: here EWC's penalty, of several tasks an equal share, on top of L_o(θ_o). Some state none (`sgd`:
+ξ_o is the loss itself), or one up to a constant (`si`) or in units of its own (`der`, `icarl`). *Own, from θ_o* counts
+both losses from their values at θ_o, which is all that training follows. In Python the same is
 
 ```python
 from glocal.lens.along import along
@@ -140,8 +145,8 @@ found.assumptions["own"].first_break  # and .curves, .stays, .rows()
 found.plot("way.png")
 ```
 
-and `along` takes any recording that `glocal.lens.approximation.record(cohort, steps=1)` returns. During training,
-`glocal run --monitor EPSILON` watches it at the ends of epochs.
+and `along` takes each of the trajectories that `glocal.lens.approximation.record(cohort, steps=1)` returns. During
+training, `glocal run --monitor EPSILON` watches it at the ends of epochs.
 
 ## What is recommended, and why
 
@@ -188,7 +193,9 @@ def _way() -> str:
         assert run.path is not None
         found = along(retrace(run.path, steps=1).trajectory)
     found.plot(HERE / "images" / "lens-along.png")
-    return str(found)
+    console = Console(file=StringIO(), width=100, record=True)
+    console.print(table(found))
+    return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
 
 def _wrapped(text: str) -> str:

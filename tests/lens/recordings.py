@@ -45,6 +45,17 @@ class Branching(nn.Module):
         return out if float(out.detach().abs().sum()) >= 0 else -out
 
 
+class Recurrent(nn.Module):
+    """A network whose samples cannot be mapped, and whose steps cannot either."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x.unflatten(1, (-1, 2)))[0][:, -1])
+
+
 def blobs(tasks: int = 3, new_classes: bool = False, n: int = 40) -> Challenge:
     """Classes around random centres."""
     draw, made = torch.Generator().manual_seed(0), []

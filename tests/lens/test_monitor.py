@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recordings import Branching, blobs, cohort, hidden
+from recordings import Branching, Recurrent, blobs, cohort, hidden
 from torch import nn
 
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
@@ -208,6 +208,15 @@ def test_it_watches_one_training_from_its_beginning() -> None:
 def test_bad_input_is_said(given: dict, message: str) -> None:
     with pytest.raises(GlocalError, match=message):
         Monitor(cohort(blobs(), SGD()), **{"epsilon": 1.0, **given})
+
+
+@pytest.mark.parametrize("runs", [RUNS[:1], RUNS], ids=["one run", "several"])
+def test_recurrent_networks_are_watched_by_their_algorithms_approximation(runs: list) -> None:
+    with pytest.raises(GlocalError, match=r"cannot be watched by expansions, but by 'own'\. the Hessian"):
+        watched(Monitor(cohort(blobs(), SGD(), Recurrent, runs), 1.0))
+    monitor = Monitor(cohort(blobs(), ER(slots=240), Recurrent, runs), 1e-5, "own")
+    watched(monitor)
+    assert monitor.breaks == [None] * len(runs) and monitor.curves().known.any()
 
 
 def test_networks_with_outputs_for_every_task_are_not_expanded() -> None:

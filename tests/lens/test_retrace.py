@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from recordings import blobs, cohort, hidden, linear, regressions
+from recordings import Recurrent, blobs, cohort, hidden, linear, regressions
 from torch import nn
 
 import glocal
-from glocal.algorithms import ER, EWC, PNN, SGD
+from glocal.algorithms import ER, EWC, PNN, SGD, Joint
 from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens import retrace as module
@@ -37,7 +37,7 @@ def test_it_goes_the_stored_runs_way(tmp_path: Path, algorithm: str) -> None:
     run = swept(tmp_path, algorithm, keep_parameters=True)
     assert run.path is not None
     found = retrace(run.path, steps=1, examples=100)
-    assert found.astray < 1e-6 and found.examples == 4_000
+    assert found.astray < 1e-6 and found.sizes == [4_000, 4_000]
     for t, point in enumerate(found.trajectory.subject.solutions):
         torch.testing.assert_close(point.params, {k: run.state(t)[k] for k in point.params}, rtol=1e-5, atol=1e-6)
     steps = [(m.finished, m.step) for m in found.trajectory.moments]
@@ -58,12 +58,21 @@ def test_another_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_more_moments_than_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """89,610 numbers of four bytes, 8 steps of 2 tasks: 5.7 MB."""
+    """Of 89,610 numbers of four bytes: θ_0, two epochs of two tasks and these tasks' ends again are 7, and four steps
+    of each epoch 16 more."""
     run = swept(tmp_path, "sgd")
     assert run.path is not None
-    monkeypatch.setattr(module, "LARGEST", 2_000_000)
-    with pytest.raises(GlocalError, match=r"16 moments .* take 0\.0 GB.* Look every 3 steps or more seldom"):
-        retrace(run.path, steps=1)
+    for moments, told in (
+        (22, r"23 moments of this run take 0\.0082 GB.* Look every 2 steps"),
+        (7, "Look after epochs alone"),
+        (6, "too large"),
+    ):
+        monkeypatch.setattr(module, "LARGEST", moments * 4 * 89_610)
+        with pytest.raises(GlocalError, match=told):
+            retrace(run.path, steps=1)
+        steps = {22: 2, 7: None, 6: None}[moments]
+        if moments > 6:
+            assert len(retrace(run.path, steps, examples=20).trajectory.moments) <= moments
     monkeypatch.undo()
     with pytest.raises(GlocalError, match="steps=0"):
         retrace(run.path, steps=0)
@@ -108,7 +117,19 @@ def test_own_approximations_that_are_exact() -> None:
         assert found.curves["own"].error[found.curves["own"].known].max() < 1e-5 and found.epsilon > 0
         assert found.assumptions["own"].first_break is None
         assert f"{algorithm.name}, ε = " in str(found) and "own: inside every old task's region" in str(found)
-        assert set(found.curves) == {"own"} if algorithm.name == "pnn" else {"own", "order 2"} < set(found.curves)
+        kinds = {"own", "own, from θ_o"}
+        assert set(found.curves) == kinds if algorithm.name == "pnn" else {*kinds, "order 2"} < set(found.curves)
+
+
+def test_constants_do_not_count_from_the_solution_on() -> None:
+    """Of sgd, which approximates nothing: its error is the loss, and counted from θ_o forgetting."""
+    (trajectory,) = record(cohort(blobs(), SGD(), hidden))
+    found, subject = along(trajectory, 0.1).curves, trajectory.subject
+    for i, moment in enumerate(trajectory.moments):
+        for o in range(moment.finished):
+            loss, then = (float(subject.value(o, point)) for point in (moment.point, subject.solutions[o + 1]))
+            assert float(found["own"].error[i, o]) == pytest.approx(loss, rel=1e-5)
+            assert float(found["own, from θ_o"].error[i, o]) == pytest.approx(abs(loss - then), abs=1e-6)
 
 
 def test_statistics_are_the_solutions_own() -> None:
@@ -129,7 +150,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     figure = tmp_path / "made" / "way.svg"
     assert main(["lens", str(run.path), "--retrace", "2", "--examples", "50", "-o", str(figure)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "the stored run's way" in said and "of 50 of a task's 4,000 examples" in said
+    assert "the stored run's way" in said and "of 50 examples of a task at most, which has up to 4,000" in said
     rows = pl.read_parquet(figure.with_suffix(".parquet"))
     # After task 0: its end, four steps of task 1 that are looked at, and its end twice; of task 1 the last one.
     assert rows.filter(pl.col("approximation") == "own").height == 6 + 1
@@ -146,12 +167,47 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--retrace", "3", "--show", "error"], "--retrace 3 is not for --show"),
         (["--retrace", "3", "--seed", "1"], "--seed 1 is not for --retrace"),
         (["--retrace", "epochs", "--epsilon", "-1"], "ε above 0"),
+        (["--retrace", "epochs", "--examples", "0"], "1 example or more; 0 were asked for"),
+        (["--examples", "-3"], "1 example or more; -3 were asked for"),
     ],
 )
 def test_bad_input_is_said(given: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = swept(tmp_path, "sgd")
     assert main(["lens", str(run.path), *given, "-o", str(tmp_path / "x.png")]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
+    (single,) = glocal.sweep("rotated-digits", ["sgd"], [0.1], [7], store=tmp_path, tasks=1, epochs=1)
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import math\nfrom torch import nn\ndef net(shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(math.prod(shape), outputs))\n"
+    )
+    own = f"{mine}:net"
+    dropping = swept(tmp_path, "sgd", network=own)
+    assert single.path is not None and dropping.path is not None
+    with pytest.raises(GlocalError, match="of a single one there is nothing to say"):
+        retrace(single.path)
+    with pytest.raises(GlocalError, match="recorded after epochs alone, for it cannot be vectorised: vmap"):
+        retrace(dropping.path, steps=1, network=own)
+    assert retrace(dropping.path, network=own, examples=20).astray == 0
+    (trajectory,) = record(cohort(blobs(1), SGD(), hidden))
+    with pytest.raises(GlocalError, match="of a single task there is nothing to say"):
+        along(trajectory, 0.1)
+
+
+def test_recurrent_networks_have_the_expansions_that_need_no_single_samples() -> None:
+    (trajectory,) = record(cohort(blobs(), SGD(), Recurrent))
+    found = along(trajectory, 0.1).curves
+    assert set(found) == {"own", "own, from θ_o", "order 0", "order 1", "order 2", "order 2, low-rank"}
+    assert found["order 2"].error[found["order 2"].known].max() < found["order 1"].error[found["order 1"].known].max()
+
+
+def test_figures_of_nothing_but_zeros_and_of_nothing_finite(tmp_path: Path) -> None:
+    for algorithm, lr, said in ((Joint(), 0.1, "0 everywhere"), (SGD(), 1e20, "beyond numbers")):
+        (trajectory,) = record(cohort(blobs(), algorithm, hidden, [(0, lr)]))
+        assert said in along(trajectory, 0.1).plot(tmp_path / "way.svg").read_text()
 
 
 def test_only_stored_runs_are_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

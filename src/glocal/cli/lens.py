@@ -107,6 +107,7 @@ class Lens:
         from glocal import plugins
         from glocal.laboratory import choose_device
         from glocal.lens.along import along
+        from glocal.lens.region import positive
         from glocal.lens.retrace import retrace
         from glocal.paper.study import progress
         from glocal.paper.tables import write_table
@@ -118,7 +119,10 @@ class Lens:
             raise GlocalError(f"'{self.target}' is no run of a store: --retrace is for STORE/runs/HASH.")
         console = Console()
         own: dict[str, Any] = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        own |= {"data": self.data, "examples": self.examples, "device": choose_device(self.device)}
+        device = "cpu" if steps is not None and self.device == "auto" else self.device
+        own |= {"data": self.data, "examples": self.examples, "device": choose_device(device)}
+        if self.epsilon is not None:
+            positive(self.epsilon)
         bars = Bars()
         bars.begin(1, 0)
         bar = lambda name, tasks, steps: bars.cohort(name, 1, tasks, steps, 0)  # noqa: E731
@@ -132,7 +136,7 @@ class Lens:
         except RuntimeError as error:
             raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
         console.print(rows_of(found))
-        console.print(f"{_astray(seen.astray)} {_sample(seen)}", highlight=False)
+        console.print(f"{_astray(seen.astray)} {_seen(seen)}", highlight=False)
         written = [found.plot(self.output)]
         written.append(write_table(found.rows(), written[0].with_suffix(".parquet")))
         console.print(f"Wrote {', '.join(map(str, written))}")
@@ -198,19 +202,28 @@ def _astray(share: float) -> str:
         return "It went the stored run's way, as far as numbers tell."
     much = f"by {100 * share:.2g} %" if share < 1 else "altogether"
     return (
-        f"It differs from the stored run: ‖θ_t − θ_0‖ {much}. Another machine rounds otherwise, and training grows it."
+        f"It differs from the stored run: ‖θ_t − θ_0‖ {much}. Another machine and runs trained side by side round "
+        "otherwise, and large learning rates make more of it."
     )
 
 
-def _sample(seen: Retraced) -> str:
-    """Of how many examples errors are."""
-    looked_at = len(seen.trajectory.subject.tasks[0].y)
-    if looked_at == seen.examples:
-        return f"Losses are of all {looked_at:,} examples of a task."
-    return (
-        f"Losses are of {looked_at:,} of a task's {seen.examples:,} examples: the algorithm's own approximation may be "
-        "made of all of them, and the difference between the two is an error too."
-    )
+def _seen(retraced: Retraced) -> str:
+    """What the losses are of."""
+    subject = retraced.trajectory.subject
+    looked_at = [len(data.y) for data in subject.tasks]
+    said = "Losses are of all examples of every task."
+    if looked_at != retraced.sizes:
+        said = (
+            f"Losses are of {max(looked_at):,} examples of a task at most, which has up to {max(retraced.sizes):,}: "
+            "the algorithm's own approximation may be made of all of them, and then the difference between the two "
+            "samples is an error too."
+        )
+    if retraced.trajectory.model.has_batch_statistics:
+        said += (
+            " The network has statistics: what is the algorithm's own is compared with L_o by those of the moment, "
+            "expansions with L_o by those of θ_o."
+        )
+    return said
 
 
 def _told(error: Exception) -> str:

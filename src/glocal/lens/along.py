@@ -19,13 +19,16 @@ from pathlib import Path
 import torch
 
 from glocal.algorithms.partition import Partition
+from glocal.errors import require
 from glocal.kernels.exact import exactly
 from glocal.lens.approximation import Curves, Trajectory, curves_by, own_curves, own_loss
 from glocal.lens.examination import tenth
 from glocal.lens.instruments import Rows, expansions
 from glocal.lens.region import Assumption, Stay, assumption, positive, stay
 
-OWN = "own"
+OWN, LEVELLED = "own", "own, from θ_o"
+"""\\hat L_o itself, which some algorithms know up to a constant, and what it foretells of forgetting: both it and L_o
+counted from their values at θ_o (`approximation`)."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,15 @@ def along(
     """Look at a trajectory. ε is a tenth of what learning a task gains unless given. Expansions are not of networks
     with outputs of their own for every task, nor of forms that a network does not have."""
     subject, moments = trajectory.subject, trajectory.moments
-    if epsilon is not None:
-        positive(epsilon)
+    require(len(subject.tasks) > 1, "of a single task there is nothing to say: nothing was learnt after it.")
+    chosen = _default(trajectory) if epsilon is None else epsilon
+    positive(chosen)
     tell = tell or (lambda done, whole, what: None)
     tell(0, len(moments), OWN)
-    seen = {OWN: own_curves(trajectory)}
+    seen = {OWN: own_curves(trajectory), LEVELLED: own_curves(trajectory, levelled=True)}
     if not isinstance(trajectory.algorithm, Partition):
         seen |= curves_by(subject, moments, expansions(subject), lambda done: tell(done, len(moments), "expansions"))
-    return Along(trajectory.algorithm.name, _default(trajectory) if epsilon is None else epsilon, seen)
+    return Along(trajectory.algorithm.name, chosen, seen)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ An error that is not a number, as of losses that are both beyond numbers, counts
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -39,10 +39,10 @@ from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort
 from glocal.engine.feed import Feed
 from glocal.engine.state import State
-from glocal.engine.train import Execution, Progress, Silent, train
-from glocal.errors import require
+from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
+from glocal.errors import GlocalError, require
 from glocal.lens.perturbation import AT_ONCE
-from glocal.lens.subject import CHUNK, Point, Subject, of_run
+from glocal.lens.subject import CHUNK, Point, Subject, of_run, some_examples
 from glocal.lens.taylor import solution, taylor
 from glocal.networks.model import Model
 
@@ -137,11 +137,14 @@ def record(
         if every and ((epoch + 1) % every == 0 or epoch + 1 == cohort.epochs):
             keep(task, state)
 
+    some_examples(examples)
     if steps is not None:
-        require(cohort.device.type == "cpu", "steps are recorded on a CPU; a GPU makes many of them at once.")
+        on_gpu = "steps are recorded on a CPU, for a GPU makes many of them at once: take another device, or epochs."
+        require(cohort.device.type == "cpu", on_gpu)
         require(execution != "run-by-run", "steps of all runs are recorded together: execution is 'vectorised'.")
         execution, progress = "vectorised", StepByStep(steps, keep, progress)
-    for snapshot in train(cohort, execution=execution, progress=progress, watch=watch):
+    training = train(cohort, execution=execution, progress=progress, watch=watch)
+    for snapshot in training if steps is None else _vectorised(training):
         if isinstance(progress, StepByStep):
             progress.begin(snapshot.finished, snapshot.state)
         keep(snapshot.finished, snapshot.state)
@@ -152,6 +155,19 @@ def record(
         Trajectory(of_run(cohort, run, points[run], examples), member.algorithm, model, seen[run])
         for run, member in enumerate(cohort.members)
     ]
+
+
+def _vectorised(training: Iterator[Snapshot]) -> Iterator[Snapshot]:
+    """A training whose steps are recorded. It begins by trying whether it can be vectorised."""
+    try:
+        begin = next(training)
+    except GlocalError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise GlocalError(f"this run is recorded after epochs alone, for it cannot be vectorised: {reason}") from error
+    yield begin
+    yield from training
 
 
 class StepByStep:

@@ -142,7 +142,10 @@ class Monitor:
     def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:
         """Of one run."""
         bound = model.bind(buffers, training=False)
-        return {**expand(bound, params, Data(x, y), 2, self.form).parts, "buffers": buffers}
+        try:
+            return {**expand(bound, params, Data(x, y), 2, self.form).parts, "buffers": buffers}
+        except GlocalError as error:
+            raise GlocalError(f"this run cannot be watched by expansions, but by 'own'. {error}") from error
 
     def _look(self, task: int, state: State) -> None:
         seen = torch.full((3, len(self.cohort), self.cohort.challenge.tasks), torch.nan, dtype=torch.float64)

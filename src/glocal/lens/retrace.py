@@ -15,7 +15,7 @@ from glocal.engine.train import Progress
 from glocal.errors import require
 from glocal.lens.approximation import Trajectory, apart, record
 from glocal.lens.stored import trained
-from glocal.lens.subject import CHUNK
+from glocal.lens.subject import CHUNK, some_examples
 from glocal.store.run import Run
 
 LARGEST = 4 << 30
@@ -25,11 +25,16 @@ LARGEST = 4 << 30
 @dataclass(frozen=True)
 class Retraced:
     """The way of a run, and how far it is another one than the stored run went: the largest difference between their
-    ‖θ_t − θ_0‖, as a share. On a CPU like the first it is 0 or rounding; a GPU adds in another order every time."""
+    ‖θ_t − θ_0‖, as a share.
+
+    Another machine, a GPU, and runs that are trained side by side round otherwise, and large learning rates make more
+    of it. Otherwise it is 0.
+    """
 
     trajectory: Trajectory
     astray: float
-    examples: int  # of a task, of which losses may be taken on fewer
+    sizes: list[int]
+    """Examples of every task; losses may be of fewer."""
 
 
 def retrace(
@@ -49,11 +54,14 @@ def retrace(
 
     `progress` is told the algorithm's name, the number of tasks and that of all steps, and then how far they are.
     """
+    some_examples(examples)
     run, cohort = trained(path, data, challenge, network, algorithm, device)
-    whole = cohort.challenge.task(0, run.seed).train.y.shape[0]
-    in_all = cohort.challenge.tasks * cohort.epochs * math.ceil(whole / cohort.batch_size)
-    _fits(run, cohort, steps, in_all)
-    told = None if progress is None else progress(run.algorithm, cohort.challenge.tasks, in_all)
+    tasks = cohort.challenge.tasks
+    require(tasks > 1, f"the run '{path}' has learnt one task: of a single one there is nothing to say.")
+    sizes = [cohort.challenge.task(t, run.seed).train.y.shape[0] for t in range(tasks)]
+    each = [math.ceil(size / cohort.batch_size) for size in sizes]  # steps of an epoch
+    _fits(run, cohort, each, steps)
+    told = None if progress is None else progress(run.algorithm, tasks, cohort.epochs * sum(each))
     (found,) = record(cohort, examples=examples, progress=told, steps=steps)
     start, *solutions = found.subject.solutions
     here = torch.stack([apart(point, start) for point in solutions]).cpu()
@@ -61,18 +69,23 @@ def retrace(
     known = here.isfinite() & there.isfinite()
     away = (here - there).abs()[known] / there[known].clamp(min=torch.finfo(torch.float64).tiny)
     same = bool((here.isfinite() == there.isfinite()).all())
-    return Retraced(found, (float(away.max()) if len(away) else 0.0) if same else math.inf, whole)
+    return Retraced(found, (float(away.max()) if len(away) else 0.0) if same else math.inf, sizes)
 
 
-def _fits(run: Run, cohort: Cohort, steps: int | None, in_all: int) -> None:
-    """Refuse to keep more moments than there is memory for."""
+def _fits(run: Run, cohort: Cohort, each: list[int], steps: int | None) -> None:
+    """Refuse to keep more moments than there is memory for; `each`, the steps of an epoch, task by task."""
     params, buffers = cohort.initial()
     bytes_of_one = sum(t.numel() * t.element_size() for t in (*params.values(), *buffers.values()))
     bytes_of_one += run.info["cost"]["memory_bytes"]
-    moments = cohort.challenge.tasks * cohort.epochs if steps is None else math.ceil(in_all / max(1, steps))
-    seldom = math.ceil((steps or 1) * moments * bytes_of_one / LARGEST)
+    ends = 1 + len(each) * (cohort.epochs + 1)  # of epochs and, once more, of tasks
+    moments = ends + cohort.epochs * sum(n // max(1, steps) for n in each) if steps is not None else ends
+    room = LARGEST // bytes_of_one - ends
+    advice = "It is too large."
+    if room >= 0:
+        advice = f"Look every {math.ceil(cohort.epochs * sum(each) / room)} steps or more seldom." if room else ""
+        advice = advice or "Look after epochs alone."
     require(
-        moments * bytes_of_one <= LARGEST,
-        f"{moments:,} moments of this run take {moments * bytes_of_one / 1e9:.1f} GB, θ and memory together; allowed: "
-        f"{LARGEST / 1e9:.1f} GB. " + (f"Look every {seldom} steps or more seldom." if steps else "It is too large."),
+        moments <= LARGEST // bytes_of_one,
+        f"{moments:,} moments of this run take {moments * bytes_of_one / 1e9:.2g} GB, θ and memory together; allowed: "
+        f"{LARGEST / 1e9:.2g} GB. {advice}",
     )

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from glocal import tree
 from glocal.engine.cohort import Cohort
+from glocal.errors import GlocalError
 from glocal.tree import Tree
 
 OfRun = Callable[..., Tree]
@@ -30,7 +31,7 @@ class Runwise:
         if self.mapped:
             try:
                 return self._side_by_side(partial(function, self._mapped_model), own, data)
-            except RuntimeError:
+            except (RuntimeError, GlocalError):
                 self.mapped = False
         each = [(group, run) for group, runs in enumerate(self.groups) for run in range(runs.start, runs.stop)]
         return tree.stack([_called(partial(function, self.model), own, data, *where) for where in each])

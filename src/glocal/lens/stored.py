@@ -11,7 +11,7 @@ from glocal import challenges, resolve
 from glocal.algorithms.partition import Partition
 from glocal.engine.cohort import Cohort, Member, seeded_network
 from glocal.errors import GlocalError, require
-from glocal.lens.subject import CHUNK, Point, Subject, of_run
+from glocal.lens.subject import CHUNK, Point, Subject, of_run, some_examples
 from glocal.store.run import Run
 from glocal.store.store import Store
 
@@ -28,6 +28,7 @@ def of_stored_run(
 ) -> Subject:
     """The run in the folder STORE/runs/HASH, at its solutions. A challenge, network or algorithm of one's own is known
     by its file alone: path.py:Name. It must be the one that was trained."""
+    some_examples(examples)
     run, cohort = trained(path, data, challenge, network, algorithm, device)
     if isinstance(cohort.algorithm, Partition):
         raise GlocalError(f"{run.algorithm} answers by a task's number and its memory, which a run does not keep.")

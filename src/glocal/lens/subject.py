@@ -160,6 +160,11 @@ def _point(module: nn.Module, state: Any) -> Point:
     return Point(params, {k: b.clone() for k, b in constants(module).items()})
 
 
+def some_examples(count: int) -> None:
+    """Refuse to look at none."""
+    require(count >= 1, f"a task is looked at on 1 example or more; {count} were asked for.")
+
+
 def of_training(
     cohort: Cohort, examples: int = CHUNK, execution: Execution = "auto", progress: Progress | None = None
 ) -> list[Subject]:
@@ -174,6 +179,7 @@ def of_training(
 
 def of_run(cohort: Cohort, run: int, points: Sequence[Point], examples: int = CHUNK) -> Subject:
     """One run of a cohort at these points, with at most so many examples of every task, evenly spaced."""
+    some_examples(examples)
     challenge, seed = cohort.challenge, cohort.members[run].seed
     make = cohort.algorithm.network(cohort.make_network, challenge.tasks)
     module = seeded_network(make, challenge, seed).to(cohort.device)

@@ -19,7 +19,8 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch
 from glocal.algorithms.hessians import Form, Matrix, Structure, form, task_gradient
 from glocal.challenges.challenge import Data
-from glocal.errors import require
+from glocal.curvature.products import differentiable
+from glocal.errors import GlocalError, require
 from glocal.lens.subject import Point, Subject
 from glocal.networks.door import Open
 from glocal.networks.model import Model
@@ -81,7 +82,7 @@ def expand(model: Model, params: Params, data: Data, order: int, kept: Form | No
     """The same of one run's network, `model`, at θ_o = `params`."""
     evaluated = model.evaluating()
     batch = Batch(data.x, data.y, data.y.new_zeros(len(data.y), dtype=torch.float32), data.y.new_zeros(()))
-    with torch.no_grad():
+    with torch.no_grad(), differentiable(evaluated.module):
         parts: Tree = {
             "level": evaluated.mean_loss(params, data.x, data.y),
             "centre": {k: p.detach().clone() for k, p in params.items()},
@@ -90,7 +91,11 @@ def expand(model: Model, params: Params, data: Data, order: int, kept: Form | No
             parts["slope"] = task_gradient(model, params, batch)
         if kept is not None:
             kept.check(params)
-            parts["hessian"] = kept.at(model, params, batch)
+            try:
+                parts["hessian"] = kept.at(model, params, batch)
+            except RuntimeError as error:  # of torch: samples of recurrent layers cannot be mapped, for one
+                reason = str(error).strip().splitlines()[0]
+                raise GlocalError(f"the Hessian of this network is not made in this form: {reason}.") from error
     return Taylor(parts, kept)
 
 

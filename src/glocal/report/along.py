@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from glocal.lens.along import Along
     from glocal.lens.approximation import Curves
 
-COLUMNS = 4
+COLUMNS = 3
 BELOW = 300
 """Errors that are smaller than ε by more than this factor are below the panels."""
 NAMED = 10
@@ -58,15 +58,23 @@ def draw(found: Along, figure: Figure) -> None:
 
 def _lines(axes: Axes, curves: Curves, values: Any, title: str) -> None:
     step, finished = curves.step.numpy(), curves.finished.numpy()
-    tasks, hues = max(1, values.shape[1] - 1), colours(values.shape[1])  # nothing follows the last one
+    tasks, hues = values.shape[1] - 1, colours(values.shape[1])  # nothing follows the last one
     for t in range(1, int(finished.max())):
         axes.axvline(step[finished == t][0], color="#C8C8C8", linewidth=0.8, zorder=0)
     for o in range(tasks):
-        shown = (finished > o) & np.isfinite(values[:, o]) & (values[:, o] > 0)
         named = tasks <= NAMED or o in (0, tasks - 1)
         label = f"task {o}" if named else None
-        axes.plot(step[shown], values[shown, o], color=hues[o], linewidth=1.2, label=label)
-    axes.set_yscale("log")
+        # A line ends where a number is 0 or beyond numbers.
+        shown = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
+        axes.plot(step[finished > o], shown[finished > o], color=hues[o], linewidth=1.2, label=label)
+    known = values[:, :tasks][finished[:, None] > np.arange(tasks)]
+    if (np.isfinite(known) & (known > 0)).any():
+        axes.set_yscale("log")
+    else:
+        said = "0 everywhere" if (known == 0).all() else "beyond numbers"
+        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", color=FAINT)
+        axes.set_yticks([])
+    axes.set_xlim(step[finished > 0].min(), step.max())
     axes.set_title(title, loc="left")
     axes.set_xlabel("step", color=FAINT)
 
