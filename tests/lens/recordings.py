@@ -45,6 +45,16 @@ class Branching(nn.Module):
         return out if float(out.detach().abs().sum()) >= 0 else -out
 
 
+def normalised(shape: Sequence[int], outputs: int) -> nn.Module:
+    """With statistics that go on with training: an expansion keeps those of its solution."""
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def dropping(shape: Sequence[int], outputs: int) -> nn.Module:
+    """With chance of its own in every step."""
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, outputs))
+
+
 class Recurrent(nn.Module):
     """A network whose samples cannot be mapped, and whose steps cannot either."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import anywhere, at, diverged, network, theta_of
-from recordings import Branching, blobs, cohort, hidden, linear, regressions
+from recordings import Branching, Recurrent, blobs, cohort, dropping, hidden, linear, normalised, regressions
 from torch import nn
 
-from glocal import challenges
-from glocal.algorithms import ALGORITHMS, ER, EWC, OGDGTL, SGD, OptimalSoft
+from glocal import challenges, tree
+from glocal.algorithms import ALGORITHMS, ER, EWC, OGDGTL, SGD, Algorithm, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import train
 from glocal.errors import GlocalError
@@ -226,11 +227,44 @@ def test_a_recording_of_every_step() -> None:
     assert [m.step for m in some.moments] == [0, 2, 4, 7, 9, 10, 12, 14, 17, 19, 20]
 
 
+@pytest.mark.parametrize(
+    ("make", "algorithm"),
+    # EWC's Fisher matrix is made of single samples, which recurrent layers do not have.
+    [(m, ER(slots=20)) for m in (hidden, Branching, Recurrent, normalised, dropping)]
+    + [(m, EWC()) for m in (hidden, Branching, normalised, dropping)],
+    ids=lambda given: getattr(given, "__name__", None) or given.name,
+)
+def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algorithm) -> None:
+    """The recording ends epochs where training does, to the bit, and is of θ, statistics and memory at each step."""
+    watched = cohort(blobs(2), algorithm, make)
+    (seen,), (coarse,) = record(watched, steps=1), record(watched)
+    assert [(m.finished, m.step) for m in seen.moments] == [
+        *((0, step) for step in range(11)),
+        *((1, step) for step in range(10, 21)),
+        (2, 20),
+    ]
+    by_time = {(m.finished, m.step): m for m in seen.moments}
+    for moment in coarse.moments:
+        there = by_time[moment.finished, moment.step]
+        for part in ("params", "buffers"):
+            assert all(torch.equal(getattr(there.point, part)[k], p) for k, p in getattr(moment.point, part).items())
+        memory = tree.flatten(there.memory)
+        assert all(torch.equal(memory[k], leaf) for k, leaf in tree.flatten(moment.memory).items())
+    inside = [m for m in seen.moments if m.finished == 0]
+    assert min(apart(a.point, b.point) for a, b in pairwise(inside)) > 0
+    if make is normalised:
+        assert [int(m.point.buffers["1.num_batches_tracked"]) for m in inside] == list(range(11))
+    if algorithm.name == "er":  # which keeps the first twenty examples, eight a step
+        assert [int(m.memory["seen"]) for m in inside] == [8 * step for step in range(11)]
+
+
 def test_steps_that_cannot_be_recorded() -> None:
     with pytest.raises(GlocalError, match="steps=0"):
         record(cohort(blobs(2), SGD()), steps=0)
     with pytest.raises(GlocalError, match="vectorised"):
-        record(cohort(blobs(2), SGD()), steps=1, execution="run-by-run")
+        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), steps=1, execution="run-by-run")
+    with pytest.raises(GlocalError, match=r"recorded one by one, or after epochs: vmap: .*\.item\(\)"):
+        record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), steps=1)
     images = challenges.make("rotated-digits", tasks=2)  # of so many pixels that OGD works out their part beforehand
     with pytest.raises(GlocalError, match="recorded after epochs alone"):
         record(cohort(images, OGDGTL(slots=20), epochs=1), steps=100)

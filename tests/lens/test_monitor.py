@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recordings import Branching, Recurrent, blobs, cohort, hidden
-from torch import nn
+from recordings import Branching, Recurrent, blobs, cohort, hidden, normalised
 
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
@@ -24,11 +23,6 @@ RUNS = [(0, 0.3), (0, 0.05), (1, 0.1)]
 def watched(monitor: Monitor) -> Snapshot:
     *_, last = train(monitor.cohort, watch=monitor)
     return last
-
-
-def normalised(shape: Sequence[int], outputs: int) -> nn.Module:
-    """With statistics that go on with training: an expansion keeps those of its solution."""
-    return nn.Sequential(nn.Linear(shape[0], 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
 
 
 def of_seeds() -> Challenge:

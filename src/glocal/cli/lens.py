@@ -202,8 +202,8 @@ def _astray(share: float) -> str:
         return "It went the stored run's way, as far as numbers tell."
     much = f"by {100 * share:.2g} %" if share < 1 else "altogether"
     return (
-        f"It differs from the stored run: ‖θ_t − θ_0‖ {much}. Another machine and runs trained side by side round "
-        "otherwise, and large learning rates make more of it."
+        f"It differs from the stored run: ‖θ_t − θ_0‖ {much}. Another machine, other threads, and runs trained "
+        "side by side round otherwise, and large learning rates make more of it."
     )
 
 

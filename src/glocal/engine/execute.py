@@ -147,6 +147,9 @@ class Vectorised:
 class RunByRun:
     """One run after the other, for what cannot be vectorised and for a cohort of one: plain calls, plain autograd."""
 
+    live = False
+    """Whether the state of a cohort of one is as it is after every step, for somebody to look at; else after epochs."""
+
     def __init__(self, cohort: Cohort, note: str = "") -> None:
         self.cohort = cohort
         self.note = note
@@ -169,9 +172,17 @@ class RunByRun:
         for run in range(len(self.cohort)):
             own = state.select(run)
             with self._network_randomness(run, feed, epoch):
-                losses.append(self._epoch_of(own, run, feed, tick))
+                losses.append(
+                    self._epoch_of(own, run, feed, partial(self._show, state, own, tick) if self.live else tick)
+                )
             put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses)
+
+    def _show(self, state: State, own: State, tick: Tick, steps: int) -> None:
+        """A step is made: the cohort's state is the run's."""
+        parts = own.params, own.buffers, own.memory
+        state.params, state.buffers, state.memory = (tree.map_tree(lambda t: t.unsqueeze(0), part) for part in parts)
+        tick(steps)
 
     def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
         """One step of one run of a cohort."""

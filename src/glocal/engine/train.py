@@ -36,7 +36,7 @@ whose `x`, `y` and `whole` are the challenge's, and whose batches are for the st
 
 
 class Progress(Protocol):
-    """Who wants to know how far a cohort is."""
+    """Who wants to know how far a cohort is. One that has `looks`, and it is true, looks at the state at every step."""
 
     def task(self, task: int) -> None: ...
 
@@ -87,6 +87,8 @@ def _train(
     feed, evaluator = Feed(cohort), Evaluator(cohort)
     feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
     executor = choose(cohort, feed, execution)
+    if isinstance(executor, RunByRun):
+        executor.live = getattr(progress, "looks", False)
     theta_0, _ = cohort.initial()
     if begin is None:
         record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)

@@ -114,8 +114,9 @@ def record(
     steps: int | None = None,
 ) -> list[Trajectory]:
     """Train a cohort to the end and keep every run's θ and M: between tasks, and in a task after every `every` epochs
-    and the last (0: between tasks alone); after every so many `steps` of an epoch too, where that is said (on a CPU,
-    vectorised, and not where ogd, ogd-gtl or ogd-ave make an epoch's steps with other parameters than θ).
+    and the last (0: between tasks alone); after every so many `steps` of an epoch too, where that is said (on a CPU;
+    of several runs if they can be vectorised; and not where ogd, ogd-gtl or ogd-ave make an epoch's steps with other
+    parameters than θ).
 
     L_o is taken on at most `examples` training examples of a task. What an algorithm keeps of θ_o was made with all of
     them: unless these are all, ξ_o contains the difference between the two samples.
@@ -141,10 +142,13 @@ def record(
     if steps is not None:
         on_gpu = "steps are recorded on a CPU, for a GPU makes many of them at once: take another device, or epochs."
         require(cohort.device.type == "cpu", on_gpu)
-        require(execution != "run-by-run", "steps of all runs are recorded together: execution is 'vectorised'.")
-        execution, progress = "vectorised", StepByStep(steps, keep, progress)
+        alone, together = len(cohort) == 1, "steps of all runs are recorded together: execution is 'vectorised'."
+        require(alone or execution != "run-by-run", together)
+        if execution == "auto":
+            execution = "run-by-run" if alone else "vectorised"
+        progress = StepByStep(steps, keep, progress)
     training = train(cohort, execution=execution, progress=progress, watch=watch)
-    for snapshot in training if steps is None else _vectorised(training):
+    for snapshot in _vectorised(training) if steps is not None and execution == "vectorised" else training:
         if isinstance(progress, StepByStep):
             progress.begin(snapshot.finished, snapshot.state)
         keep(snapshot.finished, snapshot.state)
@@ -165,13 +169,17 @@ def _vectorised(training: Iterator[Snapshot]) -> Iterator[Snapshot]:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise GlocalError(f"this run is recorded after epochs alone, for it cannot be vectorised: {reason}") from error
+        raise GlocalError(
+            f"runs that cannot be vectorised are recorded one by one, or after epochs: {reason}"
+        ) from error
     yield begin
     yield from training
 
 
 class StepByStep:
     """Keeps a cohort's live state after every so many steps of an epoch."""
+
+    looks = True
 
     def __init__(self, every: int, keep: Callable[[int, State, int], None], beside: Progress | None) -> None:
         self.every, self.keep, self.beside = every, keep, beside or Silent()

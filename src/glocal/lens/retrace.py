@@ -27,8 +27,8 @@ class Retraced:
     """The way of a run, and how far it is another one than the stored run went: the largest difference between their
     ‖θ_t − θ_0‖, as a share.
 
-    Another machine, a GPU, and runs that are trained side by side round otherwise, and large learning rates make more
-    of it. Otherwise it is 0.
+    Another machine, another number of threads, a GPU, and a run that was trained side by side with others round
+    otherwise, and large learning rates make more of it. Else it is 0.
     """
 
     trajectory: Trajectory
