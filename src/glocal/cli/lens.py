@@ -39,7 +39,7 @@ class Lens:
     show: Names = ()
     """Instruments, or all: each writes a figure and a table beside FILE, named after both. They take neither --epsilon
     nor --eigenvalues nor --seed: with other numbers than their own they are for Python."""
-    retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
+    retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs", help_behavior_hint="")] = None
     """Train the run of a store again, which need not have kept its parameters, and look at it after every so many
     steps, or after epochs: ξ_o of every finished task, by the algorithm's own approximation and by expansions, and
     where the locality assumption first breaks. Steps are seen on a CPU alone."""
