@@ -145,7 +145,7 @@ found.assumptions["own"].first_break  # and .curves, .stays, .rows()
 found.plot("way.png")
 ```
 
-and `along` takes each of the trajectories that `glocal.lens.approximation.record(cohort, steps=1)` returns. During
+and `along` takes each of the trajectories that `glocal.lens.trajectory.record(cohort, steps=1)` returns. During
 training, `glocal run --monitor EPSILON` watches it at the ends of epochs.
 
 ## What is recommended, and why

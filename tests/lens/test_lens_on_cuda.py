@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import train
-from glocal.lens.approximation import order, own_curves, record, taylor_curves
+from glocal.lens.approximation import order, own_curves, taylor_curves
 from glocal.lens.examination import of_subject
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
@@ -28,6 +28,7 @@ from glocal.lens.subject import Subject, of_module
 from glocal.lens.taylor import taylor
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
+from glocal.lens.trajectory import record
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 THERE = "cuda"

@@ -14,8 +14,9 @@ from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import Snapshot, train
 from glocal.errors import GlocalError
-from glocal.lens.approximation import record, taylor_curves
+from glocal.lens.approximation import taylor_curves
 from glocal.lens.monitor import Monitor
+from glocal.lens.trajectory import record
 
 RUNS = [(0, 0.3), (0, 0.05), (1, 0.1)]
 

@@ -19,8 +19,9 @@ from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens import retrace as module
 from glocal.lens.along import along
-from glocal.lens.approximation import record, taylor_curves
+from glocal.lens.approximation import taylor_curves
 from glocal.lens.retrace import retrace
+from glocal.lens.trajectory import record
 from glocal.store.run import Run
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 1_000}  # 4 steps an epoch

@@ -9,9 +9,10 @@ from torch import nn
 
 from glocal.curvature.vector import flatten
 from glocal.errors import GlocalError
-from glocal.lens.approximation import Moment, curves, order, taylor_curves
+from glocal.lens.approximation import curves, order, taylor_curves
 from glocal.lens.subject import of_module
 from glocal.lens.taylor import taylor
+from glocal.lens.trajectory import Moment
 from glocal.lens.whole import whole, within
 
 

@@ -21,10 +21,11 @@ import torch
 from glocal.algorithms.partition import Partition
 from glocal.errors import require
 from glocal.kernels.exact import exactly
-from glocal.lens.approximation import Curves, Trajectory, curves_by, own_curves, own_loss
+from glocal.lens.approximation import Curves, curves_by, own_curves, own_loss
 from glocal.lens.examination import tenth
 from glocal.lens.instruments import Rows, expansions
 from glocal.lens.region import Assumption, Stay, assumption, positive, stay
+from glocal.lens.trajectory import Trajectory
 
 OWN, LEVELLED = "own", "own, from θ_o"
 """\\hat L_o itself, which some algorithms know up to a constant, and what it foretells of forgetting: both it and L_o

@@ -32,7 +32,7 @@ import torch
 from glocal.errors import GlocalError, unknown
 from glocal.kernels.exact import exactly
 from glocal.lens import flat
-from glocal.lens.approximation import Approximation, curves, curves_by, moments_of, order
+from glocal.lens.approximation import Approximation, curves, curves_by, order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.perturbation import Kind, Split, perturbation
@@ -41,6 +41,7 @@ from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
+from glocal.lens.trajectory import moments_of
 from glocal.lens.whole import whole
 
 Row: TypeAlias = dict[str, str | int | float | bool | None]

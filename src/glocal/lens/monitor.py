@@ -29,11 +29,12 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.feed import Feed, evenly
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
-from glocal.lens.approximation import Curves, Moment, difference, own_approximation, own_loss
+from glocal.lens.approximation import Curves, difference, own_approximation, own_loss
 from glocal.lens.region import Assumption, Break, assumption, positive
 from glocal.lens.runwise import Runwise
 from glocal.lens.subject import Point
 from glocal.lens.taylor import after, chosen, expand
+from glocal.lens.trajectory import Moment
 from glocal.networks.model import Model
 from glocal.tree import Params, Tree
 

@@ -13,9 +13,9 @@ import torch
 from glocal.engine.cohort import Cohort
 from glocal.engine.train import Progress
 from glocal.errors import require
-from glocal.lens.approximation import Trajectory, apart, record
 from glocal.lens.stored import trained
 from glocal.lens.subject import CHUNK, some_examples
+from glocal.lens.trajectory import Trajectory, apart, record
 from glocal.store.run import Run
 
 LARGEST = 4 << 30

@@ -24,20 +24,10 @@ from torch import Tensor
 
 from glocal.algorithms.hessians import Structure
 from glocal.lens import flat
-from glocal.lens.approximation import (
-    Approximation,
-    Curves,
-    Moment,
-    Trajectory,
-    curves,
-    fit,
-    order,
-    own_approximation,
-    own_curves,
-    record,
-)
+from glocal.lens.approximation import Approximation, Curves, curves, fit, order, own_approximation, own_curves
 from glocal.lens.subject import Point, Subject
 from glocal.lens.taylor import taylor
+from glocal.lens.trajectory import Moment, Trajectory, record
 from glocal.lens.whole import whole, within
 from glocal.paper.studies.approximation_figure import Series, draw, rates, series_of
 from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from glocal.lens import flat
-from glocal.lens.approximation import Curves, curves, record
+from glocal.lens.approximation import Curves, curves
 from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
 from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
+from glocal.lens.trajectory import record
 from glocal.lens.whole import whole, within
 from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lines import listed, rate_colours

@@ -1,0 +1,143 @@
+"""A recording holds what training passed, at the moments that it names, and leaves training as it was."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from recordings import Branching, Recurrent, blobs, cohort, dropping, hidden, normalised
+
+from glocal import challenges, tree
+from glocal.algorithms import ER, EWC, OGDGTL, SGD, Algorithm
+from glocal.engine.train import train
+from glocal.errors import GlocalError
+from glocal.lens.approximation import own_curves, taylor_curves
+from glocal.lens.region import assumption
+from glocal.lens.subject import of_training
+from glocal.lens.trajectory import apart, record
+
+
+def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:
+    watched = cohort(blobs(), EWC(), epochs=3)
+    (seen,) = record(watched, every=2)
+    assert [(m.finished, m.step) for m in seen.moments] == [
+        (0, 0),
+        (0, 10),
+        (0, 15),
+        (1, 15),
+        (1, 25),
+        (1, 30),
+        (2, 30),
+        (2, 40),
+        (2, 45),
+        (3, 45),
+    ]
+    before, after = seen.moments[5], seen.moments[6]
+    assert all(torch.equal(before.point.params[k], p) for k, p in after.point.params.items())
+    assert [len(m.memory["reached"]) for m in (before, after)] == [1, 2]
+    (between,) = record(watched, every=0)
+    assert [m.finished for m in between.moments] == [0, 1, 2, 3]
+
+
+def test_a_recording_of_every_step() -> None:
+    """40 examples in batches of 8: five steps an epoch. What training passes at the ends of epochs stays the same."""
+    watched = cohort(blobs(2), EWC(), runs=[(0, 0.1), (1, 0.05)])
+    epochs = record(watched, execution="vectorised")
+    for seen, coarse in zip(record(watched, steps=1), epochs, strict=True):
+        assert [(m.finished, m.step) for m in seen.moments] == [
+            *((0, step) for step in range(11)),
+            *((1, step) for step in range(10, 21)),
+            (2, 20),
+        ]
+        by_time = {(m.finished, m.step): m for m in seen.moments}
+        for moment in coarse.moments:
+            same = by_time[moment.finished, moment.step].point.params
+            assert all(torch.equal(same[k], p) for k, p in moment.point.params.items())
+        moved = [apart(a.point, b.point) for a, b in pairwise(seen.moments) if a.step != b.step]
+        assert min(moved) > 0
+    found = assumption(taylor_curves(seen.subject, moments=seen.moments), 1e-4)
+    assert found.first_break is not None and found.first_break.after == found.first_break.step - 1
+    assert f"at step {found.first_break.step}," in str(found.first_break)
+    (some,) = record(cohort(blobs(2), SGD()), every=0, steps=2)
+    assert [m.step for m in some.moments] == [0, 2, 4, 7, 9, 10, 12, 14, 17, 19, 20]
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm"),
+    # EWC's Fisher matrix is made of single samples, which recurrent layers do not have.
+    [(m, ER(slots=20)) for m in (hidden, Branching, Recurrent, normalised, dropping)]
+    + [(m, EWC()) for m in (hidden, Branching, normalised, dropping)],
+    ids=lambda given: getattr(given, "__name__", None) or given.name,
+)
+def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algorithm) -> None:
+    """The recording ends epochs where training does, to the bit, and is of θ, statistics and memory at each step."""
+    watched = cohort(blobs(2), algorithm, make)
+    (seen,), (coarse,) = record(watched, steps=1), record(watched)
+    assert [(m.finished, m.step) for m in seen.moments] == [
+        *((0, step) for step in range(11)),
+        *((1, step) for step in range(10, 21)),
+        (2, 20),
+    ]
+    by_time = {(m.finished, m.step): m for m in seen.moments}
+    for moment in coarse.moments:
+        there = by_time[moment.finished, moment.step]
+        for part in ("params", "buffers"):
+            assert all(torch.equal(getattr(there.point, part)[k], p) for k, p in getattr(moment.point, part).items())
+        memory = tree.flatten(there.memory)
+        assert all(torch.equal(memory[k], leaf) for k, leaf in tree.flatten(moment.memory).items())
+    inside = [m for m in seen.moments if m.finished == 0]
+    assert min(apart(a.point, b.point) for a, b in pairwise(inside)) > 0
+    if make is normalised:
+        assert [int(m.point.buffers["1.num_batches_tracked"]) for m in inside] == list(range(11))
+    if algorithm.name == "er":  # which keeps the first twenty examples, eight a step
+        assert [int(m.memory["seen"]) for m in inside] == [8 * step for step in range(11)]
+
+
+def test_steps_that_cannot_be_recorded() -> None:
+    with pytest.raises(GlocalError, match="steps=0"):
+        record(cohort(blobs(2), SGD()), steps=0)
+    with pytest.raises(GlocalError, match="vectorised"):
+        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), steps=1, execution="run-by-run")
+    with pytest.raises(GlocalError, match=r"recorded one by one, or after epochs: vmap: .*\.item\(\)"):
+        record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), steps=1)
+    images = challenges.make("rotated-digits", tasks=2)  # of so many pixels that OGD works out their part beforehand
+    with pytest.raises(GlocalError, match="recorded after epochs alone"):
+        record(cohort(images, OGDGTL(slots=20), epochs=1), steps=100)
+
+
+@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+def test_a_recording_holds_what_training_passed_and_does_not_disturb_it(execution: str) -> None:
+    watched = cohort(blobs(), ER(slots=12), runs=[(0, 0.1), (1, 0.05)])
+    plain = of_training(watched, execution=execution)  # type: ignore[arg-type]
+    for run, seen in enumerate(record(watched, execution=execution)):  # type: ignore[arg-type]
+        for a, b in zip(plain[run].solutions, seen.subject.solutions, strict=True):
+            assert all(torch.equal(p, b.params[k]) for k, p in a.params.items())
+        held = [m.memory["seen"].item() for m in seen.moments]
+        assert held == [0, 40, 80, 80, 120, 160, 160, 200, 240, 240]  # each as it was then
+        assert seen.algorithm == watched.members[run].algorithm
+
+
+def test_a_network_that_cannot_be_mapped_is_recorded() -> None:
+    (seen,) = record(cohort(blobs(2), ER(slots=160), Branching))
+    found = own_curves(seen)
+    assert found.error[found.known].max() < 1e-6
+
+
+def test_training_calls_who_watches_after_every_epoch_before_consolidation() -> None:
+    watched, calls = cohort(blobs(), EWC()), []
+
+    def watch(task: int, epoch: int, state: object, feed: object) -> None:
+        calls.append((task, epoch, state.clock, state.memory["reached"].shape[1], int(feed.task)))  # type: ignore[attr-defined]
+
+    for _ in train(watched, watch=watch):
+        pass
+    assert calls == [
+        (0, 0, 5, 0, 0),
+        (0, 1, 10, 0, 0),
+        (1, 0, 15, 1, 1),
+        (1, 1, 20, 1, 1),
+        (2, 0, 25, 2, 2),
+        (2, 1, 30, 2, 2),
+    ]
