@@ -55,6 +55,19 @@ def dropping(shape: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, outputs))
 
 
+class Together(nn.Module):
+    """A network that does not take samples one by one."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.base = hidden(shape, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) < 2:
+            raise RuntimeError("two samples or more")
+        return self.base(x)
+
+
 class Recurrent(nn.Module):
     """A network whose samples cannot be mapped, and whose steps cannot either."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recordings import Branching, Recurrent, blobs, cohort, hidden, normalised
+from recordings import Branching, Recurrent, Together, blobs, cohort, hidden, normalised
 
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
@@ -49,7 +49,9 @@ def afterwards(trained: Cohort, structure: str, examples: int) -> list:
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
-@pytest.mark.parametrize("make", [hidden, Branching, normalised], ids=["mapped", "one by one", "statistics"])
+@pytest.mark.parametrize(
+    "make", [hidden, Branching, normalised, Recurrent], ids=["mapped", "one by one", "statistics", "recurrent"]
+)
 def test_it_sees_what_a_recording_shows(structure: str, make: object) -> None:
     trained = cohort(blobs(), SGD(), make, RUNS)
     monitor = Monitor(trained, 0.1, structure, every=1, examples=15)  # type: ignore[arg-type]
@@ -206,10 +208,10 @@ def test_bad_input_is_said(given: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("runs", [RUNS[:1], RUNS], ids=["one run", "several"])
-def test_recurrent_networks_are_watched_by_their_algorithms_approximation(runs: list) -> None:
-    with pytest.raises(GlocalError, match=r"cannot be watched by expansions, but by 'own'\. the Hessian"):
-        watched(Monitor(cohort(blobs(), SGD(), Recurrent, runs), 1.0))
-    monitor = Monitor(cohort(blobs(), ER(slots=240), Recurrent, runs), 1e-5, "own")
+def test_who_cannot_be_expanded_is_watched_by_the_algorithms_own_approximation(runs: list) -> None:
+    with pytest.raises(GlocalError, match=r"cannot be watched by expansions, but by 'own'\..*two samples or more"):
+        watched(Monitor(cohort(blobs(), SGD(), Together, runs), 1.0))
+    monitor = Monitor(cohort(blobs(), ER(slots=240), Together, runs), 1e-5, "own")
     watched(monitor)
     assert monitor.breaks == [None] * len(runs) and monitor.curves().known.any()
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from recordings import Recurrent, blobs, cohort, hidden, linear, normalised, regressions
+from recordings import Together, blobs, cohort, hidden, linear, normalised, regressions
 
 import glocal
 from glocal.algorithms import ER, EWC, PNN, SGD, Joint
@@ -195,8 +195,8 @@ def test_networks_with_chance_of_their_own_go_the_same_way_again(tmp_path: Path)
         assert retrace(run.path, steps, network=f"{mine}:net", examples=20).astray == 0
 
 
-def test_recurrent_networks_have_the_expansions_that_need_no_single_samples() -> None:
-    (trajectory,) = record(cohort(blobs(), SGD(), Recurrent))
+def test_networks_that_take_no_single_samples_have_the_other_expansions() -> None:
+    (trajectory,) = record(cohort(blobs(), SGD(), Together))
     found = along(trajectory, 0.1).curves
     assert set(found) == {"own", "own, from θ_o", "order 0", "order 1", "order 2", "order 2, low-rank"}
     assert found["order 2"].error[found["order 2"].known].max() < found["order 1"].error[found["order 1"].known].max()

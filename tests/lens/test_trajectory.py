@@ -66,9 +66,7 @@ def test_a_recording_of_every_step() -> None:
 
 @pytest.mark.parametrize(
     ("make", "algorithm"),
-    # EWC's Fisher matrix is made of single samples, which recurrent layers do not have.
-    [(m, ER(slots=20)) for m in (hidden, Branching, Recurrent, normalised, dropping)]
-    + [(m, EWC()) for m in (hidden, Branching, normalised, dropping)],
+    [(m, a) for m in (hidden, Branching, Recurrent, normalised, dropping) for a in (ER(slots=20), EWC())],
     ids=lambda given: getattr(given, "__name__", None) or given.name,
 )
 def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algorithm) -> None:

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from glocal.curvature.differentiable import differentiable, recurrent
 from glocal.curvature.outputs import dense_in_chunks
 from glocal.curvature.products import (
     Product,
-    differentiable,
     functional_product,
     gauss_newton_product,
     hessian_product,
     in_evaluation,
-    recurrent,
 )
 from glocal.curvature.vector import flatten, unflatten
 
@@ -58,7 +57,7 @@ def outer_product(
     module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, loss: Loss
 ) -> Tensor:
     """The outer-product Hessian, that is the Gauss–Newton matrix, (P, P); it asks for no labels."""
-    if recurrent(module):  # which torch cannot map over samples
+    if recurrent(module):  # whose samples go one by one, each for all its columns
         return dense(gauss_newton_product(module, params, buffers, x, loss), params)
     in_evaluation(module)
     total: Tensor | None = None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from glocal.curvature.differentiable import differentiable
 from glocal.curvature.layers import Params, Plain, run
 
 Directions: TypeAlias = Callable[[Tensor], Tensor]
@@ -69,9 +70,11 @@ def dense_in_chunks(
     wanted: Mapping[str, Tensor] | None = None,
     chunk_bytes: int = 1 << 28,
 ) -> Iterator[Params]:
-    """The same a few samples at a time, in order, as many as make gradients of `chunk_bytes`."""
+    """The same a few samples at a time, in order, as many as make gradients of `chunk_bytes`. Samples of networks that
+    cannot be mapped, such as recurrent ones, go one by one."""
     wanted = dict(params if wanted is None else wanted)
     u = directions(functional_call(module, {**params, **buffers}, (x,)))
+    mapped = True
 
     def one(x: Tensor, u: Tensor) -> Params:
         def outputs(wanted: Params) -> Tensor:
@@ -83,7 +86,17 @@ def dense_in_chunks(
     bytes_a_sample = u.shape[1] * sum(p.numel() * p.element_size() for p in wanted.values())
     chunk = max(1, chunk_bytes // max(1, bytes_a_sample))
     for a, b in zip(x.split(chunk), u.split(chunk), strict=True):
-        yield vmap(one)(a, b)
+        made: Params | None = None
+        with differentiable(module):
+            if mapped:
+                try:
+                    made = vmap(one)(a, b)
+                except RuntimeError:
+                    mapped = False
+            if made is None:
+                each = [one(*sample) for sample in zip(a, b, strict=True)]
+                made = {k: torch.stack([part[k] for part in each]) for k in wanted}
+        yield made
 
 
 class Gradients(NamedTuple):

@@ -18,20 +18,19 @@ product.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.backends import mha
 from torch.func import functional_call, grad, vjp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
 from glocal.curvature.at_once import room, samples_at_once
+from glocal.curvature.differentiable import differentiable
 from glocal.curvature.layers import Params
 from glocal.curvature.rectified import Rectified
 from glocal.losses import OwnLoss
@@ -154,27 +153,6 @@ def in_evaluation(module: nn.Module) -> None:
             raise ValueError(
                 f"a network whose {which} is in training mode was given; curvature asks for module.eval()."
             )
-
-
-def recurrent(module: nn.Module) -> bool:
-    """Whether it has recurrent layers of torch's."""
-    return any(isinstance(part, nn.RNNBase) for part in module.modules())
-
-
-@contextmanager
-def differentiable(module: nn.Module) -> Iterator[None]:
-    """Passes by operations that can be differentiated twice and mapped, as torch's fused attention and recurrent layers
-    cannot. Convolutions lose their fast kernels beside recurrent layers alone."""
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
-        if recurrent(module):
-            for backend in (torch.backends.mkldnn, torch.backends.cudnn):
-                # Not by `flags`, which sets their precision and determinism too.
-                stack.callback(setattr, backend, "enabled", backend.enabled)
-                setattr(backend, "enabled", False)  # noqa: B010
-        yield
 
 
 def _second_derivative(value: Callable[[Params], Tensor], params: Mapping[str, Tensor]) -> Product:

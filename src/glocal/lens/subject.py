@@ -17,7 +17,8 @@ from torch.func import functional_call
 
 from glocal import losses, tree
 from glocal.challenges.challenge import Data
-from glocal.curvature.products import Product, differentiable, gauss_newton_product, hessian_product
+from glocal.curvature.differentiable import differentiable
+from glocal.curvature.products import Product, gauss_newton_product, hessian_product
 from glocal.engine.cohort import Cohort, constants, seeded_network
 from glocal.engine.feed import evenly_spaced
 from glocal.engine.train import Execution, Progress, train

@@ -19,7 +19,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch
 from glocal.algorithms.hessians import Form, Matrix, Structure, form, task_gradient
 from glocal.challenges.challenge import Data
-from glocal.curvature.products import differentiable
+from glocal.curvature.differentiable import differentiable
 from glocal.errors import GlocalError, require
 from glocal.lens.subject import Point, Subject
 from glocal.networks.door import Open
