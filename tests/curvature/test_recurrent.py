@@ -25,6 +25,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_gradients_and_the_diagonal(kind: type[nn.RNNBase]) -> None:
     torch.manual_seed(0)
+    before = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
     module, x = Recurrent(kind).double().eval(), torch.randn(5, 6, dtype=torch.float64)
     params = {k: p.detach() for k, p in module.named_parameters()}
     found, squares = dense(module, params, {}, x, every_output), diagonal(module, params, {}, x, every_output)
@@ -38,4 +39,4 @@ def test_gradients_and_the_diagonal(kind: type[nn.RNNBase]) -> None:
                 torch.testing.assert_close(found[k][i, c], slope)
                 total[k] += slope.square() / 5
     torch.testing.assert_close(squares, total)
-    assert torch.backends.mkldnn.enabled and torch.backends.cudnn.enabled  # as they were
+    assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == before

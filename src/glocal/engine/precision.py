@@ -20,13 +20,15 @@ from glocal.networks.model import Precision
 @contextmanager
 def multiplying(precision: Precision) -> Iterator[None]:
     """Torch's own switches, for as long as the context lasts. Of a convolution's kernels the fastest is taken."""
-    convolutions = torch.backends.cudnn
-    before = convolutions.benchmark
+    convolutions, fused = torch.backends.cudnn, torch.backends.mkldnn
+    before = convolutions.benchmark, fused.enabled
     with tf32(precision != "fp32"), warnings.catch_warnings():
-        # Of processors without bf16: torch goes on in another way, and tells it with a stack of its own calls.
+        # Of processors without bf16: torch goes on in another way, tells it with a stack of its own calls, and leaves
+        # its fused layers off for the rest of the process.
         warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
         try:
             convolutions.benchmark = True
             yield
         finally:
-            convolutions.benchmark = before
+            convolutions.benchmark = before[0]
+            setattr(fused, "enabled", before[1])  # noqa: B010  (a type checker takes it for constant)
