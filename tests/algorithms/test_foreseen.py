@@ -38,6 +38,7 @@ from glocal.engine.feed import Feed
 from glocal.engine.plan import bytes_per_run, initial_state
 from glocal.engine.state import State
 from glocal.engine.train import Execution, train
+from glocal.lens.trajectory import record
 from glocal.networks.mlp import mlp
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -181,6 +182,24 @@ def test_who_watches_sees_parameters_as_they_are() -> None:
         pass
     own = {k: torch.Size([len(cohort), *p.shape]) for k, p in double_mlp((1, 8, 8), 4).named_parameters()}
     assert shapes == [own] * 6
+
+
+@pytest.mark.parametrize("runs", [RUNS, RUNS[:1]], ids=["cohort", "alone"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_step_is_recorded_as_it_is(variant: type[Orthogonal], runs: Sequence[tuple[int, float]]) -> None:
+    """θ, and not what its steps are made with."""
+    challenge = doubled({0: blobs((60, 60), shape=(1, 8, 8))}, seeded=False)
+    cohort = cohort_of(challenge, variant(slots=36), runs, double_mlp, epochs=2, batch_size=8)
+    with noted_widths() as widths:
+        foreseen = record(cohort, steps=1)
+    assert widths[1] > 64
+    with nothing_foreseen():
+        plain = record(cohort, steps=1)
+    for found, expected in zip(foreseen, plain, strict=True):
+        assert [m[:2] for m in found.moments] == [m[:2] for m in expected.moments]
+        assert [m.step for m in expected.moments if m.finished == 1] == list(range(16, 33))
+        for a, b in zip(found.moments, expected.moments, strict=True):
+            torch.testing.assert_close(a.point.params, b.point.params, rtol=1e-6, atol=1e-7)
 
 
 def test_ways_of_ones_own_are_left_alone() -> None:

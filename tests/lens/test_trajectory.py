@@ -9,8 +9,8 @@ import pytest
 import torch
 from recordings import Branching, Recurrent, blobs, cohort, dropping, hidden, normalised
 
-from glocal import challenges, tree
-from glocal.algorithms import ER, EWC, OGDGTL, SGD, Algorithm
+from glocal import tree
+from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.train import train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import own_curves, taylor_curves
@@ -100,9 +100,6 @@ def test_steps_that_cannot_be_recorded() -> None:
         record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), steps=1, execution="run-by-run")
     with pytest.raises(GlocalError, match=r"recorded one by one, or after epochs: vmap: .*\.item\(\)"):
         record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), steps=1)
-    images = challenges.make("rotated-digits", tasks=2)  # of so many pixels that OGD works out their part beforehand
-    with pytest.raises(GlocalError, match="recorded after epochs alone"):
-        record(cohort(images, OGDGTL(slots=20), epochs=1), steps=100)
 
 
 @pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])

@@ -170,16 +170,17 @@ class RunByRun:
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
         for run in range(len(self.cohort)):
-            own = state.select(run)
+            own, held = state.select(run), (state.params, state.buffers, state.memory)
             with self._network_randomness(run, feed, epoch):
                 losses.append(
                     self._epoch_of(own, run, feed, partial(self._show, state, own, tick) if self.live else tick)
                 )
+            state.params, state.buffers, state.memory = held
             put_back(own.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses)
 
     def _show(self, state: State, own: State, tick: Tick, steps: int) -> None:
-        """A step is made: the cohort's state is the run's."""
+        """A step is made: the cohort's state is the run's until the epoch ends."""
         parts = own.params, own.buffers, own.memory
         state.params, state.buffers, state.memory = (tree.map_tree(lambda t: t.unsqueeze(0), part) for part in parts)
         tick(steps)

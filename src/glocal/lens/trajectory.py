@@ -55,8 +55,7 @@ def record(
 ) -> list[Trajectory]:
     """Train a cohort to the end and keep every run's θ and M: between tasks, and in a task after every `every` epochs
     and the last (0: between tasks alone); after every so many `steps` of an epoch too, where that is said (on a CPU;
-    of several runs if they can be vectorised; and not where ogd, ogd-gtl or ogd-ave make an epoch's steps with other
-    parameters than θ).
+    and of several runs if they can be vectorised).
 
     L_o is taken on at most `examples` training examples of a task. What an algorithm keeps of θ_o was made with all of
     them: unless these are all, ξ_o contains the difference between the two samples.
@@ -65,11 +64,15 @@ def record(
     require(steps is None or steps >= 1, f"moments are every 1, 2, … steps; steps={steps} was given.")
     seen: list[list[Moment]] = [[] for _ in cohort.members]
     points: list[list[Point]] = [[] for _ in cohort.members]
+    model = cohort.model(vectorised=False)
 
     def keep(finished: int, state: State, later: int = 0) -> None:
-        for run, moments in enumerate(seen):
+        for run, (member, moments) in enumerate(zip(cohort.members, seen, strict=True)):
             own = tree.map_tree(torch.clone, state.select(run).as_tree())
-            now = Moment(finished, state.clock + later, Point(own["params"], own["buffers"]), own["memory"])
+            params = own["params"]
+            if moments and any(p.shape != params[k].shape for k, p in moments[0].point.params.items()):
+                params = member.algorithm.folded(model.bind(own["buffers"]), params, own["memory"])
+            now = Moment(finished, state.clock + later, Point(params, own["buffers"]), own["memory"])
             if moments and moments[-1][:2] == now[:2]:
                 moments.pop()  # the step that ended an epoch
             moments.append(now)
@@ -94,7 +97,6 @@ def record(
         keep(snapshot.finished, snapshot.state)
         for solutions, moments in zip(points, seen, strict=True):
             solutions.append(moments[-1].point)
-    model = cohort.model(vectorised=False)
     return [
         Trajectory(of_run(cohort, run, points[run], examples), member.algorithm, model, seen[run])
         for run, member in enumerate(cohort.members)
@@ -126,7 +128,6 @@ class StepByStep:
 
     def begin(self, finished: int, state: State) -> None:
         self.finished, self.state = finished, state
-        self.shapes = {k: p.shape for k, p in state.params.items()}
         self.clock = self.made = 0
 
     def task(self, task: int) -> None:
@@ -138,10 +139,6 @@ class StepByStep:
         if self.state.clock != self.clock:
             self.clock, self.made = self.state.clock, 0
         self.made += 1
-        require(
-            all(p.shape == self.shapes[k] for k, p in self.state.params.items()),
-            "this algorithm makes an epoch's steps with other parameters than θ: it is recorded after epochs alone.",
-        )
         if self.made % self.every == 0:
             self.keep(self.finished, self.state, self.made)
 
