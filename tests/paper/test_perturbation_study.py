@@ -142,8 +142,8 @@ def made_up(name: str, scores: list[float], statistics: str) -> list[Row]:
 @pytest.mark.parametrize(
     ("name", "statistics", "expected"),
     [
-        (NAMES[0], "batch", ("both agree", "one of the two agrees")),
-        (NAMES[1], "none", ("one of the two agrees", "both agree")),
+        (NAMES[0], "batch", ("both of these agree", "one of these two agrees")),
+        (NAMES[1], "none", ("one of these two agrees", "both of these agree")),
     ],
 )
 def test_the_verdict_follows_the_rows(name: str, statistics: str, expected: tuple[str, str]) -> None:

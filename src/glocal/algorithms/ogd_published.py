@@ -29,7 +29,7 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class OGDPublished(Algorithm):
-    r"""One gradient a task, shrunk a little and not removed. For the numbers of Theorem 2's algorithm take `ogd-gtl`.
+    r"""One gradient a task, shrunk a little and not removed. Theorem 2's algorithm is `ogd`, and OGD-GTL is `ogd-gtl`.
 
     What it protects, as far as it does, is the quadratic of `ogd-gtl` with a single sample,
 

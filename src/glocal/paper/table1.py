@@ -67,8 +67,8 @@ class Column:
 def _rows(slots: int, si: float, ewc: float, ogd: int, **normalised: str) -> tuple[Row, ...]:
     """The rows that all challenges have. λ of the published EWC goes with no ½: here it is twice as large.
 
-    The published OGD row was measured with a procedure that is plain SGD in all but name (`ogd-published`); OGD as
-    Theorem 2 has it is a row of its own, with as many samples. `normalised` are options that matter to networks with
+    The published OGD row was measured with a procedure that is plain SGD in all but name (`ogd-published`); the
+    paper's OGD-GTL is a row of its own, with as many samples. `normalised` are options that matter to networks with
     BatchNorm, whose statistics the published EWC and OGD disturb.
     """
     return (

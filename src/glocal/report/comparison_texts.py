@@ -78,7 +78,7 @@ def notes(made: Comparison) -> list[str]:
         elif made.angles:
             lines.append("The angles are not the published ones.")
         if any(line.algorithm == "ogd-published" for line in made.lines):
-            lines.append("Beside ogd-published stands the published OGD row; ogd-gtl is OGD as Theorem 2 has it.")
+            lines.append("Beside ogd-published stands the published OGD row; ogd-gtl is the paper's OGD-GTL.")
     missing = [name for name in made.challenges if not any(x.acc.published for x in made.lines if x.challenge == name)]
     for name in missing if made.beside else ():
         if name in made.unlike or name not in made.unmasked:

@@ -62,7 +62,7 @@ def escape(text: str) -> str:
 
 
 def _number(entry: Entry) -> str:
-    if not entry.std:
-        return "--" if entry.mean == ABSENT else entry.mean
     mean = f"\\mathbf{{{entry.mean}}}" if entry.best else entry.mean
+    if not entry.std:
+        return "--" if entry.mean == ABSENT else f"${mean}$" if entry.best else mean
     return f"${mean}_{{\\,\\textcolor{{gray}}{{\\pm\\,{entry.std.replace(ABSENT, '-')}}}}}$"

@@ -104,7 +104,9 @@ def _entry(
     if mean is None:
         return Entry(DIVERGED if row["diverged"] == row["seeds"] else ABSENT)
     means = [other[f"{name}_mean"] for other in rivals if other[f"{name}_mean"] is not None]
-    return Entry(f"{mean:.2f}", f"{std:.2f}" if std is not None else ABSENT, mean == best(means))
+    alone = row["seeds"] - row["diverged"] == 1  # of one there is no deviation
+    spread = "" if alone else f"{std:.2f}" if std is not None else ABSENT
+    return Entry(f"{mean:.2f}", spread, mean == best(means))
 
 
 def _kind(row: dict[str, Any]) -> str:

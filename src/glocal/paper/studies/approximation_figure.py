@@ -52,6 +52,16 @@ class Series(NamedTuple):
         found = column(self.rows(rows, ray=True), "exponent")
         return median(found[np.isfinite(found)])
 
+    def bound(self, rows: Sequence[Row], order: int, near: float) -> float:
+        """The least C of ξ ≤ C rᵖ for all r up to there: the median over the runs where it is known."""
+        own = [row for row in self.rows(rows, ray=True) if column([row], "distance")[0] <= near * (1 + 1e-9)]
+        found = [column(run, "error") / column(run, "distance") ** order for run in _runs(own)]
+        return median([float(np.nanmax(each)) for each in found if np.isfinite(each).any()])
+
+
+def _runs(rows: Sequence[Row]) -> list[list[Row]]:
+    return [where(rows, lr=lr, seed=seed) for lr, seed in dict.fromkeys((row["lr"], row["seed"]) for row in rows)]
+
 
 def draw(rows: Sequence[Row], figure: Figure) -> None:
     """Errors of the algorithms' own approximations and of expansions; below them old losses, true and approximated."""

@@ -320,7 +320,8 @@ def _assumption(rows: Sequence[Row]) -> str:
     named = listed([f"{told(epsilon)} at {lr:g}" for lr, epsilon in needed.items()])
     return (
         "The paper breaks the locality assumption by raising the learning rate, and the rows "
-        f"{verdict}: plain SGD's whole way is within the ε-regions of all finished tasks for ε above {named}."
+        f"{verdict}: plain SGD's whole way is within the ε-regions of all finished tasks for ε above {named} "
+        "(medians over seeds; looked at when epochs end)."
     )
 
 
@@ -331,6 +332,6 @@ def _first_breaks(rows: Sequence[Row]) -> str:
         learnt = median(column(own, "learnt"))
         found.append(f"{f'after {told(learnt)} tasks' if np.isfinite(learnt) else 'never'} at {lr:g}")
     return (
-        f"With ε = {SHOWN:g} it first breaks {listed(found)} (medians over seeds; looked at when an epoch ends). Seeds "
+        f"With ε = {SHOWN:g} it first breaks {listed(found)} (medians). Seeds "
         "draw the angles, and the first tasks of some are nearly alike."
     )

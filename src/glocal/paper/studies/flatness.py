@@ -224,5 +224,7 @@ def _pairs(rows: Sequence[Row]) -> str:
     return (
         f"At the same learning rate, seed and task stable SGD's solution is flatter than plain SGD's in {flatter} of "
         f"{count} pairs, forgets less in {less}, and is less far from the end in {nearer}: these rows {verdict} that "
-        "the stable regime finds flatter minima and forgets less."
+        "the stable regime finds flatter minima and forgets less. It has batches of "
+        f"{REGIMES[STABLE]['batch_size']}, plain SGD of {REGIMES[PLAIN]['batch_size']}, as their authors have them: it "
+        f"makes {REGIMES[PLAIN]['batch_size'] // REGIMES[STABLE]['batch_size']} times as many steps."
     )

@@ -105,7 +105,11 @@ class HessianRank:
         right.plot([1, largest], [1, largest], color=FAINT, linestyle=":", linewidth=1.2)
         right.annotate("linear", (largest, largest), (-4, 0), textcoords="offset points", color=FAINT, ha="right")
         left.set_ylabel(r"rank of $\bar H_{<t}$")
-        for axes, title in ((left, r"eigenvalues above $\lambda$"), (middle, "free of the scale"), (right, "growth")):
+        for axes, title in (
+            (left, r"eigenvalues of larger $|\lambda|$"),
+            (middle, "free of the scale"),
+            (right, "growth"),
+        ):
             axes.set_title(title, loc="left")
             axes.set_xlabel("tasks in the average, $t - 1$")
             axes.set_xticks(range(1, largest + 1))
@@ -118,7 +122,11 @@ class HessianRank:
     def conclude(self, rows: Sequence[Row]) -> list[str]:
         found = {d: d.curve(rows) for d in _definitions(rows)}
         powers = {d: curve.power for d, curve in found.items() if np.isfinite(curve.power)}
-        said = ["The paper: the rank of the average Hessian is small beside P, and grows sub-linearly with the tasks."]
+        said = [
+            "The paper: the rank of the average Hessian is small beside P, and grows sub-linearly with the tasks. What "
+            "it calls effective rank is the number of eigenvalues above a threshold; under that name here stands "
+            "exp(−Σ p log p) with p = |λ| / Σ|λ|, which needs none."
+        ]
         if not powers:
             return [*said, "No rank is known of these rows."]
         size = column(rows, "parameters")[0]
@@ -176,7 +184,7 @@ class Definition(NamedTuple):
     def label(self) -> str:
         if self.kind in NAMES:
             return NAMES[self.kind]
-        return f"λ > {self.threshold:g}" + (" of the largest" if self.kind == "relative" else "")
+        return f"|λ| > {self.threshold:g}" + (" of the largest" if self.kind == "relative" else "")
 
     def curve(self, rows: Sequence[Row]) -> Curve:
         own = where(rows, kind=self.kind, threshold=self.threshold)

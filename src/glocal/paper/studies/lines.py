@@ -114,11 +114,11 @@ def rate_colours(rows: Iterable[Row]) -> ScalarMappable:
     return ScalarMappable(LogNorm(lrs[0], lrs[-1] if len(lrs) > 1 else 2 * lrs[0]), colours)
 
 
-def lost(rows: Sequence[Row], name: str) -> list[str]:
+def lost(rows: Sequence[Row], name: str, since: str = "") -> list[str]:
     """A sentence on the runs that diverged and have no number; none where there is no such run."""
     runs = {tuple(row.get(k) for k in ("classes", "algorithm", "lr", "seed")): row for row in rows}
     gone = sum(not np.isfinite(column([row], name))[0] for row in runs.values())
-    return [f"{gone} of {len(runs)} runs diverged and are left out."] if gone else []
+    return [f"{gone} of {len(runs)} runs diverged and are left out{since}."] if gone else []
 
 
 def listed(things: Sequence[str]) -> str:

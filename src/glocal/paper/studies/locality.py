@@ -116,9 +116,9 @@ def _exemplars(verdicts: Sequence[Tested]) -> str:
     )
     counted = " It is declared local, and counted so above." if random.declared == random.found == "local" else ""
     return (
-        "The paper calls iCaRL local because of its herding. Where that chooses the exemplars, θ_o explains "
-        f"{100 * herding.explained:.0f} % of the variance; where chance does, {100 * random.explained:.0f} %, "
-        f"{left}.{counted}"
+        "The paper calls iCaRL local because of its herding. Where that chooses the exemplars, nothing is left to "
+        f"chance, and θ_o explains {100 * herding.explained:.0f} % of the variance, however small; where chance does, "
+        f"{100 * random.explained:.0f} %, {left}.{counted}"
     )
 
 
@@ -211,13 +211,15 @@ def _shares(kind: str, verdicts: Sequence[Tested]) -> str:
     p_values = [v.p_value for v in verdicts if math.isfinite(v.p_value)]
     bound = "unknown" if not p_values else f"≥ {min(p_values):.3g}" if kind == "global" else f"≤ {max(p_values):.3g}"
     told = f"Found {kind}: {names}. θ_o explains {share} of the variance of their \\hat L_o, p {bound}."
-    silent = _distinct(v.algorithm for v in known if kind == "local" and v.information < NOTHING)
+    silent = [v for v in known if kind == "local" and v.information < NOTHING]
     if silent:
-        involved = sorted(v.involved for v in known if kind == "local" and v.information < NOTHING)
+        involved = sorted(v.involved for v in silent)
         share = " to ".join(_distinct(_percent(end) for end in (involved[0], involved[-1])))
+        where = _and([f"{v.algorithm} on {v.challenge}" for v in silent])
         told += (
-            f" Of {_and(silent)} θ_o decides together with the memory's draws, which makes {share} of the variance. "
-            "The estimate of information does not know the draws and is 0 there: the verdict is the permutation test's."
+            f" Of {where} θ_o decides together with the memory's draws: alone and with them it makes {share} of the "
+            "variance. The estimate of information does not know the draws and is 0 there: the verdict is the "
+            "permutation test's."
         )
     return told
 

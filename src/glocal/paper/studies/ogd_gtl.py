@@ -96,7 +96,7 @@ class TrueLabel:
         above, below = figure.subplots(2, wide, squeeze=False)
         for axes in (*above[3:], *below[len(classes) :]):
             axes.set_visible(False)
-        titles = "true label's entry / next largest", "its share of the trace (%)", "its share of all squares (%)"
+        titles = "true label's entry / next largest", "a sample's share of the trace (%)", "of all squares (%)"
         for axes, name, text in zip(above, ("dominance", "of_trace", "of_squares"), titles, strict=False):
             _against_classes(axes, rows, name, text)
         styles = pens(runs)
@@ -220,10 +220,14 @@ def _compared(runs: Sequence[Row], classes: int) -> list[str]:
     apart = [mean(where(label, seed=s), "forgetting") - mean(where(full, seed=s), "forgetting") for s in seeds]
     apart = [x for x in apart if np.isfinite(x)]
     low, high = interval(apart)
-    sure = f" (95 % interval {low:+.1f} to {high:+.1f})" if np.isfinite(low) else ""
+    sure = f" (95 % interval {_points(low)} to {_points(high)})" if np.isfinite(low) else ""
     difference = float(np.mean(apart)) if apart else np.nan
     verdict = "forgets more" if low > 0 else "forgets less" if high < 0 else "is not settled to forget more or less"
-    return [f"{text}: ogd-gtl {verdict} than full OGD, {difference:+.1f} points{sure}."]
+    return [f"{text}: ogd-gtl {verdict} than full OGD, {_points(difference)} points{sure}."]
+
+
+def _points(difference: float) -> str:
+    return f"{difference:+.1f}" if abs(difference) >= 0.1 else f"{difference:+.1g}"
 
 
 def beside_sgd(runs: Sequence[Row]) -> list[Row]:

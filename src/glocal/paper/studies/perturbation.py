@@ -54,8 +54,8 @@ STATISTICS = {
 }
 CONVENTIONS = (
     "Behind the published figures the Hessian is of a task's first 2,000 examples, and the test loss is its sum over "
-    "batches divided by the number of training batches; here examples are drawn at random, both losses are means over "
-    "their own examples, and all losses are in double precision."
+    "batches divided by the number of training batches; here examples are spread over all of it, both losses are means "
+    "over their own examples, and all losses are in double precision."
 )
 ALIKE = 3.0
 """A score between 1/3 and 3 is about 1: half a decade either way, where curves span many."""
@@ -136,7 +136,7 @@ class PerturbationScore:
             section.suptitle(tasks if kind == "none" else f"{STATISTICS[kind]}, {tasks}")
             _panels(section.subplots(2, 2, sharex=True, sharey="row"), own)
         handles, labels = figure.axes[2].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(2, len(kinds)))
 
     def conclude(self, rows: Sequence[Row]) -> list[str]:
         said = [f"The paper: {self.claim}.", CONVENTIONS]
@@ -281,7 +281,7 @@ def _said(rows: Sequence[Row], opening: str, returns: bool) -> list[str]:
         f"{opening}The eigenvectors' median scores on training and test data begin at {begins} (r = "
         f"{train.radii[0]:g}), are highest at r = {train.radii[top]:g} with {highest}, and end at {ends} (r = "
         f"{train.radii[-1]:g}); those of random directions among themselves are {_number(np.nanmin(random))} to "
-        f"{_number(np.nanmax(random))}.",
+        f"{_number(np.nanmax(random))} on training data.",
         f"{_verdict(train, returns)} {_likeness(where(rows, split='train', kind='eigen'))}".strip(),
         *_single(rows),
     ]
@@ -292,14 +292,16 @@ def _verdict(eigen: Line, expected: bool) -> str:
     known = ~np.isnan(eigen.middle)
     radii, middle = eigen.radii[known], eigen.middle[known]
     about = (middle >= 1 / ALIKE) & (middle <= ALIKE)
-    rises = "rises" if middle.max() > ALIKE * middle[0] else "does not rise"
+    top = int(middle.argmax())
+    steadily = "" if (np.diff(middle[: top + 1]) > 0).all() else ", though not at every step,"
+    rises = f"rises{steadily}" if middle.max() > ALIKE * middle[0] else "does not rise"
     if about[-1]:
         since = radii[len(about) - int(about[::-1].cumprod().sum())]
         end = f"from r = {since:g} on is about 1 (within a factor of {ALIKE:g})"
     else:
         end = f"is not about 1 at r = {radii[-1]:g}"
-    agrees = (rises == "rises") + (bool(about[-1]) == expected)
-    verdict = {0: "neither agrees", 1: "one of the two agrees", 2: "both agree"}[agrees]
+    agrees = rises.startswith("rises") + (bool(about[-1]) == expected)
+    verdict = {0: "neither agrees", 1: "one of these two agrees", 2: "both of these agree"}[agrees]
     return f"On training data it {rises} with small r, and {end}: {verdict} with the paper."
 
 

@@ -136,36 +136,56 @@ class Prediction:
         known = _known(rows)
         if not known:
             return ["Theorem 1 cannot be looked at: no run has a finite loss."]
-        lrs, second = distinct(known, "lr"), where(known, t=2)
+        lrs, second, later = distinct(known, "lr"), where(known, t=2), _later(known)
         ends = [where(known, lr=lr) for lr in (lrs[0], lrs[-1])]
-        shares = {lr: _foretold(where(known, lr=lr), "quadratic") for lr in lrs}
+        shares = {lr: _foretold(where(second, lr=lr), "quadratic") for lr in lrs}
         best, worst = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
-        negative = 100 * float((column(known, "measured") < 0).mean())
-        together = {a: _spearman(where(known, algorithm=a)) for a in names(known)}
+        beside = listed([_beside(where(second, lr=lr), lr) for lr in dict.fromkeys((lrs[0], lrs[-1]))])
         said = [
-            "Theorem 1 says E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that lie near each other. Of "
-            f"{len(known)} E(t), {negative:.0f} % are below 0, and the quadratic is within a factor of {FACTOR:g} of "
-            f"{_foretold(known, 'quadratic'):.0f} %: most often at a learning rate of {best:g} ({shares[best]:.0f} %), "
-            f"least at {worst:g} ({shares[worst]:.0f} %).",
-            "After the second task, before which nothing can be forgotten, it is "
-            + listed([_beside(where(second, lr=lr), lr) for lr in dict.fromkeys((lrs[0], lrs[-1]))])
-            + f" (medians). The whole second order is within the factor of {_foretold(known, 'second_order'):.0f} % of "
-            "all E(t).",
-            "Whether more is forgotten where the quadratic is larger: their rank correlation is "
-            + listed([f"{told(r)} for {a}" for a, r in together.items()])
-            + ".",
+            "Theorem 1 says E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that lie near each other, where nothing was forgotten "
+            f"before. After the second task nothing was, whatever the algorithm: of {_outcome(second, 'E(2)')}: most "
+            f"often at a learning rate of {best:g} ({shares[best]:.0f} %), least at {worst:g} ({shares[worst]:.0f} %). "
+            f"It is {beside} (medians).",
+            "Whether more is forgotten where the quadratic is larger: the rank correlation of the two is, after the "
+            f"second task, {_correlations(second)}.",
+            *_without_the_premise(later),
+            f"The whole second order is within the factor of {_foretold(known, 'second_order'):.0f} % of all E(t).",
             f"Of the premises, from a learning rate of {lrs[0]:g} to one of {lrs[-1]:g}, the largest old gradient "
             f"‖∇L_o(θ_o)‖ goes from {' to '.join(_median(rows, 'slope') for rows in ends)}, and the largest distance "
             f"between solutions from {' to '.join(_apart(rows) for rows in ends)}.",
         ]
         holds = [f"{lr:g}" for lr, share in shares.items() if share >= 50]
         verdict = f"at {listed(holds)}" if holds else "at none of these learning rates"
-        return [*said, f"So it foretells half of all E(t) or more {verdict}.", *lost(rows, "measured")]
+        return [*said, f"So it foretells half of all E(2) or more {verdict}.", *lost(rows, "measured", " from then on")]
 
 
 def _known(rows: Sequence[Row]) -> list[Row]:
-    """Those of runs that did not diverge."""
+    """Those of runs as long as they did not diverge."""
     return [row for row in rows if np.isfinite(column([row], "measured"))[0]]
+
+
+def _outcome(rows: Sequence[Row], name: str) -> str:
+    """How many there are, below 0, and foretold."""
+    negative = 100 * float((column(rows, "measured") < 0).mean())
+    return (
+        f"{len(rows)} {name}, {negative:.0f} % are below 0, and the quadratic is within a factor of {FACTOR:g} of "
+        f"{_foretold(rows, 'quadratic'):.0f} %"
+    )
+
+
+def _correlations(rows: Sequence[Row]) -> str:
+    return listed([f"{told(_spearman(where(rows, algorithm=a)))} for {a}" for a in names(rows)])
+
+
+def _without_the_premise(later: Sequence[Row]) -> list[str]:
+    """After later tasks, which find something forgotten."""
+    if not later:
+        return []
+    return [
+        "After later tasks the theorem's last premise does not hold: the largest |E| before them is "
+        f"{_median(later, 'forgotten')} in the median. Of {_outcome(later, 'such E(t)')}; the rank correlation is "
+        f"{_correlations(later)}."
+    ]
 
 
 def agrees(rows: Sequence[Row], name: str) -> np.ndarray:

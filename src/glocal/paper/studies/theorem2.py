@@ -166,8 +166,9 @@ def _verdict(by_run: Sequence[Row], lr: float) -> list[str]:
     quadratic, forgotten = (_ratio(ogd, sgd, name) for name in ("outer", "forgetting"))
     how = "as far as" if forgotten <= quadratic else "less far than"
     return [
-        f"So the constraint, which holds on stored inputs, leaves {told(quadratic)} of Δᵀ G_o Δ on all of them, and at "
-        f"{lr:g} OGD's forgetting falls {how} its quadratic: {told(forgotten)} of it is left."
+        f"So at {lr:g} the constraint, which holds on stored inputs, leaves {told(quadratic)} of Δᵀ G_o Δ on all of "
+        f"them, beside SGD on its own way, and OGD's forgetting falls {how} its quadratic: {told(forgotten)} of it is "
+        "left."
     ]
 
 

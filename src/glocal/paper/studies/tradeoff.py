@@ -81,6 +81,7 @@ class Tradeoff:
         for axes, (name, label) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
             for algorithm in names(rows):
                 _curve(axes, where(rows, algorithm=algorithm), name, styles[algorithm], distinct(rows, "lr"))
+            _around_the_points(axes)
             axes.set_xlabel("forgetting $E(T)$ (points, over $T - 1$ tasks)")
             axes.set_title(label, loc="left")
             axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
@@ -162,6 +163,18 @@ def _curve(axes: Axes, rows: Sequence[Row], name: str, pen: Pen, lrs: Sequence[f
     edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.6, "zorder": 3}
     axes.scatter(x.middle, y.middle, s=sizes, color=pen.colour, marker=pen.marker, **edges)
     axes.plot([], [], **pen.line(), **pen.point(), label=title(rows))
+
+
+def _around_the_points(axes: Axes) -> None:
+    """Limits that the means set: one run that collapsed makes an error bar as long as all curves together."""
+    shown = np.concatenate(
+        [np.asarray(points.get_offsets()) for points in axes.collections if points.get_zorder() == 3]
+    )
+    shown = shown[np.isfinite(shown).all(1)]
+    if len(shown):
+        (left, low), (right, high) = shown.min(0), shown.max(0)
+        beside, above = 0.06 * (right - left or 1), 0.06 * (high - low or 1)
+        axes.set(xlim=(left - beside, right + beside), ylim=(low - above, high + above))
 
 
 STUDIES = (Tradeoff(),)
