@@ -179,7 +179,7 @@ def own(mean: str) -> tuple[OwnLoss, Tensor, Tensor]:
     y: Tensor = torch.rand(6, 3, dtype=torch.float64, generator=draw)
     y = y.argmax(1) if mean == "cross-entropy" else y.round() if mean == "logistic" else y
     loss = OwnLoss(MEANS[mean])
-    loss.examples = (outputs, y)
+    loss.examples = [(outputs, y)]
     return loss, outputs, y
 
 
@@ -212,9 +212,9 @@ def test_a_loss_whose_bend_depends_on_labels_has_no_root() -> None:
 
     _, outputs, y = own("squared-error")
     for mean in (quartic, concave):
-        loss = OwnLoss(mean)
-        for examples in (None, (outputs, y)):
-            loss.examples = examples
+        for examples in ([], [(outputs, y)]):
+            loss = OwnLoss(mean)
+            loss.examples += examples
             with pytest.raises(GlocalError, match="does not depend on the labels"):
                 loss.hessian_root(outputs)
         assert loss.score(outputs, y).shape == outputs.shape

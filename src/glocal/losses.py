@@ -109,20 +109,24 @@ class SquaredError:
         return (-self.per_sample(outputs, y)).exp() * (2 * math.pi) ** (-outputs.shape[-1] / 2)
 
 
+LOOKED_AT = 8
+"""Outputs at which the second derivatives of a loss of one's own are compared, label by label."""
+
+
 class OwnLoss:
     r"""Any function (outputs, y) that is a mean over samples, with its derivatives by autograd.
 
     ∇²_f ℓ has a root that asks for no label where it is positive and the same for all of them, as for every negative
     log-likelihood of an exponential family in its natural parameters f (cross-entropy, squared error, logistic,
     Poisson): log p(y | f) = ⟨f, T(y)⟩ − A(f) + h(y), and ∇²_f ℓ = ∇²A(f). Whether it is such a loss is tried on some
-    `examples`, outputs (m, K) and their labels; without them nobody knows, and it has no root.
+    `examples`, outputs (m, K) and their labels, of every K; without them nobody knows, and it has no root.
     """
 
     name = "own"
 
     def __init__(self, mean: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.mean = mean
-        self.examples: tuple[Tensor, Tensor] | None = None
+        self.examples: list[tuple[Tensor, Tensor]] = []
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         return vmap(self._one)(outputs, y)
@@ -132,7 +136,7 @@ class OwnLoss:
 
     def hessian_root(self, outputs: Tensor) -> Tensor:
         """√λ_c v_c of the eigenpairs of ∇²_f ℓ."""
-        label = self._any_label.to(outputs.device)
+        label = self._any_label(outputs.shape[-1]).to(outputs.device)
         label = label.to(outputs.dtype) if label.is_floating_point() else label
         values, vectors = torch.linalg.eigh(self._bends(outputs, label.expand(len(outputs), *label.shape)))
         return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
@@ -148,25 +152,40 @@ class OwnLoss:
         """Of a loss that is a negative log-likelihood."""
         return (-self.per_sample(outputs, y)).exp()
 
-    @cached_property
-    def _any_label(self) -> Tensor:
+    def _any_label(self, width: int) -> Tensor:
         """A label to differentiate at, if ∇²_f ℓ is positive and the same at those of all examples."""
-        if self.examples is not None:
-            outputs, y = self.examples
+        labels = self._labels
+        if width not in labels:
+            raise GlocalError(
+                "the outer-product Hessian asks for a loss whose second derivative in the outputs is positive and does "
+                "not depend on the labels, such as cross-entropy or squared error; another function was given."
+            )
+        return labels[width]
+
+    @cached_property
+    def _labels(self) -> dict[int, Tensor]:
+        """A label for every K whose examples bend alike; none of any K if some do not."""
+        found: dict[int, Tensor] = {}
+        for outputs, y in self.examples:
             if outputs.dim() != 2:
                 raise GlocalError(
                     "the outer-product Hessian asks for outputs of the shape (n, K), a row an example; those of the "
                     f"network are {tuple(outputs.shape)}. A module around it can flatten or unsqueeze them."
                 )
-            every = torch.stack([self._bends(outputs, label.expand_as(y)) for label in y])
-            rounding = 1e-4 * every.abs().amax()
-            same = bool(((every - every[0]).abs() <= rounding).all())  # not so where one is no number
-            if same and bool((torch.linalg.eigvalsh(every[0]) >= -rounding).all()):
-                return y[0]
-        raise GlocalError(
-            "the outer-product Hessian asks for a loss whose second derivative in the outputs is positive and does not "
-            "depend on the labels, such as cross-entropy or squared error; another function was given."
-        )
+            if not self._alike(outputs[:LOOKED_AT], y):
+                return {}
+            found.setdefault(outputs.shape[1], y[0])
+        return found
+
+    def _alike(self, outputs: Tensor, y: Tensor) -> bool:
+        """Whether ∇²_f ℓ at these outputs is positive, and the same at all these labels."""
+        first = self._bends(outputs, y[:1].expand(len(outputs), *y.shape[1:]))
+        rounding = 1e-4 * first.abs().amax()
+        for label in y[1:]:
+            apart = (self._bends(outputs, label.expand(len(outputs), *label.shape)) - first).abs()
+            if not bool((apart <= rounding).all()):  # nor where one is no number
+                return False
+        return bool((torch.linalg.eigvalsh(first) >= -rounding).all())
 
     def _one(self, f: Tensor, y: Tensor) -> Tensor:
         return self.mean(f.unsqueeze(0), y.unsqueeze(0)).sum()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import Case, apart, dense_gauss_newton, dense_hessian, joined, some_vector
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from glocal import losses
@@ -120,6 +120,31 @@ def test_torch_is_set_otherwise_only_where_and_as_long_as_needed() -> None:
         with pytest.raises(ZeroDivisionError), differentiable(module):
             _ = 1 / 0
         assert settings() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("hooked", [False, True], ids=["parametrised", "by a hook"])
+def test_normalised_weights_against_finite_differences(hooked: bool) -> None:
+    """Torch's own second derivatives of them are wrong."""
+    torch.manual_seed(0)
+    normalised: Any = nn.utils.weight_norm if hooked else nn.utils.parametrizations.weight_norm
+    module = nn.Sequential(normalised(nn.Linear(4, 5)), nn.Tanh(), normalised(nn.Linear(5, 3), dim=None)).double()
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    x, y, loss = torch.randn(7, 4).double(), torch.arange(7) % 3, losses.get("cross-entropy")
+    v = {k: torch.randn_like(p) for k, p in params.items()}
+
+    def slope(at: dict[str, Tensor]) -> dict[str, Tensor]:
+        leaves = {k: p.clone().requires_grad_() for k, p in at.items()}
+        value = loss.per_sample(functional_call(module, leaves, (x,)), y).mean()
+        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+
+    up, down = (slope({k: p + h * v[k] for k, p in params.items()}) for h in (1e-5, -1e-5))
+    found = hessian_product(module, params, {}, x, y, loss)(v)
+    for k in params:
+        torch.testing.assert_close(found[k], (up[k] - down[k]) / 2e-5, rtol=1e-6, atol=1e-8)
+    whole = hessian(module, params, {}, x, y, loss)
+    torch.testing.assert_close(whole, whole.mT)
+    torch.testing.assert_close(whole @ joined(v), joined(found))
 
 
 def test_training_mode_is_refused() -> None:

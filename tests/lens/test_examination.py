@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,19 @@ def quartic(*thetas: float) -> Any:
     return Squared(), "squared-error", [data] * (len(thetas) - 1), states
 
 
+def test_the_largest_eigenvalue_is_not_that_of_largest_magnitude() -> None:
+    """Of those of largest magnitude it is the largest where one is positive; where none is, nobody knows."""
+    subject = network(seed=3, tasks=2, step=2.0)
+    found = of_subject(subject, 0.1, eigenvalues=8)
+    for o in range(2):
+        every = torch.linalg.eigvalsh(dense_hessian(subject, o))
+        assert float(found.largest[o]) == pytest.approx(float(every.max()), rel=1e-6)
+        assert found.rows()[o]["largest_eigenvalue"] == float(found.largest[o])
+    downwards = replace(found, eigenvalues=torch.tensor([[-9.0, -5.0], [-9.0, 5.0]]))
+    assert math.isnan(downwards.largest[0]) and float(downwards.largest[1]) == 5
+    assert replace(downwards, parameters=2).largest.tolist() == [-5, 5]
+
+
 @pytest.mark.parametrize("b", [2.0, -1.5, 1.05])
 def test_the_radius_on_the_way_is_a_root(b: float) -> None:
     """ξ(a + s r) = |2 a s r³ + ½ r⁴| = ε, s the sense of the way."""
@@ -94,7 +108,7 @@ def test_the_radius_on_the_way_is_a_root(b: float) -> None:
     assert float(found.eigenvalues[0, 0]) == pytest.approx(6 * a**2)
     error = abs(2 * a * (b - a) ** 3 + 0.5 * (b - a) ** 4)
     assert bool(found.inside[1, 0]) == (error < epsilon)
-    assert found.advice.family == ("replay" if error >= epsilon else "constraint")
+    assert found.advice.family == ("replay" if error >= epsilon else "quadratic")  # one direction, none is free
 
 
 def test_who_is_inside_by_a_dense_hessian() -> None:
@@ -232,7 +246,7 @@ def of_numbers(error: Sequence[float], forgotten: Sequence[float], share: float,
     ways = torch.arange(1.0, len(error) + 1)
     spectrum = torch.tensor([[2.0, -1.0]] * 3)
     traces = torch.full((3,), 3.0 / share)
-    return advise(epsilon, ways, 5 * ways, errors, torch.tensor(forgotten), spectrum, traces, (1.0, 0.5, 9.0))
+    return advise(epsilon, ways, 5 * ways, errors, torch.tensor(forgotten), spectrum, traces, 50, (1.0, 0.5, 9.0))
 
 
 def test_what_is_recommended_follows_the_numbers() -> None:
@@ -258,7 +272,7 @@ def test_what_is_recommended_follows_the_numbers() -> None:
 )
 def test_of_one_task(far: float, family: str, told: str) -> None:
     none = torch.zeros(0)
-    found = advise(0.1, none, none, none, torch.zeros(1), torch.ones(1, 2), torch.ones(1), (far, 0.5, 9.0))
+    found = advise(0.1, none, none, none, torch.zeros(1), torch.ones(1, 2), torch.ones(1), 50, (far, 0.5, 9.0))
     assert found.family == family and told in found.reason
     figure = Figure()
     draw(examine(*quartic(3.0, 1.0)), figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from glocal import losses
 from glocal.errors import GlocalError
 from glocal.lens import examine
 from glocal.lens.forgetting import forgetting
@@ -28,7 +30,8 @@ from glocal.lens.given import gathered
 from glocal.lens.rank import rank
 from glocal.lens.subject import of_module
 from glocal.lens.theorem1 import theorem1
-from glocal.lens.theorem2 import ground_truth_of, theorem2
+from glocal.lens.theorem2 import ground_truth, ground_truth_of, theorem2
+from glocal.losses import OwnLoss
 
 TEN = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
 
@@ -150,6 +153,107 @@ def test_weights_that_cancel_over_all_samples_are_refused() -> None:
         of_module(module, weighed, [(x, y)], [module.state_dict()] * 2)
 
 
+@pytest.mark.parametrize("head", ["zero", "drawn"])
+def test_weights_that_tell_nothing_at_the_beginning_are_refused(head: str) -> None:
+    """Where all outputs are 0 no class differs from another: a function of one's own is asked elsewhere too."""
+    module, (x, y) = nn.Linear(4, 3), (torch.randn(30, 4), torch.arange(30) % 3)
+    states = [{k: torch.zeros_like(p) for k, p in module.state_dict().items()}, module.state_dict()]
+    weights = torch.tensor([1.0, 2.0, 4.0])
+    weighed = nn.CrossEntropyLoss(weights) if head == "drawn" else partial(functional.cross_entropy, weight=weights)
+    with pytest.raises(GlocalError, match="no mean over samples"):
+        of_module(module, weighed, [(x, y)], states)
+    equal = nn.CrossEntropyLoss(torch.full((3,), 5.0))
+    assert of_module(module, equal, [(x, y)], states).tasks
+
+
+class Dropping(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x, 0.5))
+
+
+def test_networks_that_are_no_function_of_one_sample_are_refused() -> None:
+    x, y = torch.randn(40, 4), torch.arange(40) % 3
+    by_batch = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(GlocalError, match="depend on the other examples"):
+        of_module(by_batch, "cross-entropy", [(x, y)], [by_batch.state_dict()] * 2)
+    with pytest.raises(GlocalError, match="change from one pass to the next"):
+        of_module(Dropping(4, 3), "cross-entropy", [(x, y)], [nn.Linear(4, 3).state_dict()] * 2)
+    running = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    assert of_module(running, "cross-entropy", [(x, y)], [running.state_dict()] * 2).tasks
+
+
+def weighed_by_class(outputs: Tensor, y: Tensor) -> Tensor:
+    """A mean over samples, of which rare ones count for more."""
+    return (torch.tensor([1.0, 30.0]).to(outputs)[y] * functional.cross_entropy(outputs, y, reduction="none")).mean()
+
+
+@pytest.mark.parametrize("loss", [weighed_by_class, nn.HuberLoss()])
+def test_a_loss_that_bends_otherwise_at_rare_labels_is_found_out(loss: Any) -> None:
+    """One label of two hundred: a class of weight 30, or a target far away, where Huber's loss is straight."""
+    module, x = nn.Linear(4, 2), torch.randn(200, 4)
+    y = torch.zeros(200, dtype=torch.int64) if loss is weighed_by_class else torch.zeros(200, 2)
+    y[123] = 1 if loss is weighed_by_class else 50
+    subject = of_module(module, loss, [(x, y)], [module.state_dict()] * 2)
+    with pytest.raises(GlocalError, match="does not depend on the labels"):
+        subject.loss.hessian_root(torch.randn(3, 2))
+    common = [(x[:100], y[:100])]
+    root = of_module(module, loss, common, [module.state_dict()] * 2).loss.hessian_root(torch.randn(3, 2))
+    assert root.shape == (3, 2, 2)
+
+
+class Heads(nn.Module):
+    """As many outputs as the task has classes; which one it is, the first input says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.heads[int(x[0, 0])](x)
+        return outputs
+
+
+def test_tasks_of_different_numbers_of_classes() -> None:
+    module, tasks = Heads().double(), []
+    for t in range(2):
+        x = torch.randn(20, 4, dtype=torch.float64)
+        x[:, 0] = t
+        tasks.append((x, torch.arange(20) % (2 + t)))
+    states = [{k: p + 0.1 * t for k, p in module.state_dict().items()} for t in range(3)]
+    ours, theirs = (of_module(module, loss, tasks, states) for loss in ("cross-entropy", nn.CrossEntropyLoss()))
+    torch.testing.assert_close(theorem2(theirs).outer, theorem2(ours).outer, equal_nan=True)
+    for task in range(2):
+        a, b = ground_truth_of(ours, task), ground_truth_of(theirs, task)
+        torch.testing.assert_close(a.__dict__, b.__dict__)
+
+
+def test_confidence_is_told_where_the_loss_is_a_likelihood() -> None:
+    outputs, y = torch.randn(6, 3), torch.arange(6) % 3
+    p = outputs.double().softmax(-1)[torch.arange(6), y]
+    for mean, known in ((nn.CrossEntropyLoss(), True), (nn.CrossEntropyLoss(label_smoothing=0.2), False)):
+        loss = OwnLoss(mean)
+        loss.examples.append((outputs, y))
+        found = ground_truth(loss, outputs, y)
+        torch.testing.assert_close(found.confidence, p if known else p * torch.nan, equal_nan=True)
+        assert bool((found.entry > 0).all())
+    for name in (outputs, torch.eye(3)[y] / 2):
+        with pytest.raises(GlocalError, match="shares of each"):
+            ground_truth(losses.get("squared-error"), outputs, name)
+    assert ground_truth(losses.get("squared-error"), outputs, torch.eye(3)[y]).entry.tolist() == [1.0] * 6
+
+
+def test_sparse_embeddings_are_looked_at_as_dense_ones() -> None:
+    torch.manual_seed(0)
+    words, y = torch.randint(7, (12, 3)), torch.arange(12) % 2
+    both = [
+        nn.Sequential(nn.Embedding(7, 4, sparse=sparse), nn.Flatten(), nn.Linear(12, 2)) for sparse in (True, False)
+    ]
+    states = [{k: p + 0.1 * t for k, p in both[0].state_dict().items()} for t in range(2)]
+    a, b = (examine(module, "cross-entropy", [(words, y)], states, epsilon=0.1) for module in both)
+    torch.testing.assert_close(a.eigenvalues, b.eigenvalues)
+    assert both[0][0].sparse
+
+
 @pytest.mark.parametrize("case", wrong_labels())
 def test_labels_that_are_refused(case: str) -> None:
     outputs, loss, task, told = wrong_labels()[case]
@@ -163,7 +267,19 @@ def test_other_mistakes(tmp_path: Path) -> None:
     module = nn.Linear(5, 3)
     state, task = module.state_dict(), (torch.randn(4, 5), torch.arange(4) % 3)
     frozen = nn.Linear(5, 3).requires_grad_(False)
+    nowhere, moved = {k: p * torch.nan for k, p in state.items()}, {k: p + 1 for k, p in state.items()}
+    partly = nn.Linear(5, 3)
+    partly.bias.requires_grad_(False)
+    lightning = {"epoch": 3, "state_dict": {f"model.{k}": t for k, t in state.items()}}
     wrong: list[tuple[tuple[Any, ...], str]] = [
+        (
+            (module, "cross-entropy", [task], [lightning] * 2),
+            r"a dict that holds one was given: give its \['state_dict'\]",
+        ),
+        ((module, "cross-entropy", [task], [lightning["state_dict"]] * 2), r"begin with 'model\.': give"),
+        ((module, "cross-entropy", [task], [nowhere, state]), "checkpoint 0 has numbers.*where training began"),
+        ((module, "cross-entropy", [task], [state, nowhere]), "checkpoint 1 has numbers.*the training diverged"),
+        ((partly, "cross-entropy", [task], [state, moved]), "'bias' is not learnt in the given network.*0 and 1"),
         ((module, "cross-entropy", None, [state, state]), "tasks are a list.*NoneType"),
         ((module, "cross-entropy", task, [state, state]), r"tasks are a list.*one \(x, y\)"),
         ((module, "cross-entropy", DataLoader(TEN), [state, state]), "tasks are a list.*a DataLoader"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from quadratics import anywhere, dense_hessian, network
+from rich.console import Console
+from torch import nn
 
 from glocal.cli.main import main
 from glocal.errors import GlocalError
+from glocal.lens.examination import of_subject
 from glocal.lens.instruments import BINS, EXPANSIONS, INSTRUMENTS, Look, Row, look
-from glocal.lens.subject import Subject
+from glocal.lens.subject import Subject, of_module
 from glocal.paper.tables import read_table
-from glocal.report.instruments import draw
+from glocal.report.instruments import draw, tables
 
 matplotlib.use("Agg")
 
@@ -224,7 +228,44 @@ def test_a_network_that_is_not_differentiated_twice_is_told(tmp_path: Path, caps
     file.write_text(OWN.replace("nn.Tanh()", "Hinge()").replace("def make", HINGE))
     assert main(["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu"]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("glocal:")]
-    assert len(said) == 1 and "own.py:make' cannot be looked at: " in said[0]
+    assert len(said) == 1 and "layers that can be differentiated twice: " in said[0]
+
+
+def test_layers_without_second_derivatives_are_told_in_python_too() -> None:
+    bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
+    states = [{k: p + 0.1 * t for k, p in bag.state_dict().items()} for t in range(3)]
+    tasks = [(torch.randint(5, (8, 3)), torch.arange(8) % 2) for _ in range(2)]
+    for asked in (lambda s: look(s, "theorem1"), lambda s: of_subject(s, 0.1)):
+        with pytest.raises(GlocalError, match="differentiated twice"):
+            asked(of_module(bag, "cross-entropy", tasks, states))
+
+
+def test_a_figure_of_no_numbers_says_so(tmp_path: Path) -> None:
+    for name, how in INSTRUMENTS.items():
+        row: Row = {how.x: 1, **dict.fromkeys(how.lines, math.nan), **({how.by: 0} if how.by else {})}
+        figure = Figure()
+        draw(Look(name, how, [row]), figure)
+        assert all([t.get_text() for t in axes.texts] == ["no numbers to draw"] for axes in figure.axes)
+        assert Look(name, how, [row]).plot(tmp_path / "f.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_tables_break_no_word(width: int, looks: dict[str, Look]) -> None:
+    for found in looks.values():
+        made = tables(found, width)
+        text = io.StringIO()
+        Console(width=width, file=text).print(*made, sep="\n")
+        words = set(text.getvalue().split())
+        assert {word for name in found.rows[0] for word in name.split("_")} <= words
+        assert all(len(line) <= width for line in text.getvalue().splitlines())
+        assert width < 200 or len(made) == 1
+
+
+def test_counts_are_whole_numbers_on_their_axis() -> None:
+    figure = Figure()
+    row: Row = {"learnt": 2, "smallest": 0.5, "task": 0}
+    draw(Look("assumption", INSTRUMENTS["assumption"], [row]), figure)
+    assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
 
 
 def test_no_such_instrument(small: Subject) -> None:

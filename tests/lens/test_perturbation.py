@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from glocal.errors import GlocalError
 from glocal.lens import perturbation as module
 from glocal.lens.perturbation import RADII, perturbation, principal, unit_directions
 from glocal.lens.subject import Subject, of_module
+from glocal.tree import Params
 
 FEATURES, EXAMPLES = 6, 40
 
@@ -220,6 +223,10 @@ def test_a_network_that_cannot_be_mapped() -> None:
     torch.testing.assert_close(found.score(), expected.score(), rtol=1e-6, atol=0)
 
 
+def nowhere(params: Params) -> Params:
+    return {k: p * torch.nan for k, p in params.items()}
+
+
 def test_what_cannot_be_measured_is_told() -> None:
     x, y, best = correlated()
     subject = regression(best, x, y)
@@ -234,7 +241,11 @@ def test_what_cannot_be_measured_is_told() -> None:
         with pytest.raises(GlocalError, match=told):
             perturbation(subject, **wrong)
     with pytest.raises(GlocalError, match="diverged"):
-        perturbation(regression(best * np.nan, x, y), 0, eigenvectors=1)
+        perturbation(
+            replace(subject, solutions=[p._replace(params=nowhere(p.params)) for p in subject.solutions]),
+            0,
+            eigenvectors=1,
+        )
     with pytest.raises(GlocalError, match="unknown split 'test'"):
         perturbation(subject, 0, eigenvectors=1).score("test")
 

@@ -18,6 +18,7 @@ from glocal.lens.approximation import Curves
 from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
 from glocal.lens.subject import Subject, of_module
 from glocal.lens.taylor import taylor
+from glocal.lens.whole import whole
 
 
 class OfNumber(nn.Module):
@@ -46,6 +47,18 @@ def first_root(polynomials: Sequence[Sequence[float]]) -> float:
     """The smallest positive real root of any of them."""
     roots = np.concatenate([np.roots(p) for p in polynomials])
     return float(min(r.real for r in roots if abs(r.imag) < 1e-9 and r.real > 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_of_large_losses_is_no_border(dtype: torch.dtype) -> None:
+    """A quadratic is its own expansion, as far as one goes; ten thousand away its losses round by more than ε."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 2).to(dtype)
+    data = (torch.randn(30, 4, dtype=dtype), torch.randn(30, 2, dtype=dtype))
+    subject = of_module(module, "squared-error", [data], [module.state_dict()] * 2)
+    directions = random_directions(subject, 0, 5)
+    assert radii(subject, 0, whole(subject, 0), directions, 0.01).radii.tolist() == [math.inf] * 5
+    assert bool((radii(subject, 0, taylor(subject, 0, 1), directions, 0.01).radii < 10).all())
 
 
 @settings(deadline=None, max_examples=25)

@@ -146,7 +146,7 @@ class Lens:
 
         from glocal.lens.instruments import look
         from glocal.paper.tables import write_table
-        from glocal.report.instruments import table as rows_of
+        from glocal.report.instruments import tables
 
         console, failures = Console(), []
         for name in names:
@@ -159,7 +159,7 @@ class Lens:
             if not found.rows:
                 console.print(f"{name}: of a single task there is nothing to say.")
                 continue
-            console.print(rows_of(found))
+            console.print(*tables(found, console.width), sep="\n")
             written = [found.plot(self.output.with_stem(f"{self.output.stem}-{name}"))]
             written.append(write_table(found.rows, written[0].with_suffix(".parquet")))
             console.print(f"Wrote {', '.join(map(str, written))}")

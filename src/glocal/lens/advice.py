@@ -4,9 +4,9 @@ r"""Which family of algorithms a training asks for, by what the paper says of ea
    region of an older task, expansions at solutions do not hold: replay, whose \hat L_o is global.
 2. Where all are inside, a quadratic holds, as a penalty (ewc, laplace, optimal-soft) or as a constraint (ogd,
    optimal-hard). Theorem 1 asks that nothing was forgotten before, |E(t)| < ε, and a constraint leaves room to learn
-   where few directions bend: the k largest eigenvalues have half of the trace or more. Then a constraint; else a
-   penalty. It also assumes minima: where the largest eigenvalues' magnitudes are more than the trace, curvature is
-   negative elsewhere or among them, and a penalty is all that is said.
+   where few directions bend: the k largest eigenvalues, of 2k or more, have half of the trace or more. Then a
+   constraint; else a penalty. It also assumes minima: where the largest eigenvalues' magnitudes are more than the
+   trace, curvature is negative elsewhere or among them, and a penalty is all that is said.
 3. Of a single task nobody knows where the next one leads. If it goes as far as the last one did: inside in all
    directions if that is less than the steepest radius; otherwise replay is the safe choice.
 
@@ -65,11 +65,12 @@ def advise(
     forgotten: Tensor,
     eigenvalues: Tensor,
     trace: Tensor,
+    parameters: int,
     following: tuple[float, float, float],
 ) -> Advice:
     """From all pairs o < t: ‖θ_t − θ_o‖, the radius on that way, ξ_o(θ_t), (n,) each; E(t), (N,); the top of every
-    spectrum, (N, k), and the traces, (N,); and for a task that is to follow, how far the last one went beside the
-    steepest radius and a random one."""
+    spectrum, (N, k), and the traces, (N,); the number of parameters; and for a task that is to follow, how far the
+    last one went beside the steepest radius and a random one."""
     if not len(error):
         return _first(epsilon, following)
     outside = ~(error.abs() < epsilon)
@@ -93,11 +94,10 @@ def advise(
             f"{_far(float(radius[worst]))} and the expansion is wrong by {float(error[worst].abs()):.3g}. "
             "What is built at old solutions does not hold there.",
         )
-    nearest = float((radius / distance).nan_to_num(nan=torch.inf).min())
-    begin = (
-        f"Every later solution is inside the ε-region (ε = {epsilon:.3g}) of every earlier task, "
-        f"whose radius is {_far(nearest)} times the way or more. "
-    )
+    nearest = float((radius / distance).nan_to_num(nan=torch.inf, posinf=torch.inf).min())
+    reaches = "of which no border was found" if nearest == math.inf else f"whose radius is {nearest:.3g} times the way"
+    more = "" if nearest == math.inf else " or more"
+    begin = f"Every later solution is inside the ε-region (ε = {epsilon:.3g}) of every earlier task, {reaches}{more}. "
     share = float((eigenvalues.abs().sum(1) / trace).median())
     part = f"the {eigenvalues.shape[1]} largest eigenvalues are {100 * share:.0f} % of the trace"
     most = float(forgotten[forgotten.abs().argmax()])
@@ -105,16 +105,20 @@ def advise(
         then = "can lead back" if most > 0 else "can follow the slopes that are left"
         told = f"But E(t) came to {most:.3g}, where Theorem 1 assumes 0: a penalty {then}."
         return Advice("quadratic", "local", begin + told)
-    if not share <= DOWNWARDS and not math.isnan(share):
+    if not 0 <= share <= DOWNWARDS and not math.isnan(share):
+        why = "the trace is below 0" if share < 0 else part
         return Advice(
             "quadratic",
             "local",
-            f"{begin}But some directions bend downwards: {part}, of which Theorem 1, at minima, says nothing.",
+            f"{begin}But some directions bend downwards: {why}, of which Theorem 1, at minima, says nothing.",
         )
     if not CONCENTRATED <= share < torch.inf:
         return Advice(
             "quadratic", "local", f"{begin}Curvature is spread out: {part}; a constraint would take them all."
         )
+    if 2 * eigenvalues.shape[1] > parameters:
+        few = f"{begin}The network has {parameters} parameters: a constraint would leave few directions free."
+        return Advice("quadratic", "local", few)
     return Advice("constraint", "local", f"{begin}Few directions bend: {part}, and all others are free (Theorem 1).")
 
 

@@ -241,14 +241,18 @@ def order(
     at = torch.tensor(radii, dtype=torch.float64)
     require(len(at) > 0 and bool(((at > 0) & (at < torch.inf)).all()), f"radii are positive; {radii} were given.")
     true, approximate = (rows[0] for rows in on_rays(subject, task, approximation, (direction / length)[None], at))
+    return fit(at, difference(approximate, true), floor(subject, task, true, approximate))
+
+
+def floor(subject: Subject, task: int, true: Tensor, approximate: Tensor) -> Tensor:
+    """What rounding of the two losses may make of their difference."""
     rounding = torch.finfo(flatten(subject.solutions[task + 1].params).dtype).eps
-    floor = 100 * rounding * torch.maximum(true.abs(), approximate.abs())
-    return fit(at, difference(approximate, true), floor)
+    return 100 * rounding * torch.maximum(true.abs(), approximate.abs())
 
 
-def fit(radii: Tensor, errors: Tensor, floor: Tensor | float = 0.0) -> Order:
-    """Least squares of log ξ = log C + p log r over finite errors above the floor: two give p, three its error."""
-    used = (errors > floor) & (errors > 0) & errors.isfinite()
+def fit(radii: Tensor, errors: Tensor, least: Tensor | float = 0.0) -> Order:
+    """Least squares of log ξ = log C + p log r over finite errors above the least: two give p, three its error."""
+    used = (errors > least) & (errors > 0) & errors.isfinite()
     x, y = radii[used].double().log(), errors[used].double().log()
     spread = float((x - x.mean()).square().sum()) if len(x) else 0.0
     if spread == 0:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from glocal.kernels.exact import exactly
 from glocal.lens import flat
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.forgetting import Forgetting, average, forgetting
-from glocal.lens.given import AnyLoss, TaskData, listed
+from glocal.lens.given import AnyLoss, TaskData, listed, twice_differentiable
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
 from glocal.lens.subject import CHUNK, Subject, of_module
@@ -43,6 +44,8 @@ class Examination:
     """What was found of N learnt tasks: matrices (N, N) are [t, o] of o < t, NaN elsewhere; vectors (N,)."""
 
     epsilon: float
+    parameters: int
+    """P."""
     losses: Tensor
     """L_o(θ_o)."""
     from_start: Tensor
@@ -87,9 +90,17 @@ class Examination:
             average(self.forgetting.measured, "t"),
             self.eigenvalues,
             self.trace,
+            self.parameters,
             (float(self.updates[-1]), float(self.steepest[-1]), float(self.random[-1])),
         )
         return beside_statistics(made, self.epsilon, self.forgetting.statistics[self.later])
+
+    @property
+    def largest(self) -> Tensor:
+        """λ_max of every H_o: the largest that was found where that is positive, or all were found; else NaN."""
+        found = self.eigenvalues.amax(1)
+        whole = self.eigenvalues.shape[1] == self.parameters
+        return found if whole else torch.where(found > 0, found, torch.nan)
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is to say of every task, after the last: a table."""
@@ -99,7 +110,7 @@ class Examination:
             {
                 "task": o,
                 "loss": float(self.losses[o]),
-                "largest_eigenvalue": float(self.eigenvalues[o, 0]),
+                "largest_eigenvalue": float(self.largest[o]),
                 "trace": float(self.trace[o]),
                 "distance": float(self.distance[last, o]),
                 "radius": float(self.radius[last, o]),
@@ -177,21 +188,15 @@ def given_subject(
 
 def _require_a_way(subject: Subject) -> None:
     """Checkpoints that are one and the same are one state dict that training wrote over."""
-    for t in range(flat.trained(subject)):
-        before, after = ({**point.params, **point.buffers} for point in subject.solutions[t : t + 2])
+    for t, (before, after) in enumerate(pairwise({**p.params, **p.buffers} for p in subject.solutions)):
         require(
             any(not torch.equal(before[k], p) for k, p in after.items()),
             f"checkpoints {t} and {t + 1} are equal: task {t} moved nothing. state_dict() refers to the network's own "
             "tensors, which training goes on to change: keep copy.deepcopy(module.state_dict()).",
         )
-        lost = [k for k, p in subject.solutions[t + 1].params.items() if not bool(p.isfinite().all())]
-        require(
-            not lost,
-            f"checkpoint {t + 1} has numbers that are not finite, first in '{''.join(lost[:1])}': the "
-            "training diverged there. Give the checkpoints before it.",
-        )
 
 
+@twice_differentiable()
 def of_subject(
     subject: Subject,
     epsilon: float | None = None,
@@ -227,6 +232,7 @@ def of_subject(
     moves = torch.stack(points[1:]) - torch.stack(points[:-1])
     return Examination(
         epsilon=epsilon,
+        parameters=flat.size(subject),
         losses=losses,
         from_start=torch.stack([(point - points[0]).norm() for point in points[1:]]).cpu(),
         updates=moves.norm(dim=1).cpu(),

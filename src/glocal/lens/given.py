@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -13,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from glocal import losses
 from glocal.challenges.challenge import Data
-from glocal.engine.feed import evenly_spaced
+from glocal.engine.feed import evenly, evenly_spaced
 from glocal.errors import GlocalError, require
-from glocal.losses import LOSSES, CrossEntropy, Loss, OwnLoss, SquaredError
+from glocal.losses import LOOKED_AT, LOSSES, CrossEntropy, Loss, OwnLoss, SquaredError
 
 if TYPE_CHECKING:
     from glocal.lens.subject import Subject
@@ -25,8 +27,8 @@ AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
 OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
 AT_ONCE = 500
 """Examples read, or passed through the network, at once."""
-LOOKED_AT = 8
-"""Labels at which the second derivative of a loss of one's own is compared."""
+CLASSES = 64
+"""Classes at most of which an example is shown to a loss of one's own."""
 
 
 def listed(what: str, given: Any) -> list[Any]:
@@ -50,6 +52,8 @@ def chosen(given: AnyLoss) -> Loss:
     """The loss by its name, or from a function."""
     if isinstance(given, str):
         return losses.get(given)
+    if isinstance(given, OwnLoss):
+        return OwnLoss(given.mean)  # it is shown examples of these tasks
     if hasattr(given, "per_sample"):
         return given  # type: ignore[return-value]
     if isinstance(given, type):
@@ -64,45 +68,98 @@ def chosen(given: AnyLoss) -> Loss:
 
 
 def check(subject: Subject) -> None:
-    """Whether the network and the loss take every task's data, and a function of one's own is a mean over samples."""
+    """Whether the network and the loss take every task's data, one sample as well as many, and a function of one's own
+    is a mean over samples: at θ_0, at the task's solution and at the last point. Such a function is shown some outputs
+    and labels to know itself by."""
+    if _weighs_classes(subject.loss):
+        raise GlocalError(WEIGHED)
     for o, (x, y) in enumerate(subject.tasks):
-        try:
-            with torch.no_grad():
-                point = subject.solutions[0]
-                outputs = torch.cat([subject.outputs(point, part) for part in x.split(AT_ONCE)])
-            _check_labels(o, subject.loss, outputs, y)
-            with torch.no_grad():
-                each = subject.loss.per_sample(outputs, y)
-                means = _means(subject.loss, outputs, y)
-        except GlocalError:
-            raise
-        except Exception as error:
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            raise GlocalError(f"the network and the loss cannot take the data of task {o}: {reason}") from error
-        odd = (
-            x.reshape(len(x), -1).isfinite().all(1).logical_not()
-            if x.is_floating_point()
-            else torch.zeros(1, dtype=torch.bool)
+        _finite_inputs(o, x)
+        for t in sorted({0, min(o + 1, len(subject.solutions) - 1), len(subject.solutions) - 1}):
+            try:
+                with torch.no_grad():
+                    outputs = torch.cat([subject.outputs(subject.solutions[t], part) for part in x.split(AT_ONCE)])
+                _check_labels(o, subject.loss, outputs, y)
+                with torch.no_grad():
+                    each = subject.loss.per_sample(outputs, y)
+                    means = _means(subject.loss, outputs, y)
+            except GlocalError:
+                raise
+            except Exception as error:
+                reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+                raise GlocalError(f"the network and the loss cannot take the data of task {o}: {reason}") from error
+            if outputs.isfinite().all():  # a network beyond numbers says nothing of the data
+                _known(o, each, y)
+                _one_function(subject, t, x, outputs)
+                require(all(_is_mean(mean, each[part]) for part, mean in means), WEIGHED)
+            if t == 0 and isinstance(subject.loss, OwnLoss):
+                some = _telling(each, y)
+                subject.loss.examples.append((outputs[some], y[some]))
+
+
+WEIGHED = "the loss is no mean over samples: one that adds them up, or weighs them, was given."
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Tell in one sentence what torch says of layers whose second derivatives it does not have."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        if isinstance(error, NotImplementedError) or "derivative" in reason or "autograd" in reason:
+            raise GlocalError(f"curvature asks for layers that can be differentiated twice: {reason}") from error
+        raise
+
+
+def _weighs_classes(loss: Loss) -> bool:
+    """Whether torch's own loss divides by the sum of its classes' weights: of a single sample they cancel."""
+    weight = getattr(loss.mean, "weight", None) if isinstance(loss, OwnLoss) and _counts_classes(loss) else None
+    return isinstance(weight, Tensor) and bool((weight != weight.flatten()[0]).any())
+
+
+def _finite_inputs(task: int, x: Tensor) -> None:
+    if not x.is_floating_point():
+        return
+    odd = x.reshape(len(x), -1).isfinite().all(1).logical_not()
+    require(
+        not bool(odd.any()),
+        f"{int(odd.sum())} examples of task {task} have inputs that are not finite, first example "
+        f"{int(odd.int().argmax())}: leave them out.",
+    )
+
+
+def _known(task: int, each: Tensor, y: Tensor) -> None:
+    unknown = each.isnan()
+    if unknown.any():
+        first = int(unknown.int().argmax())
+        raise GlocalError(
+            f"the loss of {int(unknown.sum())} examples of task {task} is not a number, first of example {first}, "
+            f"whose y is {y[first].tolist()!r:.60}: leave them out."
         )
-        require(
-            not bool(odd.any()),
-            f"{int(odd.sum())} examples of task {o} have inputs that are not finite, first example "
-            f"{int(odd.int().argmax())}: leave them out.",
-        )
-        if not outputs.isfinite().all():
-            continue  # a network beyond numbers says nothing of the data
-        unknown = each.isnan()
-        if unknown.any():
-            first = int(unknown.int().argmax())
-            raise GlocalError(
-                f"the loss of {int(unknown.sum())} examples of task {o} is not a number, first of example {first}, "
-                f"whose y is {y[first].tolist()!r:.60}: leave them out."
-            )
-        same = all(
-            mean.numel() == 1 and torch.allclose(mean.flatten(), each[part].mean().flatten(), rtol=1e-3)
-            for part, mean in means
-        )
-        require(same, "the loss is no mean over samples: one that adds them up, or weighs them, was given.")
+
+
+def _one_function(subject: Subject, t: int, x: Tensor, outputs: Tensor) -> None:
+    """Whether outputs are a function of θ and of their own sample: the same again, and in other company."""
+    batch, expected = x[:AT_ONCE], outputs[:AT_ONCE]
+    with torch.no_grad():
+        again = subject.outputs(subject.solutions[t], batch)
+        fewer = subject.outputs(subject.solutions[t], batch[: (len(batch) + 1) // 2])
+    close = partial(torch.allclose, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    require(
+        close(again, expected),
+        "the network's outputs change from one pass to the next: it draws numbers in evaluation mode too, as "
+        "functional.dropout does without training=self.training. There is no one loss to look at.",
+    )
+    require(
+        close(fewer, expected[: len(fewer)]),
+        "an example's outputs depend on the other examples of its batch, as with BatchNorm that has "
+        "track_running_stats=False: the loss would depend on how many are passed at once.",
+    )
+
+
+def _is_mean(mean: Tensor, each: Tensor) -> bool:
+    return mean.numel() == 1 and torch.allclose(mean.flatten(), each.mean().flatten(), rtol=1e-3)
 
 
 def _means(loss: Loss, outputs: Tensor, y: Tensor) -> list[tuple[slice, Tensor]]:
@@ -112,14 +169,16 @@ def _means(loss: Loss, outputs: Tensor, y: Tensor) -> list[tuple[slice, Tensor]]
     return [(part, loss.mean(outputs[part], y[part])) for part in parts] if isinstance(loss, OwnLoss) else []
 
 
-def show(subject: Subject) -> None:
-    """Give a loss of one's own some outputs and labels to know itself by."""
-    if not isinstance(subject.loss, OwnLoss):
-        return
-    some = [evenly_spaced(task, LOOKED_AT) for task in subject.tasks]
-    with torch.no_grad():
-        outputs = torch.cat([subject.outputs(subject.solutions[0], x) for x, _ in some])
-    subject.loss.examples = evenly_spaced(Data(outputs, torch.cat([y for _, y in some])), LOOKED_AT)
+def _telling(each: Tensor, y: Tensor) -> Tensor:
+    """Examples with labels as different as there are: of all losses from the least to the largest, and every class."""
+    some = evenly(len(each), LOOKED_AT).to(each.device)
+    chosen = each.argsort()[some]
+    if y.dim() == 1 and not y.is_floating_point():
+        classes = y.unique()
+        classes = classes[evenly(len(classes), CLASSES).to(y.device)]
+        first = (y == classes.unsqueeze(1)).int().argmax(1)
+        chosen = torch.cat([chosen, first])
+    return chosen
 
 
 def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:

@@ -11,7 +11,7 @@ r"""Every instrument by its name, on any subject: rows of numbers, a table, a fi
     ground-truth  the true label's entry of ∇²_f ℓ (appendix)
     perturbation  the score of eigenvectors beside that of random directions (Eq. score-ptb)
     flatness      λ_max and tr H_o beside the forgetting that followed
-    rank          the rank of \bar H_{<t}, by several definitions
+    rank          the rank of \bar H_{<t} = (1/t) Σ_{o<t} H_o, a sum over t − 1 tasks, by several definitions
     spectrum      how its eigenvalues are spread
 
     look(subject, "theorem1").plot("theorem1.png")
@@ -35,6 +35,7 @@ from glocal.lens import flat
 from glocal.lens.approximation import Approximation, curves, curves_by, order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.given import twice_differentiable
 from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.subject import Subject
@@ -81,6 +82,7 @@ class Look:
 
 
 @exactly()
+@twice_differentiable()
 def look(subject: Subject, name: str) -> Look:
     """Measure a subject with one of the instruments."""
     if name not in INSTRUMENTS:
@@ -282,8 +284,15 @@ INSTRUMENTS: dict[str, Instrument] = {
     ),
     "perturbation": Instrument("perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", True),
     "flatness": Instrument("curvature, and the forgetting that followed", _flatness, "top", ("at_end",), joined=False),
-    "rank": Instrument("the rank of the average Hessian", _rank, "tasks", ("rank",), "definition"),
+    "rank": Instrument(
+        "the rank of the average Hessian, (1/t) Σ H_o of t − 1 tasks", _rank, "tasks", ("rank",), "definition"
+    ),
     "spectrum": Instrument(
-        "eigenvalues of the average Hessian", _spectrum, "eigenvalue", ("eigenvalues",), "tasks", counted=True
+        "eigenvalues of the average Hessian, (1/t) Σ H_o of t − 1 tasks",
+        _spectrum,
+        "eigenvalue",
+        ("eigenvalues",),
+        "tasks",
+        counted=True,
     ),
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glocal.errors import require
-from glocal.lens.approximation import Approximation, Curves, difference, on_rays
+from glocal.lens.approximation import Approximation, Curves, difference, floor, on_rays
 from glocal.lens.perturbation import principal, unit_directions
 from glocal.lens.subject import CHUNK, Subject
 
@@ -67,7 +67,10 @@ def radii(
     def errors(which: Tensor, at: Tensor) -> Tensor:
         """Along some of the directions, at radii (directions, m)."""
         true, approximate = on_rays(subject, task, approximation, units[which.to(units.device)], at)
-        return difference(approximate, true)
+        found = difference(approximate, true)
+        # What is no more than rounding of large losses is no error, and ends no region.
+        rounded = found.isfinite() & (found <= floor(subject, task, true, approximate))
+        return torch.where(rounded, 0.0, found)
 
     everywhere = torch.arange(len(units))
     before = errors(everywhere, torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,6 +123,9 @@ def of_module(
     said); and state dicts θ_0, θ_1, … of the network."""
     require(isinstance(module, nn.Module), f"a network is an nn.Module; a {type(module).__name__} was given.")
     own = copy.deepcopy(module)
+    for part in own.modules():
+        if isinstance(part, nn.Embedding):
+            part.sparse = False  # sparse gradients have no second derivatives
     learnt = [p for p in own.parameters() if p.requires_grad]
     require(bool(learnt), f"the network {type(module).__name__} has no parameters that are learnt: nothing moves.")
     halves = {p.dtype for p in learnt} & {torch.bfloat16, torch.float16}
@@ -132,10 +136,27 @@ def of_module(
     )
     chosen = given.chosen(loss)
     data = [given.gathered(task, examples, learnt[0].device) for task in given.listed("tasks", tasks)]
-    subject = Subject(own, chosen, data, [_point(own, state) for state in given.listed("checkpoints", checkpoints)])
+    points = [_point(own, state) for state in given.listed("checkpoints", checkpoints)]
+    _sound(own, points)
+    subject = Subject(own, chosen, data, points)
     given.check(subject)
-    given.show(subject)
     return subject
+
+
+def _sound(module: nn.Module, points: Sequence[Point]) -> None:
+    """Refuse checkpoints with numbers that are none, and such as the network was not trained to."""
+    for t, (params, buffers) in enumerate(points):
+        lost = [k for k, p in {**params, **buffers}.items() if not bool(p.isfinite().all())]
+        when = "the training diverged there. Give the checkpoints before it." if t else "give where training began."
+        require(not lost, f"checkpoint {t} has numbers that are not finite, first in '{''.join(lost[:1])}': {when}")
+    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
+    for t, (before, after) in enumerate(pairwise({**point.params, **point.buffers} for point in points)):
+        learnt = [k for k in frozen if not torch.equal(before[k], after[k])]
+        require(
+            not learnt,
+            f"'{''.join(learnt[:1])}' is not learnt in the given network (requires_grad is False), but differs between "
+            f"checkpoints {t} and {t + 1}: give the network as it was trained.",
+        )
 
 
 def _point(module: nn.Module, state: Any) -> Point:
@@ -143,14 +164,17 @@ def _point(module: nn.Module, state: Any) -> Point:
     require(not isinstance(state, nn.Module), f"{what}: give a copy of its state_dict().")
     require(not isinstance(state, str | Path), f"{what}: give torch.load('{state}').")
     require(isinstance(state, Mapping), f"{what}.")
-    inner = [k for k, part in state.items() if isinstance(part, Mapping) and set(part) & set(module.state_dict())]
-    require(not inner, f"a checkpoint is a state dict; a dict that holds one was given: give its {inner[:1]}.")
-    for prefix, writer in (("module.", "DataParallel"), ("_orig_mod.", "torch.compile")):
-        prefixed = bool(state) and all(str(k).startswith(prefix) for k in state)
-        require(
-            not prefixed or bool(set(state) & set(module.state_dict())),
-            f"a checkpoint's names begin with '{prefix}', as {writer} writes them: give "
-            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}.",
+    names = set(module.state_dict())
+    inner = [k for k, part in state.items() if isinstance(part, Mapping) and _holds_tensors(part)]
+    if inner and not set(state) & names:
+        raise GlocalError(f"a checkpoint is a state dict; a dict that holds one was given: give its {inner[:1]}.")
+    prefix = _prefix(state, names)
+    if prefix:
+        writer = WRITERS.get(prefix)
+        written = f", as {writer} writes them" if writer else ""
+        raise GlocalError(
+            f"a checkpoint's names begin with '{prefix}'{written}: give "
+            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}."
         )
     try:
         module.load_state_dict(state)
@@ -159,6 +183,20 @@ def _point(module: nn.Module, state: Any) -> Point:
         raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
     params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
     return Point(params, {k: b.clone() for k, b in constants(module).items()})
+
+
+WRITERS = {"module.": "DataParallel", "_orig_mod.": "torch.compile"}
+
+
+def _holds_tensors(part: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in part.values())
+
+
+def _prefix(state: Mapping[str, Any], names: set[str]) -> str:
+    """What all names of a checkpoint begin with and the network's do not; '' where there is no such thing."""
+    keys = [str(k) for k in state]
+    found = {key[: -len(name)] for key in keys[:1] for name in names if key.endswith(f".{name}")}
+    return next((p for p in found if all(k.startswith(p) for k in keys) and not set(keys) & names), "")
 
 
 def some_examples(count: int) -> None:

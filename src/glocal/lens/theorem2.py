@@ -24,7 +24,7 @@ from glocal.curvature.products import functional_product
 from glocal.errors import require
 from glocal.lens import flat
 from glocal.lens.subject import CHUNK, Subject
-from glocal.losses import Loss
+from glocal.losses import Loss, OwnLoss
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,16 @@ class GroundTruth:
 
 
 def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
-    """From outputs (n, K); y are classes (n,), or vectors (n, K) whose largest entry is the true label."""
+    """From outputs (n, K); y are classes (n,), or their shares (n, K), of which the largest is the true label's."""
     require(
         outputs.dim() == 2 and len(outputs) > 0 and outputs.shape[1] > 1,
         f"outputs of the shape {tuple(outputs.shape)} were given; allowed: (n, K), n of at least 1, K of at least 2.",
+    )
+    shares = y.shape == outputs.shape and bool((y >= 0).all()) and bool(((y.sum(-1) - 1).abs() < 1e-3).all())
+    require(
+        shares if y.is_floating_point() else y.dim() == 1,
+        "the true label's entry asks for classes (n,), or for shares of each, (n, K), that add up to 1; y of the "
+        f"shape {tuple(y.shape)} and {y.dtype} was given, which is neither.",
     )
     k = outputs.shape[1]
     parts = zip(*(part.split(max(1, (1 << 22) // k**2)) for part in (outputs.detach().double(), y)), strict=True)
@@ -153,4 +159,16 @@ def _entries(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     entry = torch.where(both, matrix, 0.0).sum((1, 2))
     others = torch.where(both, 0.0, matrix.abs()).amax((1, 2))
     trace = matrix.diagonal(dim1=1, dim2=2).sum(1)
-    return loss.likelihood(outputs, y), entry, trace, matrix.flatten(1).norm(dim=1), others
+    return _confidence(loss, outputs, y), entry, trace, matrix.flatten(1).norm(dim=1), others
+
+
+def _confidence(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """p(y | x); NaN of a loss of one's own whose exp(−ℓ) over all classes is no distribution."""
+    if not isinstance(loss, OwnLoss):
+        return loss.likelihood(outputs, y)
+    unknown = torch.full_like(outputs[:, 0], torch.nan)
+    if y.is_floating_point():
+        return unknown
+    every = (loss.likelihood(outputs, torch.full_like(y, c)) for c in range(outputs.shape[1]))
+    total = sum(every, torch.zeros_like(unknown))
+    return loss.likelihood(outputs, y) if bool(((total - 1).abs() < 1e-3).all()) else unknown

@@ -74,8 +74,9 @@ def _lines(axes: Axes, curves: Curves, values: Any, title: str) -> None:
         said = "0 everywhere" if (known == 0).all() else "beyond numbers"
         axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", color=FAINT)
         axes.set_yticks([])
-    axes.set_xlim(step[finished > 0].min(), step.max())
-    axes.set_title(title, loc="left")
+    first, last = step[finished > 0].min(), step.max()
+    axes.set_xlim(first, last + 0.02 * max(last - first, 1))  # what happens at the end is seen
+    axes.set_title(title.replace("θ_o", r"$\theta_o$"), loc="left")
     axes.set_xlabel("step", color=FAINT)
 
 

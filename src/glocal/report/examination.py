@@ -103,10 +103,9 @@ def _forgotten(axes: Axes, found: Examination, colours: list[Any]) -> None:
         axes, "one later task" if n == 2 else "nothing learnt after it" if n < 2 else rf"grey: within $\epsilon${note}"
     )
     if n > 1:
-        for t in range(1, n):
+        for t in range(1, n) if n <= 7 else (1, n - 1):  # the colours between them go from the one to the other
             axes.plot([], [], "o", color=colours[t], label=f"after task {t}")
-        if n <= 7:
-            axes.legend(loc="best", handletextpad=0.1)
+        axes.legend(loc="best", handletextpad=0.1)
 
 
 def _curvature(axes: Axes, found: Examination) -> None:
