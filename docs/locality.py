@@ -70,8 +70,8 @@ glocal lens runs/runs/0123456789abcdef       # a run of a store, trained with --
 With `--show` the same training is looked at by the other instruments, each of which prints a table and writes a figure
 and a Parquet file: `error` and `assumption` (the expansions' errors, their order, and the smallest ε), `forgetting` (of
 every pair of tasks, with the share of each term), `recursion`, `theorem1`, `theorem2`, `ground-truth`, `perturbation`,
-`flatness`, `rank` and `spectrum` (of the paper's average Hessian (1/t) Σ_{o<t} H_o, which after one task is half of that
-task's), or `all`. In Python they take a subject:
+`flatness`, `rank` and `spectrum` (of the paper's average Hessian (1/t) Σ_{{o<t}} H_o, which after one task is half of
+that task's), or `all`. In Python they take a subject:
 
 ```python
 from glocal.lens.instruments import look

@@ -32,6 +32,8 @@ def save(found: Along, path: str | Path) -> Path:
 
 def draw(found: Along, figure: Figure) -> None:
     """Lines are tasks; grey ones where the next task begins, the dashed one ε."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     panels = 1 + len(found.curves)
     columns = min(COLUMNS, panels)
     rows = -(-panels // columns)
@@ -41,6 +43,10 @@ def draw(found: Along, figure: Figure) -> None:
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     any_of_them = next(iter(found.curves.values()))
     _lines(grid[0], any_of_them, any_of_them.true.numpy(), "$L_o$")
+    if grid[0].get_yscale() == "log":  # losses span less than a decade, as a rule
+        grid[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        grid[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        grid[0].yaxis.set_minor_formatter(NullFormatter())
     errors = np.concatenate([c.error.numpy().reshape(-1) for c in found.curves.values()])
     largest = max(errors[np.isfinite(errors)].max(initial=0.0), found.epsilon)
     for axes, (name, curves) in zip(grid[1:], found.curves.items(), strict=False):
