@@ -27,8 +27,9 @@ from glocal.errors import require
 from glocal.kernels.exact import exactly
 from glocal.lens import flat
 from glocal.lens.advice import Advice, advise, beside_statistics
+from glocal.lens.checked import twice_differentiable
 from glocal.lens.forgetting import Forgetting, average, forgetting
-from glocal.lens.given import AnyLoss, TaskData, listed, twice_differentiable
+from glocal.lens.given import AnyLoss, TaskData, listed
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
 from glocal.lens.subject import CHUNK, Subject, of_module

@@ -33,9 +33,9 @@ from glocal.errors import GlocalError, unknown
 from glocal.kernels.exact import exactly
 from glocal.lens import flat
 from glocal.lens.approximation import Approximation, curves, curves_by, order
+from glocal.lens.checked import twice_differentiable
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
-from glocal.lens.given import twice_differentiable
 from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.subject import Subject

@@ -25,6 +25,7 @@ from glocal.engine.feed import evenly_spaced
 from glocal.engine.train import Execution, Progress, train
 from glocal.errors import GlocalError, require
 from glocal.lens import given
+from glocal.lens.checked import check
 from glocal.lens.given import AnyLoss, TaskData
 from glocal.losses import Loss
 from glocal.tree import Params
@@ -139,7 +140,7 @@ def of_module(
     points = [_point(own, state) for state in given.listed("checkpoints", checkpoints)]
     _sound(own, points)
     subject = Subject(own, chosen, data, points)
-    given.check(subject)
+    check(subject)
     return subject
 
 
