@@ -551,7 +551,7 @@ def main() -> None:
         further=further(published.where(is_further)),
         agreement=agreement(made),
         published=render(made, "markdown"),
-        diverged=f"\n{collapsed(published)}{DIVERGED}" if any(run.diverged is not None for run in published) else "",
+        diverged=f"\n{collapsed(published)}{DIVERGED if any(run.diverged is not None for run in published) else ''}",
         orthogonal=f"{orthogonal(made, published)}\n\n{by_rates(compare(split_runs), split_runs)}".strip(),
         seed_cost=cost(own),
         over_all=f"{own[0].tasks - 1}/{own[0].tasks}",

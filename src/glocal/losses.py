@@ -164,23 +164,22 @@ class OwnLoss:
 
     @cached_property
     def _labels(self) -> dict[int, Tensor]:
-        """A label for every K whose examples bend alike; none of any K if some do not."""
-        found: dict[int, Tensor] = {}
-        for outputs, y in self.examples:
+        """A label for every K, where all examples bend alike; none of any K if some do not."""
+        for outputs, _ in self.examples:
             if outputs.dim() != 2:
                 raise GlocalError(
                     "the outer-product Hessian asks for outputs of the shape (n, K), a row an example; those of the "
                     f"network are {tuple(outputs.shape)}. A module around it can flatten or unsqueeze them."
                 )
-            if not self._alike(outputs[:LOOKED_AT], y):
-                return {}
-            found.setdefault(outputs.shape[1], y[0])
-        return found
+        some = [(outputs[:LOOKED_AT], y) for outputs, y in self.examples]
+        first = [self._bends(outputs, y[:1].expand(len(outputs), *y.shape[1:])) for outputs, y in some]
+        # Where a network is sure of its answers nothing bends but by rounding.
+        rounding = 1e-4 * max((float(bends.abs().amax()) for bends in first), default=0.0)
+        alike = all(self._alike(*each, bends, rounding) for each, bends in zip(some, first, strict=True))
+        return {outputs.shape[1]: y[0] for outputs, y in some} if alike else {}
 
-    def _alike(self, outputs: Tensor, y: Tensor) -> bool:
-        """Whether ∇²_f ℓ at these outputs is positive, and the same at all these labels."""
-        first = self._bends(outputs, y[:1].expand(len(outputs), *y.shape[1:]))
-        rounding = 1e-4 * first.abs().amax()
+    def _alike(self, outputs: Tensor, y: Tensor, first: Tensor, rounding: float) -> bool:
+        """Whether ∇²_f ℓ at these outputs is positive, and at all these labels what it is at the first."""
         for label in y[1:]:
             apart = (self._bends(outputs, label.expand(len(outputs), *label.shape)) - first).abs()
             if not bool((apart <= rounding).all()):  # nor where one is no number

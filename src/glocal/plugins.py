@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import PathFinder
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,72 +20,26 @@ def is_file_spec(text: str) -> bool:
     return ".py:" in text or text.endswith(".py")
 
 
-def load(spec: str, kind: str) -> tuple[Any, str]:
-    """The object that 'path.py:Name' names, and the hash of the file it came from."""
+def load(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]:
+    """The object that 'path.py:Name' names, and the hash of the file it came from. With its neighbours, it may import
+    what lies beside it, as if it were run itself; but what names a run is one file."""
     location, _, name = spec.rpartition(":")
     if not location or not name:
         raise GlocalError(f"'{spec}' names a file but nothing in it. Write it as path.py:Name, with the {kind}'s name.")
     path = Path(location).expanduser()
     if not path.is_file():
         raise GlocalError(f"there is no file '{location}' to load the {kind} '{name}' from.")
-    neighbours = _neighbours(path)
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in (path, *neighbours))).hexdigest()[:16]
-    module = _module(path, digest, neighbours)
+    source = path.read_bytes()
+    digest = hashlib.sha256(source).hexdigest()[:16]
+    if with_neighbours and str(path.absolute().parent) not in sys.path:
+        sys.path.append(str(path.absolute().parent))
+    module = _module(path, digest)
     if not hasattr(module, name):
         allowed = [
             k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
         ]
         raise unknown(f"{kind} in {location}:", name, allowed)
     return getattr(module, name), digest
-
-
-def _neighbours(path: Path) -> dict[Path, str]:
-    """The files beside it that it imports, and those that they import, each with its module's name: a run is named by
-    all of them. What is installed comes first."""
-    folder, waiting = path.absolute().parent, [path]
-    found: dict[Path, str] = {}
-    while waiting:
-        for name in _imported(waiting.pop()):
-            files = [folder / f"{name}.py", *sorted((folder / name).glob("**/*.py"))]
-            new = [file for file in files if file.is_file() and file not in found and file != path.absolute()]
-            if new and not _installed(name, folder):
-                found |= dict.fromkeys(new, name)
-                waiting += new
-    return {file: found[file] for file in sorted(found)}
-
-
-def _installed(name: str, folder: Path) -> bool:
-    """Whether Python would find a module of this name elsewhere than in a folder of a user's file."""
-    at = PathFinder.find_spec(name, [p for p in sys.path if p not in FOLDERS and Path(p).absolute() != folder])
-    return name in sys.stdlib_module_names or at is not None
-
-
-def _let_import(folder: Path, names: Iterable[str]) -> None:
-    """Let a user's file find its neighbours, as if it were run itself, and as they are now."""
-    here = str(folder)
-    if here not in sys.path:
-        FOLDERS.append(here)
-    for loaded in list(sys.modules):
-        file = getattr(sys.modules[loaded], "__file__", None)
-        if loaded.partition(".")[0] in names and file and any(Path(file).is_relative_to(f) for f in FOLDERS):
-            del sys.modules[loaded]
-    if here in FOLDERS:
-        sys.path[:] = [p for p in sys.path if p not in FOLDERS] + [here, *(f for f in FOLDERS if f != here)]
-
-
-FOLDERS: list[str] = []
-"""Those of users' files that import their neighbours, behind all else that Python looks through."""
-
-
-def _imported(path: Path) -> list[str]:
-    """The modules that a file names in its imports, the first part of each."""
-    try:
-        parts = list(ast.walk(ast.parse(path.read_bytes())))
-    except SyntaxError:
-        return []  # told when it is loaded
-    plain = [alias.name for part in parts if isinstance(part, ast.Import) for alias in part.names]
-    plain += [part.module for part in parts if isinstance(part, ast.ImportFrom) and part.module and not part.level]
-    return list(dict.fromkeys(name.partition(".")[0] for name in plain))
 
 
 def call(make: Callable[[], Any], spec: str) -> Any:
@@ -134,12 +86,10 @@ def _where(error: BaseException, path: Path) -> str:
     return f"line {line}: {reason}"
 
 
-def _module(path: Path, digest: str, neighbours: Mapping[Path, str]) -> Any:
+def _module(path: Path, digest: str) -> Any:
     name = f"glocal_user_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    if neighbours:
-        _let_import(path.absolute().parent, set(neighbours.values()))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -148,5 +98,7 @@ def _module(path: Path, digest: str, neighbours: Mapping[Path, str]) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}") from error
+        beside = isinstance(error, ModuleNotFoundError) and error.name and (path.parent / f"{error.name}.py").is_file()
+        why = " It lies beside it, but a run is named by one file: put both in one, or install it." if beside else ""
+        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{'.' if beside else ''}{why}") from error
     return module

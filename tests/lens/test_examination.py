@@ -78,6 +78,17 @@ def quartic(*thetas: float) -> Any:
     return Squared(), "squared-error", [data] * (len(thetas) - 1), states
 
 
+def test_rounding_leaves_no_region() -> None:
+    """A quadratic is its own expansion, however large its losses are beside ε."""
+    torch.manual_seed(0)
+    module, tasks = nn.Linear(4, 2), [(torch.randn(30, 4), 3e3 * torch.randn(30, 2)) for _ in range(3)]
+    states = [{k: p + 5 * t for k, p in module.state_dict().items()} for t in range(4)]
+    found = examine(module, "squared-error", tasks, states, epsilon=0.01)
+    assert float(found.forgetting.error.abs().nan_to_num().max()) > 0.01
+    assert torch.equal(found.inside, found.later) and bool(found.radius[found.later].isinf().all())
+    assert found.advice.locality == "local"
+
+
 def test_the_largest_eigenvalue_is_not_that_of_largest_magnitude() -> None:
     """Of those of largest magnitude it is the largest where one is positive; where none is, nobody knows."""
     subject = network(seed=3, tasks=2, step=2.0)

@@ -166,6 +166,56 @@ def test_weights_that_tell_nothing_at_the_beginning_are_refused(head: str) -> No
     assert of_module(module, equal, [(x, y)], states).tasks
 
 
+def test_weights_of_classes_are_no_weights_of_samples_where_labels_are_shares() -> None:
+    """Torch divides by the number of samples there."""
+    module, x, shares = nn.Linear(4, 3), torch.randn(12, 4), torch.rand(12, 3).softmax(-1)
+    loss = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 4.0]))
+    subject = of_module(module, loss, [(x, shares)], [module.state_dict()] * 2)
+    torch.testing.assert_close(subject.value(0, subject.solutions[0]), loss(module(x), shares).detach())
+
+
+class Masked(nn.Module):
+    """With a buffer that is not finite, and never was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unflatten(1, (2, 4))
+        return self.head(self.attention(x, x, x, attn_mask=self.mask, need_weights=False)[0][:, -1])
+
+
+class Squeezed(nn.Linear):
+    """Of one example it has one number, and no row of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class InFours(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(-1, 4, x.shape[1])).flatten(0, 1)
+
+
+def test_unusual_networks_are_taken() -> None:
+    x, y = torch.randn(12, 8), torch.arange(12) % 3
+    assert of_module(Masked(), "cross-entropy", [(x, y)], [Masked().state_dict()] * 2).tasks
+    assert of_module(InFours(8, 3), "cross-entropy", [(x, y)], [nn.Linear(8, 3).state_dict()] * 2).tasks
+    two = (x[:2], y[:2].float())
+    assert of_module(Squeezed(8, 1), nn.MSELoss(), [two], [nn.Linear(8, 1).state_dict()] * 2).tasks
+
+
+def test_a_task_that_is_fitted_from_the_beginning_hides_no_other() -> None:
+    """Its outputs bend by rounding alone."""
+    module, y = nn.Linear(3, 3, bias=False), torch.arange(9) % 3
+    tasks = [(40 * torch.eye(3)[y], y), (torch.randn(9, 3), y)]
+    states = [{"weight": torch.eye(3)}, {"weight": 1.1 * torch.eye(3)}, {"weight": 1.2 * torch.eye(3)}]
+    ours, theirs = (of_module(module, loss, tasks, states) for loss in ("cross-entropy", nn.CrossEntropyLoss()))
+    torch.testing.assert_close(ground_truth_of(ours, 1).__dict__, ground_truth_of(theirs, 1).__dict__)
+
+
 class Dropping(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(functional.dropout(x, 0.5))
@@ -230,16 +280,22 @@ def test_tasks_of_different_numbers_of_classes() -> None:
 def test_confidence_is_told_where_the_loss_is_a_likelihood() -> None:
     outputs, y = torch.randn(6, 3), torch.arange(6) % 3
     p = outputs.double().softmax(-1)[torch.arange(6), y]
-    for mean, known in ((nn.CrossEntropyLoss(), True), (nn.CrossEntropyLoss(label_smoothing=0.2), False)):
+    every: list[tuple[Any, Tensor, bool]] = [
+        (nn.CrossEntropyLoss(), outputs, True),
+        (lambda f, y: functional.cross_entropy(f, y), outputs, True),
+        (nn.CrossEntropyLoss(label_smoothing=0.2), outputs, False),
+        (lambda f, y: functional.cross_entropy(f[:, :3], y), torch.cat([outputs, outputs], 1), False),
+    ]
+    for mean, f, known in every:
         loss = OwnLoss(mean)
-        loss.examples.append((outputs, y))
-        found = ground_truth(loss, outputs, y)
+        loss.examples.append((f, y))
+        found = ground_truth(loss, f, y)
         torch.testing.assert_close(found.confidence, p if known else p * torch.nan, equal_nan=True)
-        assert bool((found.entry > 0).all())
-    for name in (outputs, torch.eye(3)[y] / 2):
+    for regressed in (outputs, torch.eye(3)[y] / 2):
         with pytest.raises(GlocalError, match="shares of each"):
-            ground_truth(losses.get("squared-error"), outputs, name)
-    assert ground_truth(losses.get("squared-error"), outputs, torch.eye(3)[y]).entry.tolist() == [1.0] * 6
+            ground_truth(losses.get("squared-error"), outputs, regressed)
+    for coded in (torch.eye(3)[y], 2 * torch.eye(3)[y] - 1):
+        assert ground_truth(losses.get("squared-error"), outputs, coded).entry.tolist() == [1.0] * 6
 
 
 def test_sparse_embeddings_are_looked_at_as_dense_ones() -> None:

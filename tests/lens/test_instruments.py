@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -231,6 +232,22 @@ def test_a_network_that_is_not_differentiated_twice_is_told(tmp_path: Path, caps
     assert len(said) == 1 and "layers that can be differentiated twice: " in said[0]
 
 
+def test_a_target_may_import_what_lies_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if it were run itself; what names a run may not."""
+    (tmp_path / "made_beside.py").write_text(OWN)
+    file = tmp_path / "own.py"
+    file.write_text("from made_beside import make\nfrom glocal.algorithms import SGD\n\nclass Mine(SGD):\n    pass\n")
+    looked, before = ["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu"], [*sys.path]
+    assert main(["run", "rotated-digits", f"{file}:Mine", "--lr", "0.1", "--store", str(tmp_path / "s")]) == 2
+    assert "named by one file: put both in one, or install it" in " ".join(capsys.readouterr().err.split())
+    assert sys.path == before
+    try:
+        assert main(looked) == 0
+    finally:
+        sys.path[:] = before
+    assert (tmp_path / "a.png").stat().st_size > 0
+
+
 def test_layers_without_second_derivatives_are_told_in_python_too() -> None:
     bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
     states = [{k: p + 0.1 * t for k, p in bag.state_dict().items()} for t in range(3)]
@@ -238,6 +255,15 @@ def test_layers_without_second_derivatives_are_told_in_python_too() -> None:
     for asked in (lambda s: look(s, "theorem1"), lambda s: of_subject(s, 0.1)):
         with pytest.raises(GlocalError, match="differentiated twice"):
             asked(of_module(bag, "cross-entropy", tasks, states))
+
+
+def test_an_empty_panel_leaves_its_neighbour_alone() -> None:
+    for name in ("forgetting", "theorem2", "perturbation"):
+        how, figure = INSTRUMENTS[name], Figure()
+        rows: list[Row] = [{how.x: x, how.lines[0]: 0.5 * x, how.lines[1]: math.nan, "task": 0} for x in (1, 2, 3)]
+        draw(Look(name, how, rows), figure)
+        full, empty = figure.axes[:2]
+        assert len(full.get_yticks()) > 1 and not full.texts and len(empty.texts) == 1
 
 
 def test_a_figure_of_no_numbers_says_so(tmp_path: Path) -> None:
@@ -257,7 +283,8 @@ def test_tables_break_no_word(width: int, looks: dict[str, Look]) -> None:
         Console(width=width, file=text).print(*made, sep="\n")
         words = set(text.getvalue().split())
         assert {word for name in found.rows[0] for word in name.split("_")} <= words
-        assert all(len(line) <= width for line in text.getvalue().splitlines())
+        cells = {f"{x:.3g}" if isinstance(x, float) else str(x) for row in found.rows for x in row.values()}
+        assert {word for cell in cells for word in cell.split()} <= words
         assert width < 200 or len(made) == 1
 
 

@@ -176,7 +176,7 @@ class Lens:
         if not plugins.is_file_spec(self.target):
             own = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
             return of_stored_run(self.target, data=self.data, examples=self.examples, device=device, **own)
-        make, _ = plugins.load(self.target, "function")
+        make, _ = plugins.load(self.target, "function", with_neighbours=True)
         if not callable(make):
             raise GlocalError(f"'{self.target}' is no function. Give one that returns {_RETURNED}.")
         made = plugins.call(make, self.target)

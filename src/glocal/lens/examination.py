@@ -27,6 +27,7 @@ from glocal.errors import require
 from glocal.kernels.exact import exactly
 from glocal.lens import flat
 from glocal.lens.advice import Advice, advise, beside_statistics
+from glocal.lens.approximation import floor
 from glocal.lens.checked import twice_differentiable
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.given import AnyLoss, TaskData, listed
@@ -62,6 +63,8 @@ class Examination:
     random: Tensor
     """Its median radius in random directions."""
     forgetting: Forgetting
+    rounding: Tensor
+    """What rounding of the losses may make of an error."""
     eigenvalues: Tensor
     """The largest in magnitude first, (N, k)."""
     residuals: Tensor
@@ -76,9 +79,15 @@ class Examination:
         return torch.ones_like(self.distance, dtype=torch.bool).tril(-1)
 
     @property
+    def error(self) -> Tensor:
+        """ξ_o(θ_t), and 0 where it is no more than rounding."""
+        found = self.forgetting.error.abs()
+        return torch.where(found.isfinite() & (found <= self.rounding), 0.0, found)
+
+    @property
     def inside(self) -> Tensor:
         """Whether θ_t ∈ Ω^ε_o, for pairs with o < t; False elsewhere, and where ξ_o is not a number."""
-        return self.later & (self.forgetting.error.abs() < self.epsilon)
+        return self.later & (self.error < self.epsilon)
 
     @property
     def advice(self) -> Advice:
@@ -87,7 +96,7 @@ class Examination:
             self.epsilon,
             self.distance[self.later],
             self.radius[self.later],
-            self.forgetting.error[self.later],
+            self.error[self.later],
             average(self.forgetting.measured, "t"),
             self.eigenvalues,
             self.trace,
@@ -242,6 +251,7 @@ def of_subject(
         steepest=torch.tensor([seen.steepest for seen in found], dtype=torch.float64),
         random=torch.tensor([seen.random for seen in found], dtype=torch.float64),
         forgetting=pairs,
+        rounding=floor(subject, 0, losses + pairs.measured, losses + pairs.predicted),
         eigenvalues=torch.stack([seen.values for seen in found]).double().cpu(),
         residuals=torch.stack([seen.residuals for seen in found]).double().cpu(),
         trace=torch.stack([seen.trace for seen in found]).cpu(),

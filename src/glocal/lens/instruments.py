@@ -64,6 +64,8 @@ class Instrument:
     """Whether points are joined to lines."""
     counted: bool = False
     """Whether numbers from 1 on are drawn by their logarithms."""
+    compared: bool = False
+    """Whether panels stand beside each other to be compared, on one axis."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,12 @@ INSTRUMENTS: dict[str, Instrument] = {
     ),
     "assumption": Instrument("the smallest ε of the locality assumption", _assumption, "learnt", ("smallest",)),
     "forgetting": Instrument(
-        "forgetting of every pair, predicted and measured", _forgetting, "learnt", ("measured", "predicted"), "task"
+        "forgetting of every pair, predicted and measured",
+        _forgetting,
+        "learnt",
+        ("measured", "predicted"),
+        "task",
+        compared=True,
     ),
     "recursion": Instrument("forgetting, predicted and measured", _recursion, "learnt", ("measured", "predicted")),
     "theorem1": Instrument("Theorem 1: E(t) beside its quadratic", _theorem1, "learnt", ("measured", "quadratic")),
@@ -282,7 +289,9 @@ INSTRUMENTS: dict[str, Instrument] = {
         "task",
         ("confidence", "of_trace", "of_squares"),
     ),
-    "perturbation": Instrument("perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", True),
+    "perturbation": Instrument(
+        "perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", True, compared=True
+    ),
     "flatness": Instrument("curvature, and the forgetting that followed", _flatness, "top", ("at_end",), joined=False),
     "rank": Instrument(
         "the rank of the average Hessian, (1/t) Σ H_o of t − 1 tasks", _rank, "tasks", ("rank",), "definition"

@@ -146,8 +146,8 @@ def of_module(
 
 def _sound(module: nn.Module, points: Sequence[Point]) -> None:
     """Refuse checkpoints with numbers that are none, and such as the network was not trained to."""
-    for t, (params, buffers) in enumerate(points):
-        lost = [k for k, p in {**params, **buffers}.items() if not bool(p.isfinite().all())]
+    for t, (params, _) in enumerate(points):
+        lost = [k for k, p in params.items() if not bool(p.isfinite().all())]
         when = "the training diverged there. Give the checkpoints before it." if t else "give where training began."
         require(not lost, f"checkpoint {t} has numbers that are not finite, first in '{''.join(lost[:1])}': {when}")
     frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
@@ -194,10 +194,13 @@ def _holds_tensors(part: Mapping[str, Any]) -> bool:
 
 
 def _prefix(state: Mapping[str, Any], names: set[str]) -> str:
-    """What all names of a checkpoint begin with and the network's do not; '' where there is no such thing."""
+    """What all names of a checkpoint begin with, and without which they are most like the network's; '' if nothing."""
     keys = [str(k) for k in state]
-    found = {key[: -len(name)] for key in keys[:1] for name in names if key.endswith(f".{name}")}
-    return next((p for p in found if all(k.startswith(p) for k in keys) and not set(keys) & names), "")
+    if not keys or set(keys) & names:
+        return ""
+    found = sorted(keys[0][: -len(name)] for name in names if keys[0].endswith(f".{name}"))
+    common = [prefix for prefix in found if all(key.startswith(prefix) for key in keys)]
+    return max(common, key=lambda prefix: len({key.removeprefix(prefix) for key in keys} & names), default="")
 
 
 def some_examples(count: int) -> None:

@@ -114,21 +114,21 @@ class GroundTruth:
 
 
 def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
-    """From outputs (n, K); y are classes (n,), or their shares (n, K), of which the largest is the true label's."""
+    """From outputs (n, K); y are classes (n,), or (n, K): shares, the largest the true label's, or one 1 among −1s."""
     require(
         outputs.dim() == 2 and len(outputs) > 0 and outputs.shape[1] > 1,
         f"outputs of the shape {tuple(outputs.shape)} were given; allowed: (n, K), n of at least 1, K of at least 2.",
     )
-    shares = y.shape == outputs.shape and bool((y >= 0).all()) and bool(((y.sum(-1) - 1).abs() < 1e-3).all())
     require(
-        shares if y.is_floating_point() else y.dim() == 1,
-        "the true label's entry asks for classes (n,), or for shares of each, (n, K), that add up to 1; y of the "
-        f"shape {tuple(y.shape)} and {y.dtype} was given, which is neither.",
+        _is_label(y, outputs),
+        "the true label's entry asks for classes (n,), for shares of each, (n, K), that add up to 1, or for one 1 "
+        f"among −1s; y of the shape {tuple(y.shape)} and {y.dtype} was given, which is none of these.",
     )
     k = outputs.shape[1]
     parts = zip(*(part.split(max(1, (1 << 22) // k**2)) for part in (outputs.detach().double(), y)), strict=True)
     found = [_entries(loss, f, labels) for f, labels in parts]
-    return GroundTruth(*(torch.cat(columns).cpu() for columns in zip(*found, strict=True)))
+    entries = (torch.cat(columns).cpu() for columns in zip(*found, strict=True))
+    return GroundTruth(_confidence(loss, outputs.detach().double(), y).cpu(), *entries)
 
 
 def ground_truth_of(subject: Subject, task: int) -> GroundTruth:
@@ -153,22 +153,34 @@ def equal_split(confidence: Tensor, classes: int) -> GroundTruth:
 def _entries(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     root = loss.hessian_root(outputs)
     matrix = root.mT @ root  # a sum of small positive terms, where 1 − p would round to 0
-    label = y.argmax(-1) if y.is_floating_point() else y
+    label = y.argmax(-1) if y.dim() == 2 else y
     truth = torch.arange(outputs.shape[1], device=outputs.device) == label.unsqueeze(-1)
     both = truth.unsqueeze(-1) & truth.unsqueeze(-2)
     entry = torch.where(both, matrix, 0.0).sum((1, 2))
     others = torch.where(both, 0.0, matrix.abs()).amax((1, 2))
     trace = matrix.diagonal(dim1=1, dim2=2).sum(1)
-    return _confidence(loss, outputs, y), entry, trace, matrix.flatten(1).norm(dim=1), others
+    return entry, trace, matrix.flatten(1).norm(dim=1), others
+
+
+def _is_label(y: Tensor, outputs: Tensor) -> bool:
+    if y.dim() == 1:
+        return not y.is_floating_point() and len(y) == len(outputs)
+    if y.shape != outputs.shape:
+        return False
+    shares = (y >= 0).all() & ((y.sum(-1) - 1).abs() < 1e-3).all()
+    signs = (y.abs() == 1).all() & ((y > 0).sum(-1) == 1).all()
+    return bool(shares | signs)
 
 
 def _confidence(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
-    """p(y | x); NaN of a loss of one's own whose exp(−ℓ) over all classes is no distribution."""
+    """p(y | x); of a loss of one's own where that is cross-entropy, of outputs or of logarithms of p; else NaN."""
     if not isinstance(loss, OwnLoss):
         return loss.likelihood(outputs, y)
-    unknown = torch.full_like(outputs[:, 0], torch.nan)
-    if y.is_floating_point():
-        return unknown
-    every = (loss.likelihood(outputs, torch.full_like(y, c)) for c in range(outputs.shape[1]))
-    total = sum(every, torch.zeros_like(unknown))
-    return loss.likelihood(outputs, y) if bool(((total - 1).abs() < 1e-3).all()) else unknown
+    if y.dim() == 1:
+        each = loss.per_sample(outputs, y)
+        for logarithms in (outputs.log_softmax(-1), outputs):
+            found = logarithms.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+            known = bool(((logarithms.exp().sum(-1) - 1).abs() < 1e-3).all())
+            if known and torch.allclose(-found, each, rtol=1e-4, atol=1e-6):
+                return found.exp()
+    return torch.full_like(outputs[:, 0], torch.nan)

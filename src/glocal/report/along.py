@@ -43,7 +43,8 @@ def draw(found: Along, figure: Figure) -> None:
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     any_of_them = next(iter(found.curves.values()))
     _lines(grid[0], any_of_them, any_of_them.true.numpy(), "$L_o$")
-    if grid[0].get_yscale() == "log":  # losses span less than a decade, as a rule
+    low, high = grid[0].get_ylim()
+    if grid[0].get_yscale() == "log" and high < 20 * low:  # powers of ten alone would be one number or none
         grid[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         grid[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         grid[0].yaxis.set_minor_formatter(NullFormatter())

@@ -33,7 +33,7 @@ def draw(found: Look, figure: Figure) -> None:
     figure.set_size_inches(2.0 + 3.4 * len(panels), 3.4)
     figure.suptitle(f"{how.title[0].upper()}{how.title[1:]}", x=0.012, ha="left", fontweight="bold")
     kinds = list(dict.fromkeys(row[how.by] for row in rows)) if how.by else [None]
-    for axes, names in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
+    for axes, names in zip(figure.subplots(1, len(panels), squeeze=False, sharey=how.compared)[0], panels, strict=True):
         drawn_any = False
         for i, (name, kind) in enumerate((name, kind) for name in names for kind in kinds):
             own = [row for row in rows if how.by is None or row[how.by] == kind]
@@ -46,7 +46,7 @@ def draw(found: Look, figure: Figure) -> None:
             axes.plot(x[shown][order], y[shown][order], label=label, linestyle="-" if how.joined else "", **marks)
         if not drawn_any:
             axes.text(0.5, 0.5, "no numbers to draw", transform=axes.transAxes, ha="center", color=FAINT)
-            axes.set(xticks=[], yticks=[])
+            axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
         elif how.log:
             axes.set(xscale="log", yscale="log")
         elif how.counted:
