@@ -99,6 +99,6 @@ def _module(path: Path, digest: str) -> Any:
     except Exception as error:
         del sys.modules[name]
         beside = isinstance(error, ModuleNotFoundError) and error.name and (path.parent / f"{error.name}.py").is_file()
-        why = " It lies beside it, but a run is named by one file: put both in one, or install it." if beside else ""
-        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{'.' if beside else ''}{why}") from error
+        why = ". It lies beside it, but a run is named by one file: put both in one, or install it." if beside else ""
+        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{why}") from error
     return module

@@ -152,7 +152,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert rows.filter(pl.col("approximation") == "own").height == 6 + 1
     text = figure.read_text()
     for name in rows["approximation"].unique():
-        assert re.search(rf"\b{name.removesuffix('θ_o')}", text)
+        assert re.search(rf"\b{name.removesuffix(' θ_o')}\b", text)
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ def advise(
             "What is built at old solutions does not hold there.",
         )
     nearest = float((radius / distance).nan_to_num(nan=torch.inf, posinf=torch.inf).min())
-    reaches = "of which no border was found" if nearest == math.inf else f"whose radius is {nearest:.3g} times the way"
-    more = "" if nearest == math.inf else " or more"
-    begin = f"Every later solution is inside the ε-region (ε = {epsilon:.3g}) of every earlier task, {reaches}{more}. "
+    known = f"whose radius is {nearest:.3g} times the way or more"
+    reach = known if nearest < math.inf else "of which no border was found"
+    begin = f"Every later solution is inside the ε-region (ε = {epsilon:.3g}) of every earlier task, {reach}. "
     share = float((eigenvalues.abs().sum(1) / trace).median())
     part = f"the {eigenvalues.shape[1]} largest eigenvalues are {100 * share:.0f} % of the trace"
     most = float(forgotten[forgotten.abs().argmax()])

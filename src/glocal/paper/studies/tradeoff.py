@@ -167,9 +167,10 @@ def _curve(axes: Axes, rows: Sequence[Row], name: str, pen: Pen, lrs: Sequence[f
 
 def _around_the_points(axes: Axes) -> None:
     """Limits that the means set: one run that collapsed makes an error bar as long as all curves together."""
-    shown = np.concatenate(
-        [np.asarray(points.get_offsets()) for points in axes.collections if points.get_zorder() == 3]
-    )
+    from matplotlib.collections import PathCollection
+
+    points = [np.asarray(part.get_offsets()) for part in axes.collections if isinstance(part, PathCollection)]
+    shown = np.concatenate(points)
     shown = shown[np.isfinite(shown).all(1)]
     if len(shown):
         (left, low), (right, high) = shown.min(0), shown.max(0)
