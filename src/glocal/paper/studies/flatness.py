@@ -20,7 +20,7 @@ from glocal.lens.flatness import Flatness, flatness
 from glocal.lens.subject import of_training
 from glocal.paper.published import SEEDS
 from glocal.paper.studies.cohorts import by_seed, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.rows import column, distinct, where
+from glocal.paper.studies.rows import column, distinct, spearman, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,21 +108,6 @@ class FlatMinima:
 
 
 STUDIES = (FlatMinima(),)
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """The correlation of ranks, ties sharing the mean of theirs, over pairs of finite numbers; NaN of fewer than three
-    or where one of the two is constant."""
-    finite = np.isfinite(x) & np.isfinite(y)
-    a, b = _ranks(x[finite]), _ranks(y[finite])
-    if len(a) < 3 or not a.std() or not b.std():
-        return np.nan
-    return float(((a - a.mean()) * (b - b.mean())).mean() / (a.std() * b.std()))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count - 1) / 2)[place]
 
 
 def _rows(found: Flatness) -> list[Row]:

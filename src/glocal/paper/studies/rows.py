@@ -40,6 +40,21 @@ def against(rows: Sequence[Row], x: str, y: str) -> tuple[np.ndarray, np.ndarray
     return np.array(at), np.array([median(column(where(rows, **{x: value}), y)) for value in at])
 
 
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """The correlation of ranks, ties sharing the mean of theirs, over pairs of finite numbers; NaN of fewer than three
+    or where one of the two is constant."""
+    finite = np.isfinite(x) & np.isfinite(y)
+    a, b = _ranks(x[finite]), _ranks(y[finite])
+    if len(a) < 3 or not a.std() or not b.std():
+        return np.nan
+    return float(((a - a.mean()) * (b - b.mean())).mean() / (a.std() * b.std()))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (count.cumsum() - (count - 1) / 2)[place]
+
+
 def told(number: float) -> str:
     """A number in a sentence."""
     if np.isnan(number):

@@ -17,7 +17,7 @@ from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.theorem1 import theorem1
 from glocal.paper.studies.cohorts import by_seed
 from glocal.paper.studies.lines import finite, listed, lost, names, pens, rate_colours, title
-from glocal.paper.studies.rows import column, distinct, told, where
+from glocal.paper.studies.rows import column, distinct, spearman, told, where
 from glocal.paper.studies.watched import after_tasks, rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
@@ -174,7 +174,12 @@ def _outcome(rows: Sequence[Row], name: str) -> str:
 
 
 def _correlations(rows: Sequence[Row]) -> str:
-    return listed([f"{told(_spearman(where(rows, algorithm=a)))} for {a}" for a in names(rows)])
+    """Of E(t) and the quadratic, by their ranks."""
+    each = []
+    for algorithm in names(rows):
+        both = (column(where(rows, algorithm=algorithm), name) for name in ("measured", "quadratic"))
+        each.append(f"{told(spearman(*both))} for {algorithm}")
+    return listed(each)
 
 
 def _without_the_premise(later: Sequence[Row]) -> list[str]:
@@ -210,15 +215,6 @@ def _median(rows: Sequence[Row], name: str) -> str:
 def _apart(rows: Sequence[Row]) -> str:
     found = finite(rows, "reach")
     return told(float(np.median(found)) ** (1 / 3) if found.size else np.nan)
-
-
-def _spearman(rows: Sequence[Row]) -> float:
-    """The correlation of the ranks of E(t) and of the quadratic; equal numbers have equal ranks."""
-    pairs = np.array([column(rows, "measured"), column(rows, "quadratic")])
-    pairs = pairs[:, np.isfinite(pairs).all(0)]
-    ranks = np.sign(pairs[:, :, None] - pairs[:, None]).sum(2)
-    deviations = ranks.std(1).prod()
-    return float((ranks[0] * ranks[1]).mean() / deviations) if deviations > 0 else np.nan
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
