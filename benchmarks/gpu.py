@@ -26,13 +26,13 @@ from glocal import __version__, challenges
 from glocal.algorithms import AGEM, ER, EWC, OGD, OGDGTL, SGD, SI, Algorithm
 from glocal.challenges.challenge import Augment, Challenge, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import Executor
-from glocal.engine.feed import Feed
-from glocal.engine.layout import arrange
-from glocal.engine.plan import initial_state
+from glocal.engine.executors import Executor
+from glocal.engine.loader import Feed
+from glocal.engine.loop import choose
+from glocal.engine.memory_budget import initial_state
+from glocal.engine.memory_format import arrange
 from glocal.engine.precision import multiplying
 from glocal.engine.state import State
-from glocal.engine.train import choose
 from glocal.networks import NETWORKS
 from glocal.networks.model import Precision
 from glocal.tree import nbytes

@@ -31,8 +31,8 @@ from benchmarks.results import Spread, machine
 from glocal import __version__, resolve
 from glocal.algorithms import SGD
 from glocal.engine.cohort import Cohort, Member
+from glocal.engine.loop import train
 from glocal.engine.precision import Precision
-from glocal.engine.train import train
 from glocal.lens.monitor import Monitor
 from glocal.networks.mlp import mlp
 from glocal.networks.resnet import resnet18

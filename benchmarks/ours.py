@@ -20,12 +20,12 @@ from glocal import __version__, challenges, tree
 from glocal.algorithms import AGEM, ER, EWC, SGD, Algorithm
 from glocal.challenges import Challenge
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import Executor
-from glocal.engine.feed import Feed
-from glocal.engine.plan import initial_state
-from glocal.engine.recorder import Recorder
+from glocal.engine.executors import Executor
+from glocal.engine.loader import Feed
+from glocal.engine.loop import choose, note_divergence
+from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State
-from glocal.engine.train import choose, note_divergence
+from glocal.fast.step_trace import Recorder
 from glocal.networks.mlp import mlp
 
 PATIENCE = 30
@@ -51,7 +51,7 @@ class Ready:
 
 
 def epoch(executor: Executor, state: State, feed: Feed, number: int) -> int:
-    """One epoch as `glocal.engine.train.train` makes it; returns its model-steps."""
+    """One epoch as `glocal.engine.loop.train` makes it; returns its model-steps."""
     feed.load_epoch(number)
     losses = executor.epoch(state, feed, number, lambda steps: None)
     note_divergence(state, losses)

@@ -21,9 +21,9 @@ from checkpoints import make_subject  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import examine  # noqa: E402
-from glocal.lens.along import along  # noqa: E402
+from glocal.lens.error_curves import along  # noqa: E402
 from glocal.lens.retrace import retrace  # noqa: E402
-from glocal.report.along import table  # noqa: E402
+from glocal.report.error_curves import table  # noqa: E402
 
 NEAR, FAR = 0.1, 0.5
 TEXT = """# How local is my training?
@@ -138,7 +138,7 @@ algorithm states it: here EWC's penalty, of several tasks an equal share, on top
 both losses from their values at θ_o, which is all that training follows. In Python the same is
 
 ```python
-from glocal.lens.along import along
+from glocal.lens.error_curves import along
 from glocal.lens.retrace import retrace
 
 found = along(retrace("runs/runs/0123456789abcdef", steps=1).trajectory)

@@ -24,7 +24,7 @@ from glocal.paper.published import SEEDS
 from glocal.paper.student import interval
 from glocal.paper.studies import TITLES, get
 from glocal.paper.studies.perturbation import line
-from glocal.paper.studies.rows import where as picked
+from glocal.paper.studies.row_filters import where as picked
 from glocal.paper.study import draw
 from glocal.paper.table1 import COLUMNS, Column, row_of
 from glocal.paper.tables import read_cost, read_table

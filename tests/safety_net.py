@@ -37,7 +37,7 @@ MATRICES = ("test_class_accuracy", "test_task_accuracy", "train_class_loss")
 PROJECTIONS = 8
 DIGITS = 8  # significant digits that are kept of a number
 EXAMPLES = "200"
-LENS = {"algorithm": "ewc", "lr": 0.05, "seed": 11}
+LENS: dict[str, Any] = {"algorithm": "ewc", "lr": 0.05, "seed": 11}
 Entry = dict[str, Any]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as draw_arrays
 
 from glocal import metrics
-from glocal.engine.record import MEASURES
+from glocal.engine.measurements import MEASURES
 from glocal.errors import GlocalError
 from glocal.store.run import Run
 

@@ -14,8 +14,8 @@ from glocal.version import __version__
 if TYPE_CHECKING:
     from glocal.algorithms import Algorithm, Batch, Step
     from glocal.challenges import Challenge, from_tasks
-    from glocal.laboratory import load, sweep
     from glocal.runs import Runs
+    from glocal.sweeps import load, sweep
 
 _PUBLIC = {
     "Algorithm": "glocal.algorithms",
@@ -23,8 +23,8 @@ _PUBLIC = {
     "Step": "glocal.algorithms",
     "Challenge": "glocal.challenges",
     "from_tasks": "glocal.challenges",
-    "load": "glocal.laboratory",
-    "sweep": "glocal.laboratory",
+    "load": "glocal.sweeps",
+    "sweep": "glocal.sweeps",
     "Runs": "glocal.runs",
 }
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.engine.cohort import Cohort, seeded_network
-from glocal.randomness import generator
+from glocal.rng import generator
 
 
 def network(cohort: Cohort) -> nn.Module:

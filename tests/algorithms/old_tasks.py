@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from glocal.algorithms.algorithm import Batch
 from glocal.engine.cohort import Cohort
+from glocal.engine.loop import Execution, train
 from glocal.engine.state import State
-from glocal.engine.train import Execution, train
 from glocal.networks.model import Model
 
 

@@ -12,7 +12,7 @@ from glocal import losses
 from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, MakeNetwork, Member
-from glocal.engine.train import Execution, Snapshot, train
+from glocal.engine.loop import Execution, Snapshot, train
 from glocal.networks.mlp import MLP, mlp
 from glocal.networks.model import Model
 from glocal.tree import Params

@@ -35,7 +35,7 @@ from glocal.algorithms import (
     RandomICaRL,
     StableSGD,
 )
-from glocal.engine.train import Snapshot, train
+from glocal.engine.loop import Snapshot, train
 from glocal.resolve import label_of
 from glocal.tree import flatten, select
 

@@ -21,7 +21,7 @@ from small_problems import (
     train_to_the_end,
     uniforms,
 )
-from test_ways_of_execution import SmallConv, with_dropout
+from test_executors import SmallConv, with_dropout
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,7 +29,7 @@ from glocal.algorithms.algorithm import Memory, Step
 from glocal.algorithms.der import DER, DERpp
 from glocal.algorithms.sgd import SGD
 from glocal.challenges import from_tasks
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params, select

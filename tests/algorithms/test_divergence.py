@@ -16,7 +16,7 @@ from glocal.algorithms.ewc import EWC
 from glocal.algorithms.sgd import SGD
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort
-from glocal.engine.train import Execution
+from glocal.engine.loop import Execution
 
 EPOCHS = 60
 

@@ -31,13 +31,13 @@ from glocal.algorithms.foreseen import first_layer
 from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, Orthogonal
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.curvature.jacobian import jacobian
-from glocal.curvature.outputs import every_output
+from glocal.curvature.output_jacobians import every_output
 from glocal.engine.cohort import Cohort
-from glocal.engine.execute import Vectorised
-from glocal.engine.feed import Feed
-from glocal.engine.plan import bytes_per_run, initial_state
+from glocal.engine.executors import Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.loop import Execution, train
+from glocal.engine.memory_budget import bytes_per_run, initial_state
 from glocal.engine.state import State
-from glocal.engine.train import Execution, train
 from glocal.lens.trajectory import record
 from glocal.networks.mlp import mlp
 from glocal.networks.model import Model

@@ -22,7 +22,7 @@ from small_problems import (
     train_to_the_end,
     uniforms,
 )
-from test_ways_of_execution import SmallConv
+from test_executors import SmallConv
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,7 +32,7 @@ from glocal.algorithms.algorithm import Memory
 from glocal.algorithms.gem import GEM
 from glocal.algorithms.sgd import SGD
 from glocal.challenges import from_tasks
-from glocal.engine.train import Execution
+from glocal.engine.loop import Execution
 from glocal.errors import GlocalError
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params, select

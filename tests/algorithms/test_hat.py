@@ -34,9 +34,9 @@ from glocal import losses
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.hat import HAT
 from glocal.engine.cohort import MakeNetwork
-from glocal.engine.train import Execution, train
+from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
-from glocal.networks.gated import Gated
+from glocal.networks.hat import Gated
 from glocal.networks.mlp import MLP, mlp
 from glocal.networks.model import Model
 from glocal.tree import Params

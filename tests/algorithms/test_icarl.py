@@ -18,12 +18,12 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.algorithms.icarl import ICaRL, RandomICaRL
 from glocal.algorithms.sgd import SGD
 from glocal.challenges import Challenge, from_tasks
+from glocal.engine.loop import Snapshot, train
 from glocal.engine.state import State
-from glocal.engine.train import Snapshot, train
 from glocal.errors import GlocalError
 from glocal.networks.mlp import MLP
 from glocal.networks.model import Model
-from glocal.randomness import generator
+from glocal.rng import generator
 from glocal.tree import Params, flatten, select, unflatten
 
 KINDS = [ICaRL(slots=30), ICaRL(slots=30, features="raw"), RandomICaRL(slots=30)]

@@ -35,7 +35,7 @@ from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, Orthogonal
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import MakeNetwork
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.networks.mlp import MLP, mlp
 from glocal.networks.model import Model

@@ -24,7 +24,7 @@ from small_problems import (
 
 from glocal.algorithms.optimal_hard import OptimalHard
 from glocal.algorithms.sgd import SGD
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.errors import GlocalError
 
 FLAT = [correlated_task(seed, features=14, spans=3) for seed in range(3)]

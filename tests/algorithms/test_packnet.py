@@ -35,7 +35,7 @@ from glocal.algorithms.algorithm import Memory
 from glocal.algorithms.packnet import PackNet
 from glocal.algorithms.sgd import SGD
 from glocal.engine.cohort import MakeNetwork
-from glocal.engine.train import Execution, train
+from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.tree import Params, select

@@ -13,7 +13,7 @@ from torch.nn import functional
 from glocal.algorithms.pnn import PNN
 from glocal.algorithms.sgd import SGD
 from glocal.engine.cohort import MakeNetwork
-from glocal.engine.train import Execution, train
+from glocal.engine.loop import Execution, train
 from glocal.tree import select
 
 CHALLENGE = blobs((96, 96, 96))

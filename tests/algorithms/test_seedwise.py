@@ -11,10 +11,10 @@ from small_problems import blobs, cohort_of, train_to_the_end
 from glocal import tree
 from glocal.algorithms import DER, ER, EWC, SGD, SI, Algorithm
 from glocal.algorithms.algorithm import Memory, Step
-from glocal.engine.execute import RunByRun, Vectorised
-from glocal.engine.feed import Feed
+from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.loop import choose
 from glocal.engine.seedwise import Seedwise
-from glocal.engine.train import choose
 
 GRID = [(seed, lr) for seed in (0, 1, 2) for lr in (0.1, 0.2)]
 

@@ -8,8 +8,8 @@ from small_problems import blobs, cohort_of, double_model, small_mlp
 from torch.nn import functional
 
 from glocal.algorithms.sgd import SGD
-from glocal.engine.train import Execution, train
-from glocal.randomness import generator
+from glocal.engine.loop import Execution, train
+from glocal.rng import generator
 from glocal.tree import Params, select
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional
 from glocal.algorithms.algorithm import Batch, Memory, Step
 from glocal.algorithms.si import SI, Importance
 from glocal.challenges import from_tasks
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.tree import Params

@@ -27,9 +27,9 @@ from glocal.algorithms.algorithm import Algorithm
 from glocal.algorithms.sgd import SGD
 from glocal.algorithms.stable_sgd import StableSGD
 from glocal.engine.cohort import MakeNetwork
-from glocal.engine.train import Execution, train
+from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
-from glocal.networks.dropped import Dropped
+from glocal.networks.dropout import Dropped
 from glocal.networks.mlp import MLP
 from glocal.networks.model import Model
 from glocal.tree import Params, select

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glocal.randomness import generator
+from glocal.rng import generator
 
 keys = st.tuples(st.integers(0, 99), st.lists(st.integers(0, 99) | st.text("a1:", max_size=3), max_size=3).map(tuple))
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from glocal import resolve
-from glocal.challenges import Augment, Normalise, decoded, fetch, make, prepare, status, tinyimagenet
+from glocal.challenges import Augment, Normalise, fetch, make, prepare, status, tensor_cache, tinyimagenet
 from glocal.challenges.sources import TINYIMAGENET, Form, Part, Source, SourceFile
 from glocal.challenges.tinyimagenet import decode
 from glocal.errors import GlocalError
@@ -196,12 +196,12 @@ def test_images_are_decoded_once_and_then_read_from_the_cache(
 ) -> None:
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(tiny["tiny-imagenet-200.zip"])
     challenge = make("split-tinyimagenet", data=tmp_path, classes_per_task=2)
-    assert not own_folders.exists(), "nothing is decoded before a task is asked for"
+    assert not own_folders.exists(), "nothing is tensor_cache before a task is asked for"
     first = challenge.task(1, 0)
     (file,) = (own_folders / "tiny-imagenet").iterdir()
     tinyimagenet.load.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(tinyimagenet, "decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(tinyimagenet, "decode", lambda *_: pytest.fail("tensor_cache again"))
         again = make("split-tinyimagenet", data=tmp_path, classes_per_task=2).task(1, 0)
     for ours, theirs in zip((*first.train, *first.test), (*again.train, *again.test), strict=True):
         assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
@@ -217,17 +217,17 @@ def test_images_are_decoded_once_and_then_read_from_the_cache(
 
 def test_kept_tensors_are_of_what_was_asked_for_or_none(tmp_path: Path) -> None:
     tensors = {"x": torch.arange(6, dtype=torch.uint8).reshape(2, 3), "y": torch.tensor([3, 4])}
-    decoded.keep(tmp_path / "a", tensors, {"zip": "one"})
-    found = decoded.kept(tmp_path / "a", {"zip": "one"})
+    tensor_cache.keep(tmp_path / "a", tensors, {"zip": "one"})
+    found = tensor_cache.kept(tmp_path / "a", {"zip": "one"})
     assert found is not None and all(torch.equal(found[name], tensors[name]) for name in tensors)
-    assert decoded.kept(tmp_path / "a", {"zip": "two"}) is None
-    assert decoded.kept(tmp_path / "b", {"zip": "one"}) is None
+    assert tensor_cache.kept(tmp_path / "a", {"zip": "two"}) is None
+    assert tensor_cache.kept(tmp_path / "b", {"zip": "one"}) is None
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(GlocalError, match=r"cannot write .* set XDG_CACHE_HOME to a writable folder"):
-        decoded.keep(tmp_path / "file" / "a", {"x": torch.zeros(1)}, {})
+        tensor_cache.keep(tmp_path / "file" / "a", {"x": torch.zeros(1)}, {})
 
 
 def test_a_part_gives_the_tasks_it_has_classes_for(tmp_path: Path, tiny: dict[str, bytes]) -> None:
@@ -263,7 +263,7 @@ def test_fetch_gets_the_whole_where_only_a_part_is(tmp_path: Path, tiny: dict[st
     seen: list[tuple[int, int]] = []
     prepare("tinyimagenet", tmp_path, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (52, 52)
-    prepare("tinyimagenet", tmp_path, lambda done, total: pytest.fail("decoded again"))
+    prepare("tinyimagenet", tmp_path, lambda done, total: pytest.fail("tensor_cache again"))
 
 
 def test_the_real_part(tinyimagenet_folder: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from glocal.curvature.layers import Params, Plain
-from glocal.curvature.outputs import Gradients
+from glocal.curvature.output_jacobians import Gradients
 
 
 def along(gradients: Gradients, plain: Mapping[str, Plain], v: Mapping[str, Tensor]) -> Tensor:

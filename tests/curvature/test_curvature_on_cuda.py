@@ -16,7 +16,7 @@ from glocal.curvature.hessian import decomposition, hessian
 from glocal.curvature.kronecker import mean_factors, multiply
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.layers import plain_layers
-from glocal.curvature.outputs import every_output, factored
+from glocal.curvature.output_jacobians import every_output, factored
 from glocal.curvature.products import gauss_newton_product, hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.tree import Params, Tree, map_tree, select, stack

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from glocal.curvature.convolved import IMAGES
+from glocal.curvature.conv_jacobian import IMAGES
 from glocal.curvature.jacobian import Rows, act, gram, jacobian, joined, none_of, normalised, product, shape
 from glocal.engine.precision import multiplying
 from glocal.networks.convolution import Conv2d

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from glocal.curvature.diagonal import diagonal
-from glocal.curvature.outputs import dense, every_output
+from glocal.curvature.output_jacobians import dense, every_output
 
 
 class Recurrent(nn.Module):

@@ -16,14 +16,14 @@ from glocal.algorithms import AGEM, ALGORITHMS, ER, EWC, SGD, Algorithm, Batch, 
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import RunByRun, Vectorised
-from glocal.engine.feed import Feed
-from glocal.engine.plan import initial_state
+from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.loop import Execution, Snapshot, train
+from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State
-from glocal.engine.train import Execution, Snapshot, train
 from glocal.errors import GlocalError
 from glocal.networks import Model, mlp
-from glocal.randomness import generator
+from glocal.rng import generator
 from glocal.tree import Params, flatten, select, unflatten
 
 RUNS = [(0, 0.1), (0, 0.3), (1, 0.1), (4, 0.2)]

@@ -13,8 +13,8 @@ from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.graph import Graphed
-from glocal.engine.train import Snapshot, choose, train
+from glocal.engine.loop import Snapshot, choose, train
+from glocal.fast.cuda_graph import Graphed
 from glocal.networks import mlp
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -72,7 +72,7 @@ def compare(ours: Snapshot, reference: Snapshot) -> None:
 
 
 def test_it_is_the_graph_that_runs(challenge: Challenge) -> None:
-    from glocal.engine.feed import Feed
+    from glocal.engine.loader import Feed
 
     cohort = Cohort(challenge, mlp, (Member(1, 0.1, ALGORITHMS["er"]()),), 1, 64, device=torch.device("cuda"))
     feed = Feed(cohort)

@@ -12,8 +12,8 @@ from glocal.algorithms import ER, EWC, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Evaluator
-from glocal.engine.execute import RunByRun, Vectorised
-from glocal.engine.train import train
+from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.loop import train
 from glocal.networks import mlp
 
 

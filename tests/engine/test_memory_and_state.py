@@ -18,8 +18,8 @@ from glocal import resolve
 from glocal.algorithms import AGEM, EWC, Algorithm, Batch, Memory, Step
 from glocal.challenges import Challenge, make
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import put_back
-from glocal.engine.train import Snapshot, train
+from glocal.engine.executors import put_back
+from glocal.engine.loop import Snapshot, train
 from glocal.networks import MLP, Model, mlp
 from glocal.tree import Params
 

@@ -17,13 +17,13 @@ from torch import nn
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import fit, on_rays, order, own_curves, taylor_curves
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.subject import of_module
 from glocal.lens.taylor import taylor
+from glocal.lens.taylor_full import whole
 from glocal.lens.trajectory import Moment, Trajectory, record
-from glocal.lens.whole import whole
 
 
 def run_of(watched: Cohort, every: int = 1) -> Trajectory:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.lens.approximation import order, own_curves, taylor_curves
 from glocal.lens.examination import of_subject
 from glocal.lens.flatness import flatness

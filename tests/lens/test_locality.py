@@ -16,12 +16,12 @@ from glocal.algorithms import ALGORITHMS, ER, Algorithm, Batch, Memory, Step
 from glocal.algorithms.algorithm import Locality
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.lens import dependence as statistics
 from glocal.lens.dependence import dependence
 from glocal.lens.locality import PLACES, Verdict, locality
-from glocal.lens.redrawn import Redrawn
+from glocal.lens.resampled_memory import Redrawn
 from glocal.networks.mlp import mlp
 from glocal.networks.model import Model
 from glocal.tree import Params, total

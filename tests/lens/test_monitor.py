@@ -12,7 +12,7 @@ from recordings import Branching, Recurrent, Together, blobs, cohort, hidden, no
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort
-from glocal.engine.train import Snapshot, train
+from glocal.engine.loop import Snapshot, train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import taylor_curves
 from glocal.lens.monitor import Monitor

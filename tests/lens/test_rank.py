@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from quadratics import Quadratics, anywhere, dense_hessian, diverged, network
 from torch import Tensor, nn
 
-from glocal.curvature.density import of_eigenvalues
+from glocal.curvature.spectrum import of_eigenvalues
 from glocal.errors import GlocalError
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens import rank as lens_rank
 from glocal.lens.rank import effective_rank, participation_ratio, rank, ranks, spectra
 from glocal.lens.subject import of_module

@@ -18,7 +18,7 @@ from glocal.lens.approximation import Curves
 from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
 from glocal.lens.subject import Subject, of_module
 from glocal.lens.taylor import taylor
-from glocal.lens.whole import whole
+from glocal.lens.taylor_full import whole
 
 
 class OfNumber(nn.Module):

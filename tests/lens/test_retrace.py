@@ -18,8 +18,8 @@ from glocal.algorithms import ER, EWC, PNN, SGD, Joint
 from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens import retrace as module
-from glocal.lens.along import along
 from glocal.lens.approximation import taylor_curves
+from glocal.lens.error_curves import along
 from glocal.lens.retrace import retrace
 from glocal.lens.trajectory import record
 from glocal.store.run import Run

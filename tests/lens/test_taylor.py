@@ -10,7 +10,7 @@ import torch
 from quadratics import anywhere, at, dense_hessian, diverged, network, theta_of
 from torch import Tensor, nn
 
-from glocal.algorithms.hessians import Structure
+from glocal.algorithms.hessian_structures import Structure
 from glocal.curvature.hessian import outer_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError

@@ -11,7 +11,7 @@ from recordings import Branching, Recurrent, blobs, cohort, dropping, hidden, no
 
 from glocal import tree
 from glocal.algorithms import ER, EWC, SGD, Algorithm
-from glocal.engine.train import train
+from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import own_curves, taylor_curves
 from glocal.lens.region import assumption

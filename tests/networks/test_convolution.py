@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 from torch.nn import functional
 
-from glocal.kernels import contractions
+from glocal.fast import grouped_conv
 from glocal.networks.convolution import Conv2d, Convolved, Input, Output, Weight, convolve
 
 SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
@@ -123,9 +123,9 @@ def test_functions_take_numbers_pairs_and_single_images() -> None:
 
 def test_networks_that_view_their_images_in_order_need_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of convolutions with their channels last there is no such view."""
-    ours = contractions.output
+    ours = grouped_conv.output
     last = lambda *given: ours(*given).contiguous(memory_format=torch.channels_last)  # noqa: E731
-    monkeypatch.setattr(contractions, "output", last)
+    monkeypatch.setattr(grouped_conv, "output", last)
     x, w = tensors(3, 5, 6, 3)
     expected = functional.conv2d(x, w).flatten(1)
     with Convolved():

@@ -21,13 +21,13 @@ from glocal.challenges import Challenge, from_tasks
 from glocal.cli.main import main
 from glocal.curvature.layers import plain_layers
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import Vectorised
-from glocal.engine.feed import Feed
-from glocal.engine.train import Execution, Snapshot, choose, train
+from glocal.engine.executors import Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.loop import Execution, Snapshot, choose, train
 from glocal.errors import GlocalError
 from glocal.networks import ResNet18, resnet18
-from glocal.networks.columns import Columns
 from glocal.networks.model import MakeNetwork, Model
+from glocal.networks.progressive import Columns
 from glocal.tree import Params, flatten
 
 narrow = partial(resnet18, width=2)

@@ -18,13 +18,13 @@ from glocal.algorithms import AGEM, ER, EWC, HAT, OGDGTL, SGD, SI, Algorithm, IC
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.execute import RunByRun, Vectorised
-from glocal.engine.feed import Feed
-from glocal.engine.graph import Graphed
-from glocal.engine.layout import arrange
-from glocal.engine.plan import initial_state
+from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.memory_budget import initial_state
+from glocal.engine.memory_format import arrange
 from glocal.engine.precision import multiplying
 from glocal.engine.state import State
+from glocal.fast.cuda_graph import Graphed
 from glocal.networks.model import Precision
 from glocal.networks.resnet import resnet18
 from glocal.resolve import label_of

@@ -19,7 +19,7 @@ from glocal.lens.subject import Subject, of_training
 from glocal.paper.studies import get
 from glocal.paper.studies.approximation_error import OWN, STRUCTURES
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
-from glocal.paper.studies.rows import column, where
+from glocal.paper.studies.row_filters import column, where
 from glocal.paper.study import Place, Row
 
 STUDY = get("approximation-error")

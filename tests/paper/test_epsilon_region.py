@@ -17,7 +17,7 @@ from glocal.lens.subject import of_training
 from glocal.paper.studies import get
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
 from glocal.paper.studies.epsilon_region import EPSILONS, SHOWN
-from glocal.paper.studies.rows import column, where
+from glocal.paper.studies.row_filters import column, where
 from glocal.paper.study import Place, Row
 
 STUDY = get("epsilon-region")

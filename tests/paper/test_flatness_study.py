@@ -20,7 +20,7 @@ from glocal import challenges
 from glocal.networks import MLP
 from glocal.paper.studies import get
 from glocal.paper.studies.flatness import DEMO, REGIMES
-from glocal.paper.studies.rows import spearman
+from glocal.paper.studies.row_filters import spearman
 from glocal.paper.study import Piece, Place, Row, draw
 from glocal.report.style import looks
 

@@ -10,13 +10,13 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal.challenges import make
-from glocal.laboratory import load
 from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.selection import Selection, train
 from glocal.paper.studies import get
 from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, beside_sgd, restricted
 from glocal.paper.study import Place, Row
+from glocal.sweeps import load
 
 STUDY = get("ogd-gtl")
 SMALL = DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from glocal import challenges
-from glocal.laboratory import load
-from glocal.lens.statistics import by_batch
+from glocal.lens.batch_statistics import by_batch
 from glocal.networks import mlp
 from glocal.paper.studies import get
 from glocal.paper.studies.perturbation import SmallResNet18, line, quantiles
 from glocal.paper.study import Piece, Place, Row, Study, conduct, draw
 from glocal.report.style import looks
+from glocal.sweeps import load
 
 NAMES = ("perturbation-cifar10", "perturbation-mnist")
 TINY: Piece = {"epochs": 1, "batch_size": 400, "tasks": 2, "samples": 12, "examples": 12}

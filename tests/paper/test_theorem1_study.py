@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from glocal.paper.studies import get
 from glocal.paper.studies.theorem1 import DEMO
-from glocal.paper.studies.watched import rotations, watched
+from glocal.paper.studies.trained_runs import rotations, watched
 from glocal.paper.study import Place, Row
 
 STUDY = get("theorem1")

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from glocal.paper.studies import get
 from glocal.paper.studies.theorem1 import DEMO
 from glocal.paper.studies.theorem2 import PANELS
-from glocal.paper.studies.watched import Watched, rotations, watched
+from glocal.paper.studies.trained_runs import Watched, rotations, watched
 from glocal.paper.study import Place, Row
 
 STUDY = get("theorem2")

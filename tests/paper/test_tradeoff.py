@@ -12,10 +12,10 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from glocal.cli.main import main
-from glocal.laboratory import load
 from glocal.paper.studies import get
 from glocal.paper.study import Place, Row
 from glocal.paper.tables import read_table
+from glocal.sweeps import load
 
 STUDY = get("tradeoff")
 RESULTS = Path(__file__).parents[2] / "results" / "rotated-mnist.parquet"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.rows import put, take
+from glocal.algorithms.batched_index import put, take
 from glocal.networks.model import Model
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
-from glocal.algorithms.rows import put, take
+from glocal.algorithms.batched_index import put, take
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.single_images import LAST, Statistics, disturbed
-from glocal.curvature.at_once import samples_at_once
+from glocal.algorithms.batchnorm_side_effect import LAST, Statistics, disturbed
+from glocal.curvature.chunk_size import samples_at_once
 from glocal.curvature.diagonal import diagonal
 from glocal.errors import require, unknown
 from glocal.losses import Loss

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.dual import multipliers
-from glocal.algorithms.rows import take
+from glocal.algorithms.batched_index import take
+from glocal.algorithms.quadratic_program import multipliers
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params

@@ -17,7 +17,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.partition import Partition, current, settled
 from glocal.errors import require
-from glocal.networks.gated import Gated
+from glocal.networks.hat import Gated
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params, inner, total
 

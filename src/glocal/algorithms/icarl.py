@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.batched_index import take
 from glocal.algorithms.herding import draw, herd, repeat
-from glocal.algorithms.rows import take
 from glocal.challenges.challenge import Setting
 from glocal.errors import require, unknown
 from glocal.networks.model import Model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.rows import take
+from glocal.algorithms.batched_index import take
 from glocal.networks.model import Model
 from glocal.tree import Params
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.hessians import Kronecker, half_square, sample
+from glocal.algorithms.hessian_structures import Kronecker, half_square, sample
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner

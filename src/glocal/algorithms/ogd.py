@@ -18,10 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from glocal.algorithms import foreseen, span
+from glocal.algorithms import foreseen, gradient_projection
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.jacobian import Rows, act, jacobian, normalised, shape
-from glocal.curvature.outputs import Directions, every_output, mean_output, one_output
+from glocal.curvature.output_jacobians import Directions, every_output, mean_output, one_output
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -68,7 +68,7 @@ class Orthogonal(Algorithm):
         )
         number = next(iter(params.values()))
         return {
-            "span": span.empty(rows, number),
+            "span": gradient_projection.empty(rows, number),
             "start": number.new_zeros(0, each),  # J θ_o
             "curvature": number.new_zeros(0, each, each),  # ∇²_f ℓ in the stored directions
             "task": torch.zeros(0, dtype=torch.long, device=example.y.device),
@@ -78,8 +78,8 @@ class Orthogonal(Algorithm):
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         known = foreseen.slopes(memory["span"]["rows"], grads)
         if known:
-            return span.outside_wide(model.module, memory["span"], grads, known)
-        return span.outside(model.module, memory["span"], grads, self.passes)
+            return gradient_projection.outside_wide(model.module, memory["span"], grads, known)
+        return gradient_projection.outside(model.module, memory["span"], grads, self.passes)
 
     def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
         name = foreseen.first_layer(model.module, memory["span"]["rows"])
@@ -125,7 +125,7 @@ class Orthogonal(Algorithm):
             "reached": reached[None],
         }
         return {
-            "span": span.extended(model.module, memory["span"], rows, self.passes),
+            "span": gradient_projection.extended(model.module, memory["span"], rows, self.passes),
             **{k: torch.cat([memory[k], part]) for k, part in new.items()},
         }
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import grad
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.single_images import Statistics, disturbed
+from glocal.algorithms.batchnorm_side_effect import Statistics, disturbed
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.hessians import Form, Full, LowRank, Matrix, sample
+from glocal.algorithms.hessian_structures import Form, Full, LowRank, Matrix, sample
 from glocal.curvature.symmetric import eigh
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import require, unknown

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.hessians import Form, Matrix, Structure, form, half_square, sample, task_gradient
+from glocal.algorithms.hessian_structures import Form, Matrix, Structure, form, half_square, sample, task_gradient
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner

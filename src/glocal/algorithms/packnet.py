@@ -11,7 +11,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.partition import Partition, current, settled
 from glocal.errors import require
-from glocal.networks.calls import layers
+from glocal.networks.layer_calls import layers
 from glocal.networks.model import Model
 from glocal.tree import Params
 

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Setting
-from glocal.networks.calls import evaluated
+from glocal.networks.layer_calls import evaluated
 from glocal.networks.model import Model
 from glocal.tree import Params
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.partition import Partition, current
-from glocal.networks.columns import Columns
 from glocal.networks.model import MakeNetwork, Model
+from glocal.networks.progressive import Columns
 from glocal.tree import Params
 
 

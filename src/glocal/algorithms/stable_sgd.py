@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.errors import require
-from glocal.networks.dropped import Dropped
+from glocal.networks.dropout import Dropped
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 

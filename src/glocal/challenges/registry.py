@@ -12,7 +12,7 @@ from typing import Any
 from glocal.challenges import cifar, tinyimagenet
 from glocal.challenges.challenge import Augment, Challenge, Normalise, Setting
 from glocal.challenges.dataset import Dataset, cifar10_dataset, digits_dataset, mnist_dataset, tinyimagenet_dataset
-from glocal.challenges.permute import permuted
+from glocal.challenges.permuted import permuted
 from glocal.challenges.rotated import rotated
 from glocal.challenges.split import split
 from glocal.errors import GlocalError, unknown

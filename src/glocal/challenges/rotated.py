@@ -11,10 +11,10 @@ from torch import Tensor
 
 from glocal.challenges.challenge import Challenge
 from glocal.challenges.dataset import Dataset
+from glocal.challenges.pixel_permutation import viewed
 from glocal.challenges.rotate import rotation_map
-from glocal.challenges.viewed import viewed
 from glocal.errors import GlocalError
-from glocal.randomness import generator
+from glocal.rng import generator
 
 Angles = Sequence[float] | Mapping[int, Sequence[float]]
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from glocal.challenges.challenge import Augment, Data, Normalise, Task
-from glocal.challenges.decoded import keep, kept
+from glocal.challenges.tensor_cache import keep, kept
 from glocal.errors import GlocalError
 
 FILE = "tiny-imagenet-200.zip"

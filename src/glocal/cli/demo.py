@@ -30,10 +30,10 @@ class Demo:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.laboratory import sweep
         from glocal.report.progress import Bars
         from glocal.report.sentences import what_it_shows
         from glocal.report.table import render, rows
+        from glocal.sweeps import sweep
 
         begun = time.perf_counter()
         runs = sweep(

@@ -105,14 +105,14 @@ class Lens:
         from rich.console import Console
 
         from glocal import plugins
-        from glocal.laboratory import choose_device
-        from glocal.lens.along import along
+        from glocal.lens.error_curves import along
         from glocal.lens.region import positive
         from glocal.lens.retrace import retrace
         from glocal.paper.study import progress
         from glocal.paper.tables import write_table
-        from glocal.report.along import table as rows_of
+        from glocal.report.error_curves import table as rows_of
         from glocal.report.progress import Bars
+        from glocal.sweeps import choose_device
 
         steps = None if every == "epochs" else _steps(every)
         if plugins.is_file_spec(self.target):
@@ -168,9 +168,9 @@ class Lens:
 
     def _subject(self) -> Subject:
         from glocal import plugins
-        from glocal.laboratory import choose_device
         from glocal.lens.examination import given_subject
         from glocal.lens.stored import of_stored_run
+        from glocal.sweeps import choose_device
 
         device = choose_device(self.device)
         if not plugins.is_file_spec(self.target):

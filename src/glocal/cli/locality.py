@@ -62,9 +62,9 @@ class Locality:
         from rich.console import Console
 
         from glocal import resolve
-        from glocal.laboratory import choose_device
         from glocal.lens.locality import locality
         from glocal.paper.study import progress
+        from glocal.sweeps import choose_device
 
         device, pairs = choose_device(self.device), self._pairs()
         for _, challenge in pairs:

@@ -237,10 +237,10 @@ class Conducted:
     """A folder for the table (Parquet) and the figure (PNG and PDF)."""
 
     def __call__(self) -> None:
-        from glocal.laboratory import choose_device
         from glocal.paper.studies import get
         from glocal.paper.study import Place, conduct, progress, publish, took
         from glocal.paper.tables import read_cost, read_table, total
+        from glocal.sweeps import choose_device
 
         study = get(self.study)
         if self.results:

@@ -70,8 +70,8 @@ class Run:
         from rich.console import Console
 
         from glocal.cli.matrix import accuracy_matrix
-        from glocal.laboratory import sweep
         from glocal.report.progress import Bars
+        from glocal.sweeps import sweep
 
         options = parse_options(self.options, [self.algorithm])
         runs = sweep(

@@ -92,9 +92,9 @@ class Sweep:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.laboratory import sweep
         from glocal.report.progress import Bars
         from glocal.report.table import render, rows
+        from glocal.sweeps import sweep
 
         wanted = self._resolved()
         algorithms = wanted.pop("algorithms")

@@ -28,8 +28,8 @@ class Table:
         from rich.console import Console
 
         from glocal.errors import GlocalError
-        from glocal.laboratory import load
         from glocal.report.table import render, rows
+        from glocal.sweeps import load
 
         runs = load(self.store)
         if not runs and self.format == "rich":

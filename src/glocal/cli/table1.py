@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glocal.errors import GlocalError, unknown
-from glocal.laboratory import Unwatched, Watcher
 from glocal.metrics import Over
 from glocal.networks.model import PRECISIONS
 from glocal.paper import results
@@ -21,6 +20,7 @@ from glocal.paper.selection import Selection, selected, train
 from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
 from glocal.runs import Runs
 from glocal.store.run import Run
+from glocal.sweeps import Unwatched, Watcher
 
 
 @dataclass(frozen=True)

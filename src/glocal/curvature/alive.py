@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from glocal.curvature.layers import Params
-from glocal.kernels.mapped import is_mapped
+from glocal.fast.vmap_utils import is_mapped
 
 MANY = 0.1
 """The part of the features that must be zero everywhere for it to pay to leave them out."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.layers import Params
-from glocal.kernels.mapped import is_mapped
+from glocal.fast.vmap_utils import is_mapped
 from glocal.networks.linear import Linear
 from glocal.networks.mlp import MLP
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
-from glocal.curvature.outputs import Directions, dense_in_chunks
+from glocal.curvature.output_jacobians import Directions, dense_in_chunks
 
 
 def diagonal(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from glocal.curvature.differentiable import differentiable, recurrent
-from glocal.curvature.outputs import dense_in_chunks
+from glocal.curvature.output_jacobians import dense_in_chunks
 from glocal.curvature.products import (
     Product,
     functional_product,

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from glocal.curvature import convolved
-from glocal.curvature.convolved import IMAGES
+from glocal.curvature import conv_jacobian
+from glocal.curvature.conv_jacobian import IMAGES
+from glocal.curvature.factored_contraction import Answer, paired, weighted
 from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers
-from glocal.curvature.outputs import Directions, factored
-from glocal.curvature.pairing import Answer, paired, weighted
+from glocal.curvature.output_jacobians import Directions, factored
 from glocal.tree import map_tree
 
 Rows: TypeAlias = dict[str, Any]
@@ -84,7 +84,7 @@ def act(
         deltas = rows["deltas"]
         parts.append(paired(deltas, given))
     if IMAGES in rows:
-        part, from_images = convolved.act(module, rows[IMAGES], vector)
+        part, from_images = conv_jacobian.act(module, rows[IMAGES], vector)
         parts.append(part)
     rest: list[str] = []
     if "dense" in rows:
@@ -131,7 +131,7 @@ def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
         flat = delta.flatten(0, 1)
         total = total + product(flat, flat.mT) * _repeated(inner, delta.shape[1])
     if IMAGES in rows:
-        for j in convolved.written_down(module, rows[IMAGES], chunk_bytes):
+        for j in conv_jacobian.written_down(module, rows[IMAGES], chunk_bytes):
             total = total + product(j, j.mT)
     if "dense" in rows:
         dense = rows["dense"].flatten(0, 1)
@@ -154,7 +154,7 @@ def normalised(module: nn.Module, rows: Rows) -> tuple[Rows, Tensor]:
     scales = {"deltas": scale.mT, "dense": scale.unsqueeze(-1)}
     found = {k: v / scales[k] if k in scales else v for k, v in rows.items()}
     if IMAGES in rows:
-        found[IMAGES] = convolved.divided(rows[IMAGES], scale)
+        found[IMAGES] = conv_jacobian.divided(rows[IMAGES], scale)
     return found, lengths
 
 

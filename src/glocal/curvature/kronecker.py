@@ -23,10 +23,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.at_once import room, samples_at_once
+from glocal.curvature.chunk_size import room, samples_at_once
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
-from glocal.curvature.outputs import Directions
+from glocal.curvature.output_jacobians import Directions
 
 Curvature: TypeAlias = dict[str, dict[str, Any]]
 MOST = 500

@@ -29,10 +29,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
-from glocal.curvature.at_once import room, samples_at_once
+from glocal.curvature.chunk_size import room, samples_at_once
 from glocal.curvature.differentiable import differentiable
 from glocal.curvature.layers import Params
-from glocal.curvature.rectified import Rectified
+from glocal.curvature.relu_mask import Rectified
 from glocal.losses import OwnLoss
 from glocal.networks.convolution import Convolved
 

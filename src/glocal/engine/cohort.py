@@ -13,9 +13,9 @@ from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.step import Hyper, scalars
-from glocal.networks.door import Door
 from glocal.networks.model import MakeNetwork, Model, Precision
-from glocal.randomness import generator
+from glocal.networks.preprocess import Door
+from glocal.rng import generator
 from glocal.tree import Params
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
-from glocal.engine.execute import Executor
-from glocal.engine.feed import evenly_spaced
-from glocal.engine.record import Record
+from glocal.engine.executors import Executor
+from glocal.engine.loader import evenly_spaced
+from glocal.engine.measurements import Record
 from glocal.engine.state import State
 
 CHUNK = {"cpu": 500, "cuda": 10_000}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from glocal.kernels.exact import tf32
+from glocal.fast.tf32 import tf32
 from glocal.networks.model import Precision
 
 

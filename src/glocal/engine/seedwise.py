@@ -11,8 +11,8 @@ from torch.func import vmap
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.engine.cohort import Cohort
-from glocal.engine.execute import BATCH_DIMS, STEP_DIMS, Tick, Vectorised
-from glocal.engine.feed import Feed
+from glocal.engine.executors import BATCH_DIMS, STEP_DIMS, Tick, Vectorised
+from glocal.engine.loader import Feed
 from glocal.engine.state import State
 from glocal.engine.step import Hyper
 from glocal.tree import Tree

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.algorithms.algorithm import Algorithm
-from glocal.algorithms.hessians import Matrix, Structure
+from glocal.algorithms.hessian_structures import Matrix, Structure
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.curvature.vector import flatten, unflatten

@@ -24,16 +24,16 @@ from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
 from glocal.errors import require
-from glocal.kernels.exact import exactly
-from glocal.lens import flat
+from glocal.fast.tf32 import exactly
+from glocal.lens import flat_vectors as flat
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.approximation import floor
-from glocal.lens.checked import twice_differentiable
 from glocal.lens.forgetting import Forgetting, average, forgetting
-from glocal.lens.given import AnyLoss, TaskData, listed
+from glocal.lens.input_checks import twice_differentiable
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
 from glocal.lens.subject import CHUNK, Subject, of_module
+from glocal.lens.task_inputs import AnyLoss, TaskData, listed
 
 OF_WHAT_IS_LEARNT = 0.1
 """ε, if not said, as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), in the mean over the tasks."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.errors import require
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.forgetting import measured
 from glocal.lens.subject import Subject
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from glocal.errors import unknown
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.subject import Subject
 from glocal.metrics import OVER, Over
 
@@ -89,13 +89,21 @@ def forgetting(subject: Subject) -> Forgetting:
     n = flat.trained(subject)
     terms = torch.full((5, n, n), torch.nan, dtype=torch.float64, device=subject.device)
     for o in range(n):
-        slope, times, origin = flat.slope(subject, o), flat.hessian(subject, o), flat.position(subject, o)
+        slope, times, origin = (
+            flat.slope(subject, o),
+            flat.hessian(subject, o),
+            flat.position(subject, o),
+        )
         moved = bent = torch.zeros_like(origin)  # θ_t − θ_o, and H_o times it
         terms[:, o, o] = 0
         for t in range(o + 1, n):
             update = flat.update(subject, t)
             turned = times(update)
-            added = [flat.inner(slope, update), flat.inner(update, turned) / 2, flat.inner(moved, turned)]
+            added = [
+                flat.inner(slope, update),
+                flat.inner(update, turned) / 2,
+                flat.inner(moved, turned),
+            ]
             moved, bent = flat.position(subject, t) - origin, bent + turned
             terms[:, t, o] = torch.stack([flat.inner(slope, moved), flat.inner(moved, bent) / 2, *added])
     gradient, quadratic, *added = terms.cpu()

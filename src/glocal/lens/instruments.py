@@ -30,20 +30,20 @@ from typing import TypeAlias
 import torch
 
 from glocal.errors import GlocalError, unknown
-from glocal.kernels.exact import exactly
-from glocal.lens import flat
+from glocal.fast.tf32 import exactly
+from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation, curves, curves_by, order
-from glocal.lens.checked import twice_differentiable
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.input_checks import twice_differentiable
 from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
+from glocal.lens.taylor_full import whole
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
 from glocal.lens.trajectory import moments_of
-from glocal.lens.whole import whole
 
 Row: TypeAlias = dict[str, str | int | float | bool | None]
 Rows: TypeAlias = list[Row]

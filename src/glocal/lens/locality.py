@@ -34,17 +34,17 @@ from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Challenge, Task
 from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.feed import Feed, evenly_spaced
-from glocal.engine.plan import initial_state, state_at
-from glocal.engine.record import Record
+from glocal.engine.loader import Feed, evenly_spaced
+from glocal.engine.loop import Execution, Snapshot, train
+from glocal.engine.measurements import Record
+from glocal.engine.memory_budget import initial_state, state_at
 from glocal.engine.state import State
-from glocal.engine.train import Execution, Snapshot, train
 from glocal.errors import require
 from glocal.lens.dependence import Dependence, dependence
-from glocal.lens.redrawn import Redrawn
+from glocal.lens.resampled_memory import Redrawn
 from glocal.lens.subject import Point
 from glocal.networks.model import MakeNetwork, Model
-from glocal.randomness import generator
+from glocal.rng import generator
 
 PLACES = ("initialisation", "path", "solution", "beyond")
 """Where every run that is kept for probes is looked from."""

@@ -26,12 +26,12 @@ from glocal import tree
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
-from glocal.engine.feed import Feed, evenly
+from glocal.engine.loader import Feed, evenly
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
 from glocal.lens.approximation import Curves, difference, own_approximation, own_loss
+from glocal.lens.map_runs import Runwise
 from glocal.lens.region import Assumption, Break, assumption, positive
-from glocal.lens.runwise import Runwise
 from glocal.lens.subject import Point
 from glocal.lens.taylor import after, chosen, expand
 from glocal.lens.trajectory import Moment

@@ -29,10 +29,10 @@ from glocal.challenges.challenge import Data
 from glocal.curvature.eigenpairs import eigenpairs
 from glocal.curvature.lanczos import Eigenpairs, start_vector
 from glocal.curvature.vector import flatten, unflatten
-from glocal.engine.feed import evenly_spaced
+from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, unknown
 from glocal.lens.subject import Point, Subject
-from glocal.randomness import generator
+from glocal.rng import generator
 from glocal.tree import Params
 
 Split: TypeAlias = Literal["train", "test"]

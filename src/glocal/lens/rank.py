@@ -18,12 +18,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from glocal.curvature.density import Density, density, of_eigenvalues
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
+from glocal.curvature.spectrum import Density, density, of_eigenvalues
 from glocal.curvature.trace import random_signs
 from glocal.errors import require, unknown
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.subject import CHUNK, Subject
 
 Method: TypeAlias = Literal["auto", "dense", "density"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from glocal.engine.cohort import Cohort
-from glocal.engine.train import Progress
+from glocal.engine.loop import Progress
 from glocal.errors import require
 from glocal.lens.stored import trained
 from glocal.lens.subject import CHUNK, some_examples

@@ -21,12 +21,12 @@ from glocal.challenges.challenge import Data
 from glocal.curvature.differentiable import differentiable
 from glocal.curvature.products import Product, gauss_newton_product, hessian_product
 from glocal.engine.cohort import Cohort, constants, seeded_network
-from glocal.engine.feed import evenly_spaced
-from glocal.engine.train import Execution, Progress, train
+from glocal.engine.loader import evenly_spaced
+from glocal.engine.loop import Execution, Progress, train
 from glocal.errors import GlocalError, require
-from glocal.lens import given
-from glocal.lens.checked import check
-from glocal.lens.given import AnyLoss, TaskData
+from glocal.lens import task_inputs
+from glocal.lens.input_checks import check
+from glocal.lens.task_inputs import AnyLoss, TaskData
 from glocal.losses import Loss
 from glocal.tree import Params
 
@@ -135,9 +135,9 @@ def of_module(
         f"the network {type(module).__name__} computes in {', '.join(map(str, halves))}, in which no "
         "curvature is found: give module.float().",
     )
-    chosen = given.chosen(loss)
-    data = [given.gathered(task, examples, learnt[0].device) for task in given.listed("tasks", tasks)]
-    points = [_point(own, state) for state in given.listed("checkpoints", checkpoints)]
+    chosen = task_inputs.chosen(loss)
+    data = [task_inputs.gathered(task, examples, learnt[0].device) for task in task_inputs.listed("tasks", tasks)]
+    points = [_point(own, state) for state in task_inputs.listed("checkpoints", checkpoints)]
     _sound(own, points)
     subject = Subject(own, chosen, data, points)
     check(subject)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch
-from glocal.algorithms.hessians import Form, Matrix, Structure, form, task_gradient
+from glocal.algorithms.hessian_structures import Form, Matrix, Structure, form, task_gradient
 from glocal.challenges.challenge import Data
 from glocal.curvature.differentiable import differentiable
 from glocal.errors import GlocalError, require
 from glocal.lens.subject import Point, Subject
-from glocal.networks.door import Open
 from glocal.networks.model import Model
+from glocal.networks.preprocess import Open
 from glocal.tree import Params, Tree, inner
 
 ORDERS = (0, 1, 2)

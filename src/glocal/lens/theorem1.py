@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from glocal.curvature.density import quadrature
-from glocal.lens import flat
+from glocal.curvature.spectrum import quadrature
+from glocal.lens import flat_vectors as flat
 from glocal.lens.forgetting import average, averaged, measured
 from glocal.lens.subject import Subject
 from glocal.metrics import Over

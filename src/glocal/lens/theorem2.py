@@ -22,7 +22,7 @@ from torch import Tensor
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.products import functional_product
 from glocal.errors import require
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.subject import CHUNK, Subject
 from glocal.losses import Loss, OwnLoss
 

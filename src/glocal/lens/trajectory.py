@@ -12,9 +12,9 @@ from torch import Tensor
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.engine.cohort import Cohort
-from glocal.engine.feed import Feed
+from glocal.engine.loader import Feed
+from glocal.engine.loop import Execution, Progress, Silent, Snapshot, train
 from glocal.engine.state import State
-from glocal.engine.train import Execution, Progress, Silent, Snapshot, train
 from glocal.errors import GlocalError, require
 from glocal.lens.subject import CHUNK, Point, Subject, of_run, some_examples
 from glocal.networks.model import Model

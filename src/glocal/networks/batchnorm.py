@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from glocal.kernels.mapped import Dims, into
-from glocal.kernels.triton import available
+from glocal.fast.triton import available
+from glocal.fast.vmap_utils import Dims, into
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -97,7 +97,7 @@ class Normalised(Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, mean: Tensor, variance: Tensor, *how: Any
     ) -> tuple[Tensor, ...]:
-        from glocal.kernels import batchnorm_triton
+        from glocal.fast import batchnorm_triton
 
         return batchnorm_triton.normalise(x, weight, bias, beside, mean, variance, *how)
 
@@ -134,7 +134,7 @@ class Slopes(Function):
     def forward(
         dy: Tensor, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *how: Any
     ) -> tuple[Tensor, ...]:
-        from glocal.kernels import batchnorm_triton
+        from glocal.fast import batchnorm_triton
 
         return batchnorm_triton.slopes(dy, x, y, weight, bias, mean, variance, *how)
 

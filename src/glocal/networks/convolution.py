@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from glocal.kernels import contractions
-from glocal.kernels.mapped import Dims, into
+from glocal.fast import grouped_conv
+from glocal.fast.vmap_utils import Dims, into
 
 
 class Conv2d(nn.Conv2d):
@@ -89,7 +89,7 @@ class Output(_Contraction):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
-        return contractions.output(x, w, stride, padding, groups)
+        return grouped_conv.output(x, w, stride, padding, groups)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ class Input(_Contraction):
 
     @staticmethod
     def forward(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
-        return contractions.input(y, w, stride, padding, groups, size)
+        return grouped_conv.input(y, w, stride, padding, groups, size)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
@@ -143,7 +143,7 @@ class Weight(_Contraction):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int) -> Tensor:
-        return contractions.weight(x, y, stride, padding, groups, k)
+        return grouped_conv.weight(x, y, stride, padding, groups, k)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> tuple[Any, ...]:

@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
-from glocal.networks.door import Door
+from glocal.networks.bf16 import halve
 from glocal.networks.functional import Functional
-from glocal.networks.halves import halve
-from glocal.randomness import split
+from glocal.networks.preprocess import Door
+from glocal.rng import split
 from glocal.tree import Params
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
-from glocal.engine.train import Progress
+from glocal.engine.loop import Progress
 from glocal.errors import GlocalError, unknown
-from glocal.laboratory import Watcher, choose_device, sweep
 from glocal.paper import published
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.runs import Runs
+from glocal.sweeps import Watcher, choose_device, sweep
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 from glocal.errors import GlocalError
-from glocal.kernels.exact import exactly
-from glocal.laboratory import choose_device, device_name
+from glocal.fast.tf32 import exactly
 from glocal.paper.studies import get
 from glocal.paper.tables import Cost, total, write_table
 from glocal.store.store import Store
+from glocal.sweeps import choose_device, device_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

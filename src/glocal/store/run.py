@@ -18,7 +18,7 @@ from glocal.tree import Params
 class Run:
     """One run's configuration, its measurements, and what is worth knowing about how they came about.
 
-    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `glocal.engine.record.MEASURES` (t = 0 is the
+    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `measurements.MEASURES` (t = 0 is the
         initialisation; NaN where the run had diverged), 'from_start' and 'from_previous' (T,), 'epoch_loss'
         (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged'

@@ -21,9 +21,9 @@ import torch
 
 from glocal import tree
 from glocal.engine.config import RunConfig
-from glocal.engine.record import MEASURES, VECTORS, Record
+from glocal.engine.loop import Snapshot
+from glocal.engine.measurements import MEASURES, VECTORS, Record
 from glocal.engine.state import State
-from glocal.engine.train import Snapshot
 from glocal.errors import GlocalError
 from glocal.store.files import (
     DAMAGE,

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glocal.algorithms.hessians import Structure
-from glocal.lens import flat
+from glocal.algorithms.hessian_structures import Structure
+from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation, Curves, curves, fit, order, own_approximation, own_curves
 from glocal.lens.subject import Point, Subject
 from glocal.lens.taylor import taylor
+from glocal.lens.taylor_full import whole, within
 from glocal.lens.trajectory import Moment, Trajectory, record
-from glocal.lens.whole import whole, within
 from glocal.paper.studies.approximation_figure import Series, draw, rates, series_of
 from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.lines import listed
-from glocal.paper.studies.rows import distinct, median, told, where
+from glocal.paper.studies.lr_plots import listed
+from glocal.paper.studies.row_filters import distinct, median, told, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from glocal.paper.studies.rows import against, column, distinct, median, where
+from glocal.paper.studies.row_filters import against, column, distinct, median, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

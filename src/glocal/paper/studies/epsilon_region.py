@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Curves, curves
 from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
 from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
+from glocal.lens.taylor_full import whole, within
 from glocal.lens.trajectory import record
-from glocal.lens.whole import whole, within
 from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.lines import listed, rate_colours
-from glocal.paper.studies.rows import against, column, distinct, median, told, where
+from glocal.paper.studies.lr_plots import listed, rate_colours
+from glocal.paper.studies.row_filters import against, column, distinct, median, told, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

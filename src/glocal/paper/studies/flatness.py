@@ -20,7 +20,7 @@ from glocal.lens.flatness import Flatness, flatness
 from glocal.lens.subject import of_training
 from glocal.paper.published import SEEDS
 from glocal.paper.studies.cohorts import by_seed, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.rows import column, distinct, spearman, where
+from glocal.paper.studies.row_filters import column, distinct, spearman, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

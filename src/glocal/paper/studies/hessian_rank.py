@@ -22,13 +22,13 @@ from torch.nn.functional import avg_pool2d
 from glocal.algorithms import SGD
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort, Member
-from glocal.lens import flat
+from glocal.lens import flat_vectors as flat
 from glocal.lens.rank import ABSOLUTE, RELATIVE, Ranks, rank
 from glocal.lens.subject import Point, Subject, of_training
 from glocal.networks import MLP, mlp
 from glocal.paper.published import SEEDS
 from glocal.paper.studies.cohorts import challenge_of
-from glocal.paper.studies.rows import column, distinct, where
+from glocal.paper.studies.row_filters import column, distinct, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 from glocal.challenges.challenge import Challenge, Data, Task
-from glocal.laboratory import sweep
 from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth_of
 from glocal.metrics import summary
 from glocal.paper.student import interval
-from glocal.paper.studies.lines import line, listed, log_y, lost, mean, names, order, over_lr, pens, rate_colours
-from glocal.paper.studies.rows import column, distinct, told, where
-from glocal.paper.studies.watched import rotations, watched
+from glocal.paper.studies.lr_plots import line, listed, log_y, lost, mean, names, order, over_lr, pens, rate_colours
+from glocal.paper.studies.row_filters import column, distinct, told, where
+from glocal.paper.studies.trained_runs import rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, legend
+from glocal.sweeps import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,18 +25,18 @@ from torch.nn.functional import avg_pool2d
 from glocal import challenges, resolve
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import seeded_network
-from glocal.engine.feed import evenly_spaced
+from glocal.engine.loader import evenly_spaced
 from glocal.errors import require
-from glocal.laboratory import Unwatched, sweep
+from glocal.lens.batch_statistics import by_batch
 from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation
-from glocal.lens.statistics import by_batch
 from glocal.lens.subject import Subject, of_module
 from glocal.networks import ResNet18
-from glocal.networks.door import Door
 from glocal.networks.model import MakeNetwork
+from glocal.networks.preprocess import Door
 from glocal.paper import table1
-from glocal.paper.studies.rows import column, distinct, where
+from glocal.paper.studies.row_filters import column, distinct, where
 from glocal.store.run import Run
+from glocal.sweeps import Unwatched, sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,8 +20,8 @@ from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import Forgetting, forgetting, recursion
 from glocal.lens.subject import Point, Subject, of_training
 from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.lines import listed, rate_colours
-from glocal.paper.studies.rows import against, column, distinct, median, told, where
+from glocal.paper.studies.lr_plots import listed, rate_colours
+from glocal.paper.studies.row_filters import against, column, distinct, median, told, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

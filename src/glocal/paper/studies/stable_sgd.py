@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.laboratory import sweep
 from glocal.metrics import accuracy_of, average_accuracy, average_forgetting, learning_accuracy
 from glocal.networks import mlp
-from glocal.paper.studies.lines import line, listed, lost, mean, names, over_lr, pens, rate_colours
-from glocal.paper.studies.rows import distinct, told, where
-from glocal.paper.studies.watched import rotations
+from glocal.paper.studies.lr_plots import line, listed, lost, mean, names, over_lr, pens, rate_colours
+from glocal.paper.studies.row_filters import distinct, told, where
+from glocal.paper.studies.trained_runs import rotations
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
+from glocal.sweeps import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,9 @@ import numpy as np
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.theorem1 import theorem1
 from glocal.paper.studies.cohorts import by_seed
-from glocal.paper.studies.lines import finite, listed, lost, names, pens, rate_colours, title
-from glocal.paper.studies.rows import column, distinct, spearman, told, where
-from glocal.paper.studies.watched import after_tasks, rotations, watched
+from glocal.paper.studies.lr_plots import finite, listed, lost, names, pens, rate_colours, title
+from glocal.paper.studies.row_filters import column, distinct, spearman, told, where
+from glocal.paper.studies.trained_runs import after_tasks, rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, INK, TITLE_COLOURS, log_lr

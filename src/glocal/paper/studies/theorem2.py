@@ -17,9 +17,9 @@ import torch
 from glocal.lens.forgetting import average, measured
 from glocal.lens.theorem2 import theorem2
 from glocal.paper.studies import theorem1
-from glocal.paper.studies.lines import finite, listed, log_y, lost, names, order, over_lr, pens
-from glocal.paper.studies.rows import column, distinct, told, where
-from glocal.paper.studies.watched import after_tasks, rotations, watched
+from glocal.paper.studies.lr_plots import finite, listed, log_y, lost, names, order, over_lr, pens
+from glocal.paper.studies.row_filters import column, distinct, told, where
+from glocal.paper.studies.trained_runs import after_tasks, rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.report.style import legend
 

@@ -16,8 +16,8 @@ from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.results import PERCENT
 from glocal.paper.selection import Selection, train
-from glocal.paper.studies.lines import line, listed, lost, mean, names, order, pens, title
-from glocal.paper.studies.rows import column, distinct, where
+from glocal.paper.studies.lr_plots import line, listed, lost, mean, names, order, pens, title
+from glocal.paper.studies.row_filters import column, distinct, where
 from glocal.paper.study import Piece, Place, Row
 from glocal.report.style import FAINT, legend
 

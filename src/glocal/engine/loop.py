@@ -1,0 +1,202 @@
+"""The whole of continual training: for every task, epochs of steps, consolidation, evaluation of all tasks."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from glocal import tree
+from glocal.engine.allocator import keep_freed_memory
+from glocal.engine.cohort import Cohort
+from glocal.engine.evaluate import Evaluator
+from glocal.engine.executors import Executor, RunByRun, Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.measurements import Record
+from glocal.engine.memory_budget import initial_state
+from glocal.engine.memory_format import arrange
+from glocal.engine.precision import multiplying
+from glocal.engine.seedwise import Seedwise, seeds_share
+from glocal.engine.state import State
+from glocal.fast.cuda_graph import Graphed
+from glocal.tree import Params
+
+Execution = Literal["auto", "vectorised", "run-by-run"]
+Watch = Callable[[int, int, State, Feed], None]
+"""Is given the task, its epoch that has ended, and all as it is before M_{t+1}: θ as the network has it, and the feed,
+whose `x`, `y` and `whole` are the challenge's, and whose batches are for the steps alone."""
+
+
+class Progress(Protocol):
+    """Who wants to know how far a cohort is. One that has `looks`, and it is true, looks at the state at every step."""
+
+    def task(self, task: int) -> None: ...
+
+    def steps(self, count: int) -> None: ...
+
+
+class Silent:
+    """Nobody does."""
+
+    def task(self, task: int) -> None: ...
+
+    def steps(self, count: int) -> None: ...
+
+
+@dataclass
+class Snapshot:
+    """A cohort at a task boundary: all that is needed to go on from there."""
+
+    finished: int
+    state: State
+    record: Record
+
+
+def train(
+    cohort: Cohort,
+    begin: Snapshot | None = None,
+    execution: Execution = "auto",
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> Iterator[Snapshot]:
+    """Train a cohort, from its initialisation or from a snapshot, and yield a snapshot at every task boundary.
+
+    The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
+    until the generator goes on. Who watches is called after every epoch; it must leave all as it is.
+    """
+    on_gpu = cohort.device.type == "cuda"
+    # Streams, graphs and kernels are made on the GPU that is torch's current one.
+    with multiplying(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
+        yield from _train(cohort, begin, execution, progress or Silent(), watch)
+
+
+def _train(
+    cohort: Cohort, begin: Snapshot | None, execution: Execution, progress: Progress, watch: Watch | None
+) -> Iterator[Snapshot]:
+    if cohort.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(cohort.device)
+    started = time.perf_counter()
+    feed, evaluator = Feed(cohort), Evaluator(cohort)
+    feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
+    executor = choose(cohort, feed, execution)
+    if isinstance(executor, RunByRun):
+        executor.live = getattr(progress, "looks", False)
+    theta_0, _ = cohort.initial()
+    if begin is None:
+        record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
+        begin = Snapshot(0, initial_state(cohort, feed), record)
+        evaluator.measure(executor, begin.state, record, row=0)
+        record.notes = noted(executor)
+        record.seconds = time.perf_counter() - started
+        yield begin
+    arrange(begin.state, cohort.device)
+    state, record, spent = begin.state, begin.record, begin.record.seconds
+    for task in range(begin.finished, cohort.challenge.tasks):
+        started = time.perf_counter()
+        progress.task(task)
+        feed.load_task(task, state.memory)
+        previous = {k: p.clone() for k, p in state.params.items()}
+        for epoch in range(cohort.epochs):
+            begun = time.perf_counter()
+            feed.load_epoch(epoch)
+            executor.before_epoch(state, epoch)
+            losses = executor.epoch(state, feed, epoch, progress.steps)
+            note_divergence(state, losses)
+            record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
+            took = time.perf_counter() - begun  # all of it: the losses have arrived
+            if epoch or cohort.epochs == 1:  # in a task's first epoch graphs are captured and steps recorded
+                record.paces.append(took / losses.shape[1] / len(cohort))
+            if watch is not None:
+                watch(task, epoch, state, feed)
+                settle(cohort.device)
+        with torch.no_grad():
+            executor.consolidate(state, feed)
+            arrange(state, cohort.device)
+            distances = distance(state.params, theta_0), distance(state.params, previous)
+            note_lost(state, distances[0])
+            record.from_start[:, task], record.from_previous[:, task] = distances
+            record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
+            note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
+        record.notes = noted(executor)
+        record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))
+        spent += time.perf_counter() - started
+        record.seconds = spent
+        yield Snapshot(task + 1, state, record)
+
+
+def noted(executor: Executor) -> list[str]:
+    return [executor.note] if executor.note else []
+
+
+def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
+    """The fastest executor that works for this cohort, found by trying, with a note if it is not the first choice."""
+    on_gpu = cohort.device.type == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
+    if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
+        return RunByRun(cohort)
+    kinds = [Seedwise, Vectorised] if seeds_share(cohort) and not on_gpu else [Vectorised]
+    for kind in kinds:
+        executor = kind(cohort)
+        try:
+            rehearse(executor, cohort, feed)
+        except Exception as error:
+            if execution == "vectorised" and kind is kinds[-1]:
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        else:
+            return Graphed(cohort) if on_gpu else executor
+    return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
+
+
+def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
+    """A step, a consolidation on a few examples, a step with that memory, a prediction; the state is thrown away."""
+    feed.load_epoch(0)
+    ignored = lambda steps: None  # noqa: E731
+    state = initial_state(cohort, feed)
+    executor.before_epoch(state, 0)
+    executor.epoch(state, feed.first_step(), 0, ignored)
+    executor.consolidate(state, feed.shortened(8))
+    executor.epoch(state, feed.first_step(), 0, ignored)
+    executor.predict(state, slice(0, len(cohort)), feed.x[None, :2], 0)
+
+
+def distance(params: Params, origin: Params) -> Tensor:
+    """‖θ − θ'‖₂ over all parameters, one number a run."""
+    squared = vmap(lambda a, b: tree.total((a[k] - b[k]).double().square() for k in a))
+    return squared(params, origin).sqrt().cpu()
+
+
+def note_divergence(state: State, losses: Tensor) -> None:
+    """Remember the first step whose objective was not finite, and count the steps."""
+    bad = ~losses.isfinite()
+    first = state.clock + bad.long().argmax(1)
+    state.diverged.copy_(torch.where((state.diverged < 0) & bad.any(1), first, state.diverged))
+    state.clock += losses.shape[1]
+
+
+def note_lost(state: State, measured: Tensor) -> None:
+    """A run whose parameters or losses are no longer finite has diverged, even if its last objective still was."""
+    lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
+    state.diverged.masked_fill_(lost, state.clock)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what is under way on a GPU, so that it is not taken for the next epoch's work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory held so far: on a GPU what was allocated there, on a CPU what the process ever had resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

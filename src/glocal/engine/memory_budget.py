@@ -1,0 +1,121 @@
+"""How many runs go side by side: as many as fit into the memory that is free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.algorithms.algorithm import Algorithm
+from glocal.engine.cohort import Cohort
+from glocal.engine.executors import RunByRun
+from glocal.engine.loader import Feed
+from glocal.engine.state import State
+from glocal.errors import GlocalError
+from glocal.tree import Params
+
+SHARE = 0.6
+"""Of the free memory, the part that is planned with; the rest is for evaluation, the allocator and other people."""
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def initial_state(cohort: Cohort, feed: Feed) -> State:
+    """θ_0, the network's buffers and M_1 of every run."""
+    return state_at(cohort, feed, *cohort.initial())
+
+
+def state_at(cohort: Cohort, feed: Feed, params: Params, buffers: Params) -> State:
+    """These parameters and buffers with a fresh M_1; nobody has diverged."""
+    model = cohort.model(vectorised=False)
+    memories = []
+    for run, member in enumerate(cohort.members):
+        own = tree.select(params, run)
+        memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, feed.example())
+        check_memory(memory)
+        memories.append(tree.map_tree(lambda leaf: leaf.to(cohort.device), memory))
+    runs = len(cohort)
+    diverged = torch.full((runs,), -1, dtype=torch.long, device=cohort.device)
+    return State(params, buffers, tree.stack(memories), diverged)
+
+
+def check_memory(memory: Mapping[str, Any]) -> None:
+    """A memory is a dict of tensors and of such dicts, and must survive being written down."""
+    for key, leaf in memory.items():
+        if isinstance(leaf, Mapping) and leaf:
+            check_memory(leaf)
+        elif not isinstance(leaf, Tensor) or "/" in key:
+            kind = "an empty dict" if isinstance(leaf, Mapping) else f"a {type(leaf).__name__}"
+            raise GlocalError(f"an algorithm's memory holds tensors under names without '/': '{key}' is {kind}.")
+
+
+def data_bytes(cohort: Cohort) -> int:
+    """What the runs of one group share: the task in training and, of every task, what it is measured on."""
+    task = cohort.challenge.task(0, cohort.members[0].seed)
+    example = task.train.x[:1].nbytes + task.train.y[:1].nbytes
+    measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
+    scaled = task.train.x.numel() * 4
+    return example * (len(task.train.y) + cohort.challenge.tasks * measured) + scaled
+
+
+def bytes_per_run(cohort: Cohort) -> int:
+    """Measured on one step of one run: parameters, gradients and update, what autograd keeps, and M after every task;
+    and of what the runs of a seed foresee together, its share.
+
+    What grows is taken at its largest, as if every task added what the first one did.
+    """
+    one = cohort.only(cohort.members[:1])
+    feed = Feed(one)
+    feed.load_task(0)
+    feed.load_epoch(0)
+    state = initial_state(one, feed)
+    executor = RunByRun(one)
+    kept: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    before = tree.nbytes(state.memory)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        executor.step_of(state, 0, next(feed.batches_of(0)))
+    executor.consolidate(state, feed)
+    grown = max(0, tree.nbytes(state.memory) - before)
+    memory = before + grown * one.challenge.tasks
+    shared = foreseen_bytes(feed, state) * len({m.seed for m in cohort.members}) // len(cohort)
+    return 4 * tree.nbytes(state.params) + 2 * sum(kept.values()) + 2 * memory + shared
+
+
+def foreseen_bytes(feed: Feed, state: State) -> int:
+    """Of a seed, after its last task."""
+    if type(feed.cohort.algorithm).foresee is Algorithm.foresee:
+        return 0
+    narrow = feed.inputs.nbytes
+    feed.load_task(0, state.memory)
+    return narrow + feed.cohort.challenge.tasks * (feed.inputs.nbytes - narrow) if feed.foreseen else 0
+
+
+def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
+    """How many of the cohort's runs fit side by side into `budget` bytes (a share of what is free, unless given)."""
+    available = int(SHARE * free_bytes(cohort.device)) if budget is None else budget
+    each = bytes_per_run(cohort) + data_bytes(cohort) * len(cohort.groups) // len(cohort)
+    if each > available:
+        raise GlocalError(
+            f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {each / 1e6:,.0f} MB, and "
+            f"{available / 1e6:,.0f} MB may be used. Free some memory, or choose a smaller batch, buffer or network."
+        )
+    return available // each

@@ -1,0 +1,78 @@
+"""The vectorised step inside a captured CUDA graph: data, draws, gradient, projection and update without the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.engine.cohort import Cohort
+from glocal.engine.executors import Tick, Vectorised, put_back
+from glocal.engine.loader import Feed
+from glocal.engine.state import State
+
+WARM_UP = 3
+
+
+class Graphed(Vectorised):
+    """Replays one graph a step. A graph holds addresses: it is captured anew when a tensor it uses has moved."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        super().__init__(cohort)
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+        self._cursor = torch.zeros((), dtype=torch.long, device=cohort.device)
+        self._losses = torch.zeros(0, len(cohort), device=cohort.device)
+
+    def _epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+        if self.note:
+            return super()._epoch(state, feed, epoch, tick)
+        if self._losses.shape[0] != feed.steps:
+            self._losses = self._losses.new_zeros(feed.steps, len(self.cohort))
+        try:
+            graphs = {size: self._graph(state, feed, size) for size in {feed.size(i) for i in range(feed.steps)}}
+        except RuntimeError as error:
+            self.note = f"step by step, because it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}"
+            torch.cuda.synchronize()
+            return super()._epoch(state, feed, epoch, tick)
+        self._cursor.zero_()
+        for i in range(feed.steps):
+            graphs[feed.size(i)].replay()
+            tick(len(self.cohort))
+        return self._losses.T.contiguous()
+
+    def _graph(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
+        used = [*tree.flatten(state.as_tree()).values(), *feed.tensors()]
+        used.append(self._losses)
+        key = (size, *(t.data_ptr() for t in used), *(n for t in used for n in t.shape))
+        if key not in self._graphs:
+            if len(self._graphs) > 8:
+                self._graphs.clear()
+            self._graphs[key] = self._capture(state, feed, size)
+        return self._graphs[key]
+
+    def _capture(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
+        """Capturing needs a few real steps first, which must leave no trace."""
+        before = tree.map_tree(torch.clone, state.as_tree())
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    self._cursor.zero_()
+                    self._advance(state, feed, size)
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph):
+                self._advance(state, feed, size)
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
+            put_back(before, state.as_tree())
+        return graph
+
+    def _advance(self, state: State, feed: Feed, size: int) -> None:
+        """A step that leaves every tensor of the state where it was."""
+        own = State.from_tree(dict(state.as_tree()), state.clock)
+        losses = self.step(own, feed.batch_at(self._cursor, size))
+        self._losses.index_copy_(0, self._cursor.view(1), losses.view(1, -1))
+        put_back(own.as_tree(), state.as_tree())
+        self._cursor += 1

@@ -1,0 +1,60 @@
+r"""The second-order expansion of a task's loss at its solution, Eq. taylor-p, with its whole Hessian H_o: for networks
+of any size, because H_o is known by its products alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from glocal.curvature.vector import flatten
+from glocal.errors import require
+from glocal.lens import flat_vectors as flat
+from glocal.lens.approximation import Approximation
+from glocal.lens.subject import Subject
+from glocal.lens.taylor import solution
+
+
+def whole(subject: Subject, task: int) -> Approximation:
+    r"""θ ↦ \hat L_o(θ), one product every time."""
+    level, origin, slope = _first_order(subject, task)
+    times = flat.hessian(subject, task)
+
+    def value(params: Mapping[str, Tensor]) -> Tensor:
+        moved = flatten(params) - origin
+        return level + (slope + times(moved) / 2) @ moved
+
+    return value
+
+
+def within(subject: Subject, task: int, directions: Tensor) -> Approximation:
+    r"""The same where θ − θ_o = Dᵀ c for some coordinates c, D being independent directions (k, P):
+
+        \hat L_o(θ) = L_o(θ_o) + (θ − θ_o)ᵀ ∇L_o(θ_o) + ½ cᵀ (D H_o Dᵀ) c.
+
+    It takes k products, made now, and none to evaluate. Elsewhere θ − θ_o counts as what of it lies in their span.
+    """
+    rank = int(torch.linalg.matrix_rank(directions.double()))
+    independent = f"directions are independent; {len(directions)} of rank {rank} were given."
+    require(0 < len(directions) == rank, independent)
+    level, origin, slope = _first_order(subject, task)
+    times = flat.hessian(subject, task)
+    bent = torch.stack([times(d) for d in directions])
+    curvature = (directions.double() @ bent.double().mT).to(origin)
+    back = torch.linalg.pinv(directions.double()).to(origin)
+
+    def value(params: Mapping[str, Tensor]) -> Tensor:
+        moved = flatten(params) - origin
+        along = moved @ back
+        return level + moved @ slope + along @ curvature @ along / 2
+
+    return value
+
+
+def _first_order(subject: Subject, task: int) -> tuple[Tensor, Tensor, Tensor]:
+    """L_o(θ_o), θ_o and ∇L_o(θ_o)."""
+    with torch.no_grad():
+        level = subject.value(task, solution(subject, task))
+    return level, flat.position(subject, task), flat.slope(subject, task)

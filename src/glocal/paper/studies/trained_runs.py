@@ -1,0 +1,71 @@
+"""Runs of which both is kept: the points θ_0 … θ_T, for the lens to look at, and the measurements that a run stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from glocal import resolve, tree
+from glocal.challenges import make
+from glocal.challenges.challenge import Challenge
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.loop import train
+from glocal.lens.subject import Point, Subject, of_run
+from glocal.networks import mlp
+from glocal.paper import published
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glocal.paper.study import Piece, Place, Row
+
+
+class Watched(NamedTuple):
+    """One run: who was trained, what the lens looks at, and the arrays of a stored `Run`."""
+
+    member: Member
+    subject: Subject
+    arrays: Mapping[str, np.ndarray]
+
+
+def after_tasks(
+    piece: Piece, member: Member, columns: Mapping[str, Sequence[float] | np.ndarray | Tensor]
+) -> list[Row]:
+    """A row for every task of a run from the second on; the columns have a number for each task, the first too."""
+    whose: Row = {"algorithm": piece["algorithm"], "locality": member.algorithm.locality}
+    whose |= {"lr": float(member.lr), "seed": int(member.seed)}
+    return [whose | {"t": t + 1} | {k: float(of[t]) for k, of in columns.items()} for t in range(1, piece["tasks"])]
+
+
+def rotations(piece: Piece, place: Place) -> Challenge:
+    """The piece's rotated challenge with the angles published for plain SGD, the same for every algorithm."""
+    return make(piece["challenge"], piece["tasks"], place.data, angles=published.angles("sgd"))
+
+
+def watched(piece: Piece, challenge: Challenge, device: torch.device) -> list[Watched]:
+    """Train the piece's algorithm at all its rates with all its seeds as one cohort, in the order of the seeds.
+
+    The lens has at most `examples` of every task's training examples. Every run looks at all its tasks anew: those of
+    one seed are kept, and not made again for each learning rate.
+    """
+    challenge = replace(challenge, make_task=lru_cache(maxsize=challenge.tasks)(challenge.make_task))
+    algorithm = resolve.algorithm(piece["algorithm"], piece["options"]).thing
+    members = tuple(Member(seed, lr, algorithm) for seed in piece["seeds"] for lr in piece["lrs"])
+    network = partial(mlp, hidden=(piece["hidden"],) * 2)
+    examples = piece["examples"]
+    cohort = Cohort(challenge, network, members, piece["epochs"], piece["batch_size"], examples, device)
+    points: list[list[Point]] = [[] for _ in members]
+    for snapshot in train(cohort):
+        arrays = snapshot.record.arrays()
+        for run, seen in enumerate(points):
+            own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
+            seen.append(Point(own["params"], own.get("buffers", {})))
+    return [
+        Watched(member, of_run(cohort, run, seen, examples), {k: v[run].numpy() for k, v in arrays.items()})
+        for run, (member, seen) in enumerate(zip(members, points, strict=True))
+    ]

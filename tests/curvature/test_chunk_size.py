@@ -1,0 +1,157 @@
+"""How many samples are differentiated at once: counted by hand, and of no effect on what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from glocal import losses
+from glocal.curvature import kronecker, products
+from glocal.curvature.chunk_size import room, samples_at_once
+from glocal.curvature.output_jacobians import Directions, every_output, mean_output
+from glocal.curvature.products import functional_product, gauss_newton_product, hessian_product
+from glocal.fast.vmap_utils import side_by_side
+
+
+def network() -> tuple[nn.Module, dict[str, Tensor]]:
+    """A convolution that takes 1 · 6 · 6 numbers and gives 2 · 4 · 4, a linear layer from 32 to 3."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)).double().eval()
+    return module, {k: p.detach() for k, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("directions", "numbers"), [(mean_output, 36 + 32 + 1 * (32 + 3)), (every_output, 36 + 32 + 3 * (32 + 3))]
+)
+def test_as_many_as_there_is_room_for(directions: Directions, numbers: int) -> None:
+    module, params = network()
+    x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
+    for within, expected in ((0, 1), (8 * numbers, 1), (16 * numbers - 1, 1), (16 * numbers, 2), (8 * numbers * 90, 9)):
+        assert samples_at_once(module, params, {}, x, directions, most=9, within=within) == expected
+    assert not module[0]._forward_hooks  # type: ignore[index]
+
+
+def test_a_call_by_keyword_is_counted_too() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(input=x)
+
+    module = Named()
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    assert samples_at_once(module, params, {}, torch.ones(3, 4), mean_output, most=100, within=80) == 80 // (4 * 2)
+
+
+class Squeezed(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze()
+
+
+class Talkative(nn.Linear):
+    def forward(self, x: Tensor, times: float = 2.0) -> Any:
+        return times * super().forward(x), None
+
+
+class Told(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Talkative(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, 3.0)[0]
+
+
+class Bound(nn.Module):
+    """To batches of six."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("start", torch.arange(18.0, dtype=torch.float64).view(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x) * self.start).view(6, 3)
+
+
+@pytest.mark.parametrize("make", [Told, Bound])
+def test_networks_of_any_kind_have_products(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = make().double().eval()
+    params, buffers = {k: p.detach() for k, p in module.named_parameters()}, dict(module.named_buffers())
+    x, y, loss = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3, losses.get("cross-entropy")
+    v = {k: torch.randn_like(p) for k, p in params.items()}
+    found = hessian_product(module, params, buffers, x, y, loss)(v)
+    torch.testing.assert_close(found, hessian_product(module, params, buffers, x, y, loss, chunk=6)(v))
+
+
+def test_so_have_those_that_drop_an_axis_of_one() -> None:
+    torch.manual_seed(0)
+    module = Squeezed(nn.Linear(4, 1).double()).eval()
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    assert samples_at_once(module, params, {}, torch.ones(3, 4).double(), None, 9, 8 * 5 * 4) == 4
+    assert samples_at_once(module, params, {}, torch.ones(3, 4).double(), every_output, 9, 8 * 5 * 4) == 9
+
+
+def test_room_is_shared() -> None:
+    found: list[int] = []
+
+    def one(p: Tensor) -> Tensor:
+        found.append(room({"p": p}))
+        return p
+
+    one(torch.ones(8, 3))
+    vmap(one)(torch.ones(8, 3))
+    assert found == [1 << 30, 1 << 27]
+
+
+def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, params = network()
+    x, y, loss = torch.randn(7, 1, 6, 6, dtype=torch.float64), torch.arange(7) % 3, losses.get("cross-entropy")
+    v = {k: torch.randn_like(p) for k, p in params.items()}
+
+    def everything() -> list[dict]:
+        return [
+            hessian_product(module, params, {}, x, y, loss)(v),
+            functional_product(module, params, {}, x, y, loss)(v),
+            gauss_newton_product(module, params, {}, x, loss)(v),
+            kronecker.mean_factors(module, params, {}, x, loss.hessian_root)["kronecker"],
+        ]
+
+    together = everything()
+    batches: list[int] = []
+    module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    numbers = 36 + 32 + 32 + 3
+    monkeypatch.setattr(products, "room", lambda _: 3 * 8 * numbers)
+    monkeypatch.setattr(kronecker, "room", lambda _: 2 * 8 * (36 + 32 + 3 * (32 + 3)))
+    apart = everything()
+    assert max(batches) == 3 and 2 in batches
+    torch.testing.assert_close(apart, together, rtol=1e-10, atol=1e-12)
+
+
+def test_runs_that_are_mapped_side_by_side_are_counted() -> None:
+    seen: list[int] = []
+
+    def one(x: Tensor) -> Tensor:
+        seen.append(side_by_side(x))
+        return x
+
+    x = torch.ones(5, 4, 3)
+    one(x)
+    vmap(one)(x)
+    vmap(one, in_dims=2)(x)
+    vmap(lambda row: vmap(one)(row))(x)
+    vmap(lambda row: grad(lambda a: one(a).sum())(row))(x)
+    vmap(lambda _: one(torch.ones(2)))(x)
+    assert seen == [1, 5, 3, 20, 5, 1]

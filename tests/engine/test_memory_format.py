@@ -1,0 +1,92 @@
+"""What a GPU's order of numbers changes: where they lie, and nothing else."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from glocal import tree
+from glocal.algorithms import OGDGTL
+from glocal.challenges import from_tasks
+from glocal.curvature.conv_jacobian import IMAGES
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.executors import Vectorised
+from glocal.engine.loader import Feed
+from glocal.engine.memory_budget import initial_state
+from glocal.engine.memory_format import arrange, arranged
+from glocal.engine.state import State
+from glocal.fast.vmap_utils import into
+from glocal.networks.resnet import resnet18
+
+RUNS, INPUTS, CHANNELS, SIDE = 3, 5, 4, 6
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied() -> None:
+    inputs, deltas = torch.rand(RUNS, INPUTS, CHANNELS, SIDE, SIDE), torch.rand(RUNS, INPUTS, 2, CHANNELS, SIDE, SIDE)
+    rows = {IMAGES: {"inputs": {"layer": inputs}, "deltas": {"layer": deltas}}}
+    found = arranged({"span": {"rows": rows}})["span"]["rows"][IMAGES]
+    assert found["inputs"]["layer"].equal(inputs) and found["deltas"]["layer"].equal(deltas)
+    for image in (found["inputs"]["layer"], found["deltas"]["layer"][:, :, 1]):
+        merged = into(image, 0, 1)
+        assert merged.shape == (INPUTS, RUNS * CHANNELS, SIDE, SIDE)
+        assert merged.data_ptr() == image.data_ptr() and merged.stride(1) == 1
+    assert into(found["inputs"]["layer"], 0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("positions", [(7,), (3, 4, 5)])
+def test_so_are_signals_and_volumes(positions: tuple[int, ...]) -> None:
+    images = {"inputs": torch.rand(RUNS, INPUTS, CHANNELS, *positions)}
+    images |= {"deltas": torch.rand(RUNS, INPUTS, 2, CHANNELS, *positions)}
+    found = arranged({IMAGES: {half: {"layer": t} for half, t in images.items()}})[IMAGES]
+    for half, axis in (("inputs", 2), ("deltas", 3)):
+        image = found[half]["layer"]
+        assert image.equal(images[half]) and (image.stride(axis), image.stride(0)) == (1, CHANNELS)
+
+
+def test_weights_lie_run_by_run_with_their_channels_side_by_side() -> None:
+    weight = torch.rand(RUNS, 8, CHANNELS, 3, 3)
+    found = arranged({"fisher": {"layer.weight": weight}, "number": torch.zeros(RUNS)})["fisher"]["layer.weight"]
+    assert found.equal(weight) and into(found, 0, 0).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(n, 3, 8, 8, generator=draw), torch.arange(n) % 4
+
+    tasks = from_tasks("noise", [(part(16), part(4)) for _ in range(3)], setting="domain")
+    members = tuple(Member(seed, 0.01, OGDGTL(slots=12)) for seed in range(RUNS))
+    of = Cohort(tasks, partial(resnet18, width=4), members, 1, 8, 8, CPU)
+
+    feed, executor = Feed(of), Vectorised(of)
+    feed.load_task(0)
+    begin = initial_state(of, feed)
+    for task in range(2):
+        feed.load_task(task, begin.memory)
+        with torch.no_grad():
+            executor.consolidate(begin, feed)
+
+    def next_task(device: torch.device) -> State:
+        state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), begin.clock)
+        arrange(state, device)
+        laid = tree.flatten(state.memory["span"]["rows"][IMAGES]["inputs"]).values()
+        assert all((t.stride(2) == 1) is (device.type == "cuda") for t in laid if t.shape[-1] > 1)
+        feed.load_task(2, state.memory)
+        feed.load_epoch(0)
+        executor.before_epoch(state, 0)
+        executor.step(state, feed.batch(0))
+        with torch.no_grad():
+            executor.consolidate(state, feed)
+        return state
+
+    usual, other = next_task(CPU), next_task(GPU)
+    images = tree.flatten(other.memory["span"]["rows"][IMAGES])
+    assert images and all(t.shape[:2] == (RUNS, 12) for t in images.values())
+    for name, expected in tree.flatten({"params": usual.params, "memory": usual.memory}).items():
+        found = tree.flatten({"params": other.params, "memory": other.memory})[name]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

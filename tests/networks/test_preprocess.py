@@ -1,0 +1,265 @@
+"""The network's door: crops, flips and normalisation against loops over pixels, and when they happen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.func import vmap
+
+from glocal import losses
+from glocal.algorithms import GEM, ICaRL
+from glocal.algorithms.algorithm import Batch
+from glocal.challenges.challenge import Augment, Normalise
+from glocal.errors import GlocalError
+from glocal.networks.mlp import MLP
+from glocal.networks.model import Model
+from glocal.networks.preprocess import Door, crop
+from glocal.tree import Params
+
+QUICK = settings(deadline=None, max_examples=30, derandomize=True)
+STATISTICS = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
+AUGMENT = Augment(padding=2, flip=True)
+SHAPE = (3, 5, 7)
+
+
+def pictures(n: int, shape: Sequence[int] = SHAPE, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 256, (n, *shape), generator=draw, dtype=torch.uint8)  # no pixel looks like padding
+
+
+def naive_crop(x: np.ndarray, padding: int, top: int, left: int, flip: bool) -> np.ndarray:
+    """One image (channels, h, w): pad it, cut out, mirror."""
+    channels, h, w = x.shape
+    padded = np.zeros((channels, h + 2 * padding, w + 2 * padding), dtype=np.uint8)
+    padded[:, padding : padding + h, padding : padding + w] = x
+    cut = padded[:, top : top + h, left : left + w]
+    return cut[:, :, ::-1] if flip else cut
+
+
+@QUICK
+@given(st.data())
+def test_a_crop_is_that_of_a_loop_over_images(data: st.DataObject) -> None:
+    n, padding = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3))
+    shape = tuple(data.draw(st.integers(1, 6)) for _ in range(3))
+    offsets = st.lists(st.integers(0, 2 * padding), min_size=n, max_size=n)
+    top, left = data.draw(offsets), data.draw(offsets)
+    flip = data.draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
+    x = pictures(n, shape)
+    found = crop(x, padding, torch.tensor(top), torch.tensor(left), None if flip is None else torch.tensor(flip))
+    assert found.dtype == torch.uint8
+    for i in range(n):
+        expected = naive_crop(x[i].numpy(), padding, top[i], left[i], flip is not None and flip[i])
+        assert np.array_equal(found[i].numpy(), expected)
+
+
+def test_a_crop_is_that_of_pillow() -> None:
+    x = pictures(6, (3, 8, 8))
+    top, left, flip = torch.tensor([0, 8, 3, 4, 5, 1]), torch.tensor([8, 0, 4, 4, 2, 7]), torch.arange(6) % 2 == 0
+    found = crop(x, 4, top, left, flip)
+    for i in range(6):
+        padded = ImageOps.expand(Image.fromarray(x[i].permute(1, 2, 0).numpy()), border=4, fill=0)
+        a, b = int(top[i]), int(left[i])
+        image = padded.crop((b, a, b + 8, a + 8))
+        image = ImageOps.mirror(image) if flip[i] else image
+        assert np.array_equal(found[i].permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+def test_images_are_scaled_then_normalised_channel_by_channel() -> None:
+    x = pictures(4)
+    pixels = x.double() / 255
+    channels = [(pixels[:, c] - m) / s for c, (m, s) in enumerate(zip(*STATISTICS, strict=True))]
+    torch.testing.assert_close(Door(STATISTICS).ready(x).double(), torch.stack(channels, 1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(Door().ready(x), x.float() / 255)
+    assert torch.equal(x, pictures(4)), "the raw images stay"
+
+
+def test_zeros_of_the_padding_are_normalised_as_black_pixels_are() -> None:
+    door = Door(STATISTICS, Augment(padding=50, flip=False))
+    moved = door.ready(door.varied(pictures(40), torch.tensor(1)))
+    black = -torch.tensor(STATISTICS.mean) / torch.tensor(STATISTICS.std)
+    outside = (moved == black.view(3, 1, 1)).all(1).flatten(1).all(1)
+    assert outside.sum() > 20, "most crops of so wide a margin see no pixel of the image"
+
+
+def positions(count: int, augment: Augment, key: int = 3) -> Tensor:
+    """Where a lone bright pixel in the middle goes, (count, 2)."""
+    x = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
+    x[:, 0, 4, 2] = 255
+    return Door(augment=augment).varied(x, torch.tensor(key)).flatten(1).argmax(1)
+
+
+def test_all_offsets_and_both_sides_are_equally_frequent() -> None:
+    where = positions(20_000, Augment(padding=2, flip=True))
+    rows, columns = where // 9, where % 9
+    # Seen from the crop, the pixel stands at 4 ± 2 and at 2 ± 2, or mirrored at 6 ± 2; both are possible at 4.
+    assert abs(rows.bincount(minlength=9)[2:7] - 4000).max() < 5 * 4000**0.5
+    expected = torch.tensor([2000, 2000, 2000, 2000, 4000, 2000, 2000, 2000, 2000])
+    assert (abs(columns.bincount(minlength=9) - expected) < 5 * expected.sqrt()).all()
+    joint = (rows * 9 + columns).bincount(minlength=81).view(9, 9)[2:7]
+    assert (abs(joint - expected / 5) < 5 * (expected / 5).sqrt()).all(), "rows and columns are independent"
+
+
+def test_without_a_flip_nothing_is_mirrored_and_without_padding_nothing_moves() -> None:
+    assert sorted(set((positions(2000, Augment(2, False)) % 9).tolist())) == [0, 1, 2, 3, 4]
+    assert sorted(set(positions(2000, Augment(0, True)).tolist())) == [4 * 9 + 2, 4 * 9 + 6]
+
+
+def test_an_images_draws_do_not_depend_on_those_behind_it() -> None:
+    door, x = Door(augment=AUGMENT), pictures(10)
+    assert torch.equal(door.varied(x, torch.tensor(7))[:4], door.varied(x[:4], torch.tensor(7)))
+
+
+def test_mapped_over_keys_and_images_it_is_the_same() -> None:
+    door, x, keys = Door(STATISTICS, AUGMENT), pictures(6).view(2, 3, *SHAPE), torch.tensor([5, -9])
+    pass_through = lambda x, key: door.ready(door.varied(x, key))  # noqa: E731
+    together = vmap(pass_through)(x, keys)
+    assert torch.equal(together, torch.stack([pass_through(*both) for both in zip(x, keys, strict=True)]))
+    shared = vmap(pass_through, in_dims=(None, 0))(x[0], keys)
+    assert torch.equal(shared, torch.stack([pass_through(x[0], key) for key in keys]))
+
+
+def test_floats_pass_as_they_are() -> None:
+    door, x = Door(STATISTICS, AUGMENT), torch.randn(3, *SHAPE)
+    assert door.ready(x) is x and door.varied(x, torch.tensor(1)) is x
+
+
+@pytest.mark.parametrize(
+    ("door", "x", "message"),
+    [
+        (Door(STATISTICS), torch.zeros(2, 3, 4, 4), "uint8 images"),
+        (Door(augment=AUGMENT), torch.zeros(2, 16, dtype=torch.uint8), r"uint8 images .* shape \(16,\)"),
+        (Door(STATISTICS), torch.zeros(2, 4, 4, 4, dtype=torch.uint8), "normalise has 3 channels"),
+    ],
+)
+def test_what_cannot_pass_is_refused(door: Door, x: Tensor, message: str) -> None:
+    with pytest.raises(GlocalError, match=message):
+        door.check(x, "blobs")
+    Door().check(x, "blobs")
+
+
+# At a model
+
+
+class Echo(nn.Module):
+    """Its outputs are its inputs, times a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) * self.scale
+
+
+ONE: Params = {"scale": torch.ones(())}
+
+
+def echo(vectorised: bool = False) -> Model:
+    return Model(Echo(), losses.get("squared-error"), vectorised=vectorised, door=Door(STATISTICS, AUGMENT))
+
+
+def test_augmented_in_training_with_a_key_and_nowhere_else() -> None:
+    x, key = pictures(5), torch.tensor(11)
+    plain = Door(STATISTICS).ready(x).flatten(1)
+    model = echo()
+    bound = model.bind({}, key=key)
+    assert not torch.equal(bound.outputs(ONE, x), plain)
+    for still in (model, model.evaluating(), bound.evaluating(), bound.bind({}, training=False)):
+        assert torch.equal(still.outputs(ONE, x), plain)
+        assert torch.equal(still.admit(x).flatten(1), plain)
+
+
+def test_every_batch_that_passes_has_numbers_of_its_own_and_every_key_begins_anew() -> None:
+    x, key = pictures(5), torch.tensor(11)
+    first, second = (echo().bind({}, key=key) for _ in range(2))
+    seen = [first.outputs(ONE, x) for _ in range(4)]
+    assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+    assert all(torch.equal(second.outputs(ONE, x), a) for a in seen)
+    later = echo().bind({}, key=key, first=2)
+    assert torch.equal(later.outputs(ONE, x), seen[2])
+    other = echo().bind({}, key=key + 1)
+    assert all(not torch.equal(other.outputs(ONE, x), a) for a in seen)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_gradients_and_copies_of_a_model_share_one_count(vectorised: bool) -> None:
+    x, y, key = pictures(5), torch.zeros(5, 105), torch.tensor(11)
+    bound = echo(vectorised).bind({}, key=key)
+    gradients = [float(bound.grad(ONE, x, y)["scale"]) for _ in range(2)]
+    copied = bound.bind({}, training=True)
+    third = copied.outputs(ONE, x)
+    reference = echo().bind({}, key=key)
+    seen = [reference.outputs(ONE, x) for _ in range(3)]
+    # The loss is ½ Σ (s x)² in the mean over images, and its derivative at s = 1 is Σ x².
+    assert gradients == pytest.approx([float(s.square().sum(1).mean()) for s in seen[:2]], rel=1e-5)
+    assert torch.equal(third, seen[2])
+
+
+def test_what_was_admitted_passes_again_unchanged_and_uncounted() -> None:
+    x, key = pictures(5), torch.tensor(11)
+    bound, reference = echo().bind({}, key=key), echo().bind({}, key=key)
+    admitted = bound.admit(x)
+    assert torch.equal(bound.outputs(ONE, admitted), reference.outputs(ONE, x))
+    assert torch.equal(bound.evaluating().outputs(ONE, admitted), admitted.flatten(1))
+    assert torch.equal(bound.outputs(ONE, x), reference.outputs(ONE, x)), "the second raw batch for both"
+
+
+def test_without_augmentation_a_key_is_no_reason_for_a_copy() -> None:
+    model = Model(Echo(), losses.get("squared-error"), door=Door(STATISTICS))
+    assert model.bind({}, key=torch.tensor(3)) is model
+
+
+# In algorithms that send the same images through more than once
+
+
+def image_model(tasks: int = 2, vectorised: bool = False) -> tuple[Model, Params]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = MLP(105, 4, (6,))
+    criterion, door = losses.get("cross-entropy"), Door(STATISTICS, AUGMENT)
+    model = Model(module, criterion, tasks, 8, vectorised, lambda task: (2 * task, 2 * task + 1), door)
+    return model, {k: p.detach().clone() for k, p in module.named_parameters()}
+
+
+def task_of_images(task: int, n: int = 12) -> Batch:
+    draw = torch.Generator().manual_seed(task)
+    y = 2 * task + torch.arange(n) % 2
+    return Batch(pictures(n, seed=task), y, torch.rand(n, generator=draw), torch.tensor(task))
+
+
+def test_icarl_distils_on_the_very_images_that_are_learnt() -> None:
+    model, params = image_model()
+    algorithm = ICaRL(slots=8)
+    memory = algorithm.init(model, params, task_of_images(0))
+    memory = algorithm.consolidate(model, params, memory, task_of_images(0))
+    batch = task_of_images(1)
+    bound = model.bind({}, key=torch.tensor(4))
+    value = algorithm.objective(bound, params, memory, batch)
+    # At θ = θ_{t−1} the two networks agree on the same image: there the cross-entropy of old classes is the entropy.
+    outputs = model.bind({}, key=torch.tensor(4)).outputs(params, batch.x)
+    q = outputs.sigmoid()
+    entropy = -(q * q.log() + (1 - q) * (1 - q).log())[:, :2]
+    own = nn.functional.binary_cross_entropy(q, nn.functional.one_hot(batch.y, 4).float(), reduction="none")[:, 2:]
+    torch.testing.assert_close(value, torch.cat([entropy, own], 1).mean())
+    value_again = algorithm.objective(model.bind({}, key=torch.tensor(5)), params, memory, batch)
+    assert value != value_again, "and under another key they are other images"
+
+
+def test_gem_sees_the_same_images_mapped_and_one_task_after_the_other() -> None:
+    found = []
+    for vectorised in (False, True):
+        model, params = image_model(vectorised=vectorised)
+        algorithm = GEM(slots=8)
+        memory = algorithm.init(model, params, task_of_images(0))
+        for task in (0, 1):
+            memory = algorithm.consolidate(model, params, memory, task_of_images(task))
+        bound = model.bind({}, key=torch.tensor(4))
+        found.append(algorithm._gradients(bound, params, memory))
+    torch.testing.assert_close(found[0], found[1])
