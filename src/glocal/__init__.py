@@ -6,6 +6,7 @@ import os
 # its cohort. A user's own setting stands.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from glocal.errors import GlocalError
@@ -40,6 +41,12 @@ __all__ = [
     "load",
     "sweep",
 ]
+
+
+with suppress(ImportError):  # without that folder everything works, only slower
+    import glocal.fast
+
+    glocal.fast.register()
 
 
 def __dir__() -> list[str]:
