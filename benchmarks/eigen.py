@@ -49,7 +49,7 @@ from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 from glocal.networks import NETWORKS
 from glocal.networks.mlp import mlp
 from glocal.networks.preprocess import Door
@@ -210,7 +210,7 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
     params = {k: p.detach() for k, p in resnet.named_parameters()}
     size = sum(p.numel() for p in params.values())
 
-    @exactly()
+    @full_precision()
     def pairs() -> tuple[Eigenpairs, int]:
         product = hessian_product(resnet, params, dict(resnet.named_buffers()), x, y, loss, chunk)
         start = start_vector(size, torch.Generator().manual_seed(0)).to(device)
@@ -238,7 +238,7 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
     own = {k: p.detach() for k, p in small.named_parameters()}
     flat = torch.rand(images, 1, side, side, generator=stream).to(device)
 
-    @exactly()
+    @full_precision()
     def spectrum() -> Tensor:
         return torch.linalg.eigvalsh(hessian(small, own, {}, flat, y, loss, chunk=min(chunk, 2_000), block=512))
 

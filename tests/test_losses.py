@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.errors import GlocalError
-from glocal.losses import Loss, OwnLoss
+from glocal.losses import AutogradLoss, Loss
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 CROSS_ENTROPY = losses.get("cross-entropy")
@@ -60,7 +60,7 @@ def test_score_is_the_gradient_in_the_outputs(loss: Loss, outputs: Tensor) -> No
     y = some_labels(outputs, loss)
     leaf = outputs.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss.per_sample(leaf, y).sum(), leaf)
-    torch.testing.assert_close(loss.score(outputs, y), gradient, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(loss.output_gradient(outputs, y), gradient, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("loss", losses.LOSSES.values(), ids=losses.LOSSES)
@@ -68,21 +68,21 @@ def test_score_is_the_gradient_in_the_outputs(loss: Loss, outputs: Tensor) -> No
 @given(outputs=rows_of_outputs())
 def test_hessian_root_times_itself_is_the_dense_hessian(loss: Loss, outputs: Tensor) -> None:
     y = some_labels(outputs, loss)
-    roots = loss.hessian_root(outputs)
+    roots = loss.output_hessian_sqrt(outputs)
     for row, label, root in zip(outputs, y, roots, strict=True):
         dense = torch.autograd.functional.hessian(lambda f, y=label: loss.per_sample(f[None], y[None]).sum(), row)
         torch.testing.assert_close(torch.einsum("ck,cl->kl", root, root), dense, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
-    "loss", [*losses.LOSSES.values(), OwnLoss(functional.cross_entropy)], ids=lambda loss: loss.name
+    "loss", [*losses.LOSSES.values(), AutogradLoss(functional.cross_entropy)], ids=lambda loss: loss.name
 )
 @QUICK
 @given(outputs=rows_of_outputs())
 def test_bend_is_a_product_with_the_dense_hessian(loss: Loss, outputs: Tensor) -> None:
     y = some_labels(outputs, SQUARED_ERROR if loss is SQUARED_ERROR else CROSS_ENTROPY)
     t = torch.linspace(-1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
-    for row, label, one, found in zip(outputs, y, t, loss.bend(outputs, y)(t), strict=True):
+    for row, label, one, found in zip(outputs, y, t, loss.output_hvp(outputs, y)(t), strict=True):
         dense = torch.autograd.functional.hessian(lambda f, y=label: loss.per_sample(f[None], y[None]).sum(), row)
         torch.testing.assert_close(found, dense @ one, atol=1e-12, rtol=1e-9)
 
@@ -108,7 +108,7 @@ def test_drawn_labels_are_as_frequent_as_the_softmax_says() -> None:
     logits = torch.tensor([0.0, 1.5, -1.0, 0.7, -2.5])
     draws = 40_000
     uniform = torch.rand(draws, generator=torch.Generator().manual_seed(3))
-    labels = CROSS_ENTROPY.draw(logits.expand(draws, -1), uniform)
+    labels = CROSS_ENTROPY.sample_labels(logits.expand(draws, -1), uniform)
     probability = np.exp(logits.double().numpy())
     probability /= probability.sum()
     assert stats.chisquare(np.bincount(labels, minlength=5), draws * probability).pvalue > 1e-3
@@ -119,7 +119,7 @@ def test_drawn_labels_are_as_frequent_as_the_softmax_says() -> None:
 def test_the_extreme_uniforms_draw_labels_that_exist(outputs: Tensor, dtype: torch.dtype) -> None:
     outputs = outputs.to(dtype)
     for uniform in (0.0, 1 - torch.finfo(dtype).eps / 2):
-        labels = CROSS_ENTROPY.draw(outputs, torch.full((outputs.shape[0],), uniform, dtype=dtype))
+        labels = CROSS_ENTROPY.sample_labels(outputs, torch.full((outputs.shape[0],), uniform, dtype=dtype))
         assert int(labels.min()) >= 0
         assert int(labels.max()) < outputs.shape[1]
 
@@ -127,7 +127,7 @@ def test_the_extreme_uniforms_draw_labels_that_exist(outputs: Tensor, dtype: tor
 @QUICK
 @given(rows_of_outputs(), st.floats(0, 1, exclude_max=True))
 def test_a_draw_inverts_the_distribution_function(outputs: Tensor, uniform: float) -> None:
-    labels = CROSS_ENTROPY.draw(outputs, torch.full((outputs.shape[0],), uniform, dtype=torch.float64))
+    labels = CROSS_ENTROPY.sample_labels(outputs, torch.full((outputs.shape[0],), uniform, dtype=torch.float64))
     for row, label in zip(outputs.tolist(), labels.tolist(), strict=True):
         mass = [math.exp(v) for v in row]
         below, upto = sum(mass[:label]) / sum(mass), sum(mass[: label + 1]) / sum(mass)
@@ -137,12 +137,12 @@ def test_a_draw_inverts_the_distribution_function(outputs: Tensor, uniform: floa
 def test_a_class_without_probability_is_never_drawn() -> None:
     impossible_first = torch.tensor([[-200.0, 0.0, 0.0]])
     assert float(impossible_first.softmax(-1)[0, 0]) == 0
-    assert CROSS_ENTROPY.draw(impossible_first, torch.zeros(1)).tolist() == [1]
+    assert CROSS_ENTROPY.sample_labels(impossible_first, torch.zeros(1)).tolist() == [1]
 
 
 def test_squared_error_has_no_labels_to_draw() -> None:
     with pytest.raises(GlocalError, match="exact"):
-        SQUARED_ERROR.draw(torch.zeros(1, 2), torch.zeros(1))
+        SQUARED_ERROR.sample_labels(torch.zeros(1, 2), torch.zeros(1))
 
 
 def test_an_unknown_loss_is_told_the_nearest_name() -> None:
@@ -154,7 +154,7 @@ def test_squared_errors_of_other_shapes_are_refused() -> None:
     with pytest.raises(GlocalError, match=r"outputs \(4, 1\) and targets \(4,\)"):
         SQUARED_ERROR.per_sample(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(GlocalError, match="one shape"):
-        SQUARED_ERROR.score(torch.zeros(4, 2), torch.zeros(4, 1))
+        SQUARED_ERROR.output_gradient(torch.zeros(4, 2), torch.zeros(4, 1))
     outputs, y = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
     mapped = torch.func.vmap(SQUARED_ERROR.per_sample)(outputs, y)
     torch.testing.assert_close(mapped, (outputs - y).square().sum(-1) / 2)
@@ -173,12 +173,12 @@ MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def own(mean: str) -> tuple[OwnLoss, Tensor, Tensor]:
+def own(mean: str) -> tuple[AutogradLoss, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     outputs = torch.randn(6, 3, dtype=torch.float64, generator=draw)
     y: Tensor = torch.rand(6, 3, dtype=torch.float64, generator=draw)
     y = y.argmax(1) if mean == "cross-entropy" else y.round() if mean == "logistic" else y
-    loss = OwnLoss(MEANS[mean])
+    loss = AutogradLoss(MEANS[mean])
     loss.examples = [(outputs, y)]
     return loss, outputs, y
 
@@ -195,12 +195,12 @@ def test_derivatives_of_a_loss_of_ones_own(mean: str) -> None:
     else:
         p = outputs.sigmoid()
         score, bend = (p - y) / 3, (p * (1 - p) / 3).diag_embed()
-    torch.testing.assert_close(loss.score(outputs, y), score)
-    root = loss.hessian_root(outputs)
+    torch.testing.assert_close(loss.output_gradient(outputs, y), score)
+    root = loss.output_hessian_sqrt(outputs)
     torch.testing.assert_close(root.mT @ root, bend)
     torch.testing.assert_close(loss.likelihood(outputs, y), (-loss.per_sample(outputs, y)).exp())
     with pytest.raises(GlocalError, match="labels are sampled"):
-        loss.draw(outputs, y)
+        loss.sample_labels(outputs, y)
 
 
 def test_a_loss_whose_bend_depends_on_labels_has_no_root() -> None:
@@ -213,8 +213,8 @@ def test_a_loss_whose_bend_depends_on_labels_has_no_root() -> None:
     _, outputs, y = own("squared-error")
     for mean in (quartic, concave):
         for examples in ([], [(outputs, y)]):
-            loss = OwnLoss(mean)
+            loss = AutogradLoss(mean)
             loss.examples += examples
             with pytest.raises(GlocalError, match="does not depend on the labels"):
-                loss.hessian_root(outputs)
-        assert loss.score(outputs, y).shape == outputs.shape
+                loss.output_hessian_sqrt(outputs)
+        assert loss.output_gradient(outputs, y).shape == outputs.shape

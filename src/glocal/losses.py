@@ -23,19 +23,19 @@ class Loss(Protocol):
         """ℓ(f_i, y_i), shape (n,)."""
         ...
 
-    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         """∇_f ℓ(f_i, y_i), shape (n, K)."""
         ...
 
-    def hessian_root(self, outputs: Tensor) -> Tensor:
+    def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """Rows s_c with Σ_c s_c s_cᵀ = ∇²_f ℓ, shape (n, C, K)."""
         ...
 
-    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         """t ↦ ∇²_f ℓ(f_i, y_i) t_i, shape (n, K)."""
         ...
 
-    def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+    def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         """Labels from the network's own predictive distribution, one uniform number each."""
         ...
 
@@ -55,16 +55,16 @@ class CrossEntropy:
         # A CPU takes a tenth of the time across the last dimension, which is as long as the batch: classes are few.
         return -outputs.mT.log_softmax(-2).gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
-    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.softmax(-1) - _one_hot(y, outputs)
 
-    def hessian_root(self, outputs: Tensor) -> Tensor:
+    def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """diag(p) − p pᵀ = Σ_c p_c (e_c − p)(e_c − p)ᵀ."""
         p = outputs.softmax(-1)
         identity = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return p.sqrt().unsqueeze(-1) * (identity - p.unsqueeze(-2))
 
-    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         p = outputs.mT.softmax(-2)  # the layout that is fast on a CPU
 
         def times(t: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class CrossEntropy:
 
         return times
 
-    def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+    def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         cumulative = outputs.softmax(-1).cumsum(-1)
         return (uniform.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1)
 
@@ -87,22 +87,22 @@ class SquaredError:
     name = "squared-error"
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return 0.5 * self.score(outputs, y).square().sum(-1)
+        return 0.5 * self.output_gradient(outputs, y).square().sum(-1)
 
-    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         if outputs.shape != y.shape:  # (n, 1) and (n,) would become (n, n)
             both = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} were given"
             raise GlocalError(f"the squared error is between tensors of one shape; {both}.")
         return outputs - y
 
-    def hessian_root(self, outputs: Tensor) -> Tensor:
+    def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         identity = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
         return identity.expand(*outputs.shape[:-1], -1, -1)
 
-    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda t: t
 
-    def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+    def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         raise GlocalError("labels are sampled from a network's classes; squared-error tasks have none. Use 'exact'.")
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ LOOKED_AT = 8
 """Outputs at which the second derivatives of a loss of one's own are compared, label by label."""
 
 
-class OwnLoss:
+class AutogradLoss:
     r"""Any function (outputs, y) that is a mean over samples, with its derivatives by autograd.
 
     ∇²_f ℓ has a root that asks for no label where it is positive and the same for all of them, as for every negative
@@ -131,21 +131,21 @@ class OwnLoss:
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         return vmap(self._one)(outputs, y)
 
-    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         return vmap(grad(self._one))(outputs, y)
 
-    def hessian_root(self, outputs: Tensor) -> Tensor:
+    def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """√λ_c v_c of the eigenpairs of ∇²_f ℓ."""
         label = self._any_label(outputs.shape[-1]).to(outputs.device)
         label = label.to(outputs.dtype) if label.is_floating_point() else label
         values, vectors = torch.linalg.eigh(self._bends(outputs, label.expand(len(outputs), *label.shape)))
         return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
 
-    def bend(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        _, pull = vjp(lambda f: self.score(f, y), outputs)  # type: ignore[misc]
+    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        _, pull = vjp(lambda f: self.output_gradient(f, y), outputs)  # type: ignore[misc]
         return lambda t: pull(t)[0]
 
-    def draw(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+    def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         raise GlocalError("labels are sampled from a network's classes; a loss of one's own says of none. Use 'exact'.")
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:

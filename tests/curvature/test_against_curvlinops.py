@@ -58,7 +58,11 @@ def test_kronecker_factors(network: str, loss: str, fisher: str) -> None:
     case = make(network, loss)
 
     def directions(f: Tensor) -> Tensor:
-        return case.loss.hessian_root(f) if fisher == "type-2" else case.loss.score(f, case.y).unsqueeze(1)
+        return (
+            case.loss.output_hessian_sqrt(f)
+            if fisher == "type-2"
+            else case.loss.output_gradient(f, case.y).unsqueeze(1)
+        )
 
     curvature = factors(case.module, case.params, case.buffers, case.x, directions)
     held = {k: p for k, p in case.params.items() if k not in curvature["diagonal"]}

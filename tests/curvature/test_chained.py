@@ -18,7 +18,7 @@ from glocal import losses
 from glocal.curvature.alive import alive
 from glocal.curvature.chained import links
 from glocal.curvature.products import hessian_product
-from glocal.losses import Loss, OwnLoss
+from glocal.losses import AutogradLoss, Loss
 from glocal.networks.mlp import MLP
 from glocal.tree import Params, select, stack
 
@@ -34,7 +34,7 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
         OrderedDict(flat=nn.Flatten(), last=nn.Linear(FEATURES, 5), bend=nn.ReLU(), first=nn.Linear(5, CLASSES))
     ),
 }
-LOSSES: dict[str, Loss] = {**losses.LOSSES, "own": OwnLoss(functional.cross_entropy)}
+LOSSES: dict[str, Loss] = {**losses.LOSSES, "own": AutogradLoss(functional.cross_entropy)}
 
 
 def network(make: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Params]:

@@ -12,8 +12,8 @@ from torch.func import grad, vmap
 
 from glocal import losses
 from glocal.curvature import kronecker, products
-from glocal.curvature.chunk_size import room, samples_at_once
-from glocal.curvature.output_jacobians import Directions, every_output, mean_output
+from glocal.curvature.chunk_size import chunk_size, memory_budget
+from glocal.curvature.output_jacobians import Cotangents, every_output, mean_output
 from glocal.curvature.products import functional_product, gauss_newton_product, hessian_product
 from glocal.fast.vmap_utils import side_by_side
 
@@ -28,11 +28,11 @@ def network() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("directions", "numbers"), [(mean_output, 36 + 32 + 1 * (32 + 3)), (every_output, 36 + 32 + 3 * (32 + 3))]
 )
-def test_as_many_as_there_is_room_for(directions: Directions, numbers: int) -> None:
+def test_as_many_as_there_is_room_for(directions: Cotangents, numbers: int) -> None:
     module, params = network()
     x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
     for within, expected in ((0, 1), (8 * numbers, 1), (16 * numbers - 1, 1), (16 * numbers, 2), (8 * numbers * 90, 9)):
-        assert samples_at_once(module, params, {}, x, directions, most=9, within=within) == expected
+        assert chunk_size(module, params, {}, x, directions, most=9, within=within) == expected
     assert not module[0]._forward_hooks  # type: ignore[index]
 
 
@@ -47,7 +47,7 @@ def test_a_call_by_keyword_is_counted_too() -> None:
 
     module = Named()
     params = {k: p.detach() for k, p in module.named_parameters()}
-    assert samples_at_once(module, params, {}, torch.ones(3, 4), mean_output, most=100, within=80) == 80 // (4 * 2)
+    assert chunk_size(module, params, {}, torch.ones(3, 4), mean_output, most=100, within=80) == 80 // (4 * 2)
 
 
 class Squeezed(nn.Module):
@@ -100,15 +100,15 @@ def test_so_have_those_that_drop_an_axis_of_one() -> None:
     torch.manual_seed(0)
     module = Squeezed(nn.Linear(4, 1).double()).eval()
     params = {k: p.detach() for k, p in module.named_parameters()}
-    assert samples_at_once(module, params, {}, torch.ones(3, 4).double(), None, 9, 8 * 5 * 4) == 4
-    assert samples_at_once(module, params, {}, torch.ones(3, 4).double(), every_output, 9, 8 * 5 * 4) == 9
+    assert chunk_size(module, params, {}, torch.ones(3, 4).double(), None, 9, 8 * 5 * 4) == 4
+    assert chunk_size(module, params, {}, torch.ones(3, 4).double(), every_output, 9, 8 * 5 * 4) == 9
 
 
 def test_room_is_shared() -> None:
     found: list[int] = []
 
     def one(p: Tensor) -> Tensor:
-        found.append(room({"p": p}))
+        found.append(memory_budget({"p": p}))
         return p
 
     one(torch.ones(8, 3))
@@ -126,15 +126,15 @@ def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.Mo
             hessian_product(module, params, {}, x, y, loss)(v),
             functional_product(module, params, {}, x, y, loss)(v),
             gauss_newton_product(module, params, {}, x, loss)(v),
-            kronecker.mean_factors(module, params, {}, x, loss.hessian_root)["kronecker"],
+            kronecker.mean_factors(module, params, {}, x, loss.output_hessian_sqrt)["kronecker"],
         ]
 
     together = everything()
     batches: list[int] = []
     module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     numbers = 36 + 32 + 32 + 3
-    monkeypatch.setattr(products, "room", lambda _: 3 * 8 * numbers)
-    monkeypatch.setattr(kronecker, "room", lambda _: 2 * 8 * (36 + 32 + 3 * (32 + 3)))
+    monkeypatch.setattr(products, "memory_budget", lambda _: 3 * 8 * numbers)
+    monkeypatch.setattr(kronecker, "memory_budget", lambda _: 2 * 8 * (36 + 32 + 3 * (32 + 3)))
     apart = everything()
     assert max(batches) == 3 and 2 in batches
     torch.testing.assert_close(apart, together, rtol=1e-10, atol=1e-12)

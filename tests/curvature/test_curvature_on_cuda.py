@@ -15,7 +15,7 @@ from glocal import losses
 from glocal.curvature.hessian import decomposition, hessian
 from glocal.curvature.kronecker import mean_factors, multiply
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.layers import plain_layers
+from glocal.curvature.layers import affine_layers
 from glocal.curvature.output_jacobians import every_output, factored
 from glocal.curvature.products import gauss_newton_product, hessian_product
 from glocal.curvature.vector import flatten, unflatten
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 def everything(module: nn.Module, params: Params, buffers: Params, x: Tensor, y: Tensor, loss: Any, v: Params) -> Tree:
     """One run's curvature in every form."""
-    plain = plain_layers(module, x.shape[1:], x)
+    plain = affine_layers(module, x.shape[1:], x)
     gradients = factored(module, params, buffers, x, every_output, plain)
-    kronecker = mean_factors(module, params, buffers, x, loss.hessian_root, chunk=4)
+    kronecker = mean_factors(module, params, buffers, x, loss.output_hessian_sqrt, chunk=4)
     product = hessian_product(module, params, buffers, x, y, loss, chunk=4)
     pairs = lanczos(lambda e: flatten(product(unflatten(e, params))), flatten(v), 4)
     outer, functional = decomposition(module, params, buffers, x, y, loss)

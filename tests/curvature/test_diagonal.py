@@ -156,7 +156,7 @@ def test_empirical_diagonal_is_the_mean_of_squared_sample_gradients(kind: str) -
     expected = loop_over_samples(
         module, params, buffers, x, lambda f, i: [functional.cross_entropy(f[None], y[i : i + 1])]
     )
-    actual = diagonal(module, params, buffers, x, lambda f: CROSS_ENTROPY.score(f, y).unsqueeze(1))
+    actual = diagonal(module, params, buffers, x, lambda f: CROSS_ENTROPY.output_gradient(f, y).unsqueeze(1))
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-13)
 
 
@@ -170,7 +170,7 @@ def test_exact_diagonal_is_the_expectation_over_the_networks_own_labels(kind: st
         return [probability[c].sqrt() * functional.log_softmax(f, 0)[c] for c in range(CLASSES)]
 
     expected = loop_over_samples(module, params, buffers, x, weighted_log_likelihoods)
-    actual = diagonal(module, params, buffers, x, CROSS_ENTROPY.hessian_root)
+    actual = diagonal(module, params, buffers, x, CROSS_ENTROPY.output_hessian_sqrt)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-13)
 
 
@@ -194,7 +194,7 @@ def test_exact_diagonal_is_that_of_the_dense_gauss_newton_matrix(kind: str, loss
             lambda f: chosen.per_sample(f[None], some_y[None]).sum(), outputs(theta, one)
         )
         dense += jacobian.T @ hessian @ jacobian / x.shape[0]
-    actual = diagonal(module, params, buffers, x, chosen.hessian_root)
+    actual = diagonal(module, params, buffers, x, chosen.output_hessian_sqrt)
     torch.testing.assert_close(torch.cat([v.flatten() for v in actual.values()]), dense.diag(), rtol=1e-9, atol=1e-13)
 
 
@@ -206,7 +206,7 @@ def test_mapped_over_stacked_parameters_it_is_the_loop_over_runs(kind: str) -> N
     x, y = inputs(8), labels_of(8)
 
     def one(params: Params, buffers: Params) -> Params:
-        return diagonal(module, params, buffers, x, lambda f: CROSS_ENTROPY.score(f, y).unsqueeze(1))
+        return diagonal(module, params, buffers, x, lambda f: CROSS_ENTROPY.output_gradient(f, y).unsqueeze(1))
 
     together = vmap(one)(params, buffers)
     for run, alone in enumerate(runs):
@@ -217,7 +217,7 @@ def test_mapped_over_stacked_parameters_it_is_the_loop_over_runs(kind: str) -> N
 
 def test_a_parameter_that_is_never_used_has_no_curvature() -> None:
     module, params, buffers = made("scale")
-    result = diagonal(module, params, buffers, inputs(4), CROSS_ENTROPY.hessian_root)
+    result = diagonal(module, params, buffers, inputs(4), CROSS_ENTROPY.output_hessian_sqrt)
     assert not result["idle.weight"].any()
     assert not result["idle.bias"].any()
 
@@ -226,7 +226,7 @@ def test_it_leaves_no_hook_behind_even_when_it_fails() -> None:
     module, params, buffers = made("mlp")
     x = inputs(4)
     before = module(x)
-    diagonal(module, params, buffers, x, CROSS_ENTROPY.hessian_root)
+    diagonal(module, params, buffers, x, CROSS_ENTROPY.output_hessian_sqrt)
 
     def fail(_: Tensor) -> Tensor:
         raise ValueError("no directions")

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from glocal.curvature.conv_jacobian import IMAGES
-from glocal.curvature.jacobian import Rows, act, gram, jacobian, joined, none_of, normalised, product, shape
+from glocal.curvature.jacobian import (
+    FactoredJacobian,
+    gram,
+    jacobian,
+    joined,
+    jvp_and_vjp,
+    none_of,
+    normalised,
+    product,
+    shape,
+)
 from glocal.engine.precision import multiplying
 from glocal.networks.convolution import Conv2d
 from glocal.networks.mlp import MLP
@@ -140,7 +150,7 @@ class Case:
         frozen = {k: p.detach() for k, p in self.module.named_parameters() if not p.requires_grad}
         self.buffers = {**dict(self.module.named_buffers()), **frozen}
 
-    def rows(self) -> Rows:
+    def rows(self) -> FactoredJacobian:
         return jacobian(self.module, self.params, self.buffers, self.x, lambda _: self.u)
 
     def jacobian(self) -> Tensor:
@@ -165,7 +175,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def test_there_and_back_is_the_jacobian_and_its_transpose(case: Case) -> None:
     j = case.jacobian()
-    there, back = act(case.module, case.rows(), case.vector)
+    there, back = jvp_and_vjp(case.module, case.rows(), case.vector)
     torch.testing.assert_close(there.flatten(), j @ flat(case.vector), rtol=1e-10, atol=1e-12)
     found = back(case.c)
     assert {k: v.shape for k, v in found.items()} == {k: p.shape for k, p in case.params.items()}
@@ -181,7 +191,7 @@ def test_so_they_are_in_single_precision_for_many_runs(case: Case, device: str) 
     ]
 
     def there_and_back(own: dict[str, Any]) -> Params:
-        there, back = act(module, own["rows"], own["vector"])
+        there, back = jvp_and_vjp(module, own["rows"], own["vector"])
         return {"there": there, "back": flat(back(own["c"]))}
 
     with multiplying("fp32"):
@@ -206,7 +216,7 @@ def test_normalised_rows_have_length_one(case: Case) -> None:
     j = case.jacobian()
     rows, lengths = normalised(case.module, case.rows())
     torch.testing.assert_close(lengths.flatten(), j.norm(dim=1), rtol=1e-12, atol=0)
-    there, _ = act(case.module, rows, case.vector)
+    there, _ = jvp_and_vjp(case.module, rows, case.vector)
     torch.testing.assert_close(there.flatten(), j @ flat(case.vector) / j.norm(dim=1), rtol=1e-10, atol=1e-12)
 
 
@@ -214,7 +224,7 @@ def test_rows_join_one_below_the_other(case: Case) -> None:
     rows, other = case.rows(), Case.rows(case)
     together = joined(joined(none_of(rows), rows), other)
     assert shape(together) == (2 * INPUTS, case.u.shape[1])
-    there, _ = act(case.module, together, case.vector)
+    there, _ = jvp_and_vjp(case.module, together, case.vector)
     expected = (case.jacobian() @ flat(case.vector)).view(INPUTS, -1).repeat(2, 1)
     torch.testing.assert_close(there, expected, rtol=1e-10, atol=1e-12)
 
@@ -226,7 +236,7 @@ def test_runs_can_be_mapped(name: str) -> None:
 
     def there_and_back(own: dict[str, Any]) -> Params:
         rows = jacobian(module, own["params"], own["buffers"], own["x"], lambda _: own["u"])
-        there, back = act(module, rows, own["vector"])
+        there, back = jvp_and_vjp(module, rows, own["vector"])
         return {"there": there, "gram": gram(module, rows), **back(own["c"])}
 
     names = ("params", "buffers", "x", "u", "vector", "c")

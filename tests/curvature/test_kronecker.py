@@ -13,7 +13,7 @@ from torch.func import vmap
 from glocal import losses
 from glocal.curvature.hessian import dense
 from glocal.curvature.kronecker import factors, mean_factors, multiply
-from glocal.curvature.layers import plain_layers
+from glocal.curvature.layers import affine_layers
 from glocal.tree import Params, flatten, select, stack
 
 CROSS_ENTROPY, SQUARED_ERROR = losses.get("cross-entropy"), losses.get("squared-error")
@@ -21,7 +21,7 @@ CROSS_ENTROPY, SQUARED_ERROR = losses.get("cross-entropy"), losses.get("squared-
 
 def test_one_linear_layer_with_squared_error_is_exact() -> None:
     case = make("linear", "squared-error")
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.hessian_root)
+    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
     block = curvature["kronecker"]["layers.0"]
     torch.testing.assert_close(block["G"], torch.eye(CLASSES, dtype=torch.float64))
     ones = torch.cat([case.x, torch.ones(len(case.x), 1, dtype=torch.float64)], 1)
@@ -33,7 +33,7 @@ def test_one_linear_layer_with_squared_error_is_exact() -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_with_one_sample_every_linear_layer_is_exact(network: str) -> None:
     case = make(network, n=1)
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.hessian_root)
+    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
     exact = dense_gauss_newton(case)
     place = dict(
         zip(case.params, torch.arange(len(exact)).split([p.numel() for p in case.params.values()]), strict=True)
@@ -49,7 +49,7 @@ def test_with_one_sample_every_linear_layer_is_exact(network: str) -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_parameter_is_in_a_block_or_has_its_diagonal(network: str) -> None:
     case = make(network)
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.hessian_root)
+    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
     blocks, diagonal = curvature["kronecker"], curvature["diagonal"]
     held = {f"{name}.{kind}" for name in blocks for kind, _ in case.module.get_submodule(name).named_parameters()}
     assert held | set(diagonal) == set(case.params)
@@ -100,13 +100,13 @@ def test_factors_are_moments_of_what_the_layer_does(kind: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(4, *shape, dtype=torch.float64, generator=draw)
     params = {k: p.detach() for k, p in module.named_parameters()}
-    curvature = factors(module, params, {}, x, SQUARED_ERROR.hessian_root)
+    curvature = factors(module, params, {}, x, SQUARED_ERROR.output_hessian_sqrt)
     assert not curvature["diagonal"]
     block = curvature["kronecker"]["layer"]
-    plain = plain_layers(module, x.shape[1:], x)["layer"]
+    plain = affine_layers(module, x.shape[1:], x)["layer"]
     for _ in range(3):
         own = [torch.randn(p.shape, dtype=torch.float64, generator=draw) for p in params.values()]
-        z = plain.respond(x, *own).transpose(0, 1).flatten(1)  # (out, n · positions)
+        z = plain.apply(x, *own).transpose(0, 1).flatten(1)  # (out, n · positions)
         joint = torch.cat([p.reshape(len(p), -1) for p in own], 1)
         torch.testing.assert_close(joint @ block["A"] @ joint.T, z @ z.T / z.shape[1], rtol=1e-10, atol=1e-13)
     positions = z.shape[1] // len(x)
@@ -117,13 +117,13 @@ def test_factors_are_moments_of_what_the_layer_does(kind: str) -> None:
 def test_outer_factor_of_the_head_is_the_mean_output_hessian(network: str) -> None:
     case = make(network)
     head = "4" if network == "tanh" else "head"
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.hessian_root)
+    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
     torch.testing.assert_close(curvature["kronecker"][head]["G"], output_hessians(case).mean(0), rtol=1e-9, atol=1e-13)
 
 
 def test_multiply_is_the_kronecker_product_of_the_factors() -> None:
     case = make("conv")
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.hessian_root)
+    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
     v = some_vector(case.params)
     result = multiply(curvature, v)
     assert list(result) == list(case.params)
@@ -137,9 +137,17 @@ def test_multiply_is_the_kronecker_product_of_the_factors() -> None:
 @pytest.mark.parametrize("network", ["relu", "conv with BatchNorm"])
 def test_chunks_average_to_the_whole(network: str) -> None:
     case = make(network)
-    whole = factors(case.module, case.params, case.buffers, case.x, lambda f: case.loss.score(f, case.y).unsqueeze(1))
+    whole = factors(
+        case.module, case.params, case.buffers, case.x, lambda f: case.loss.output_gradient(f, case.y).unsqueeze(1)
+    )
     chunked = mean_factors(
-        case.module, case.params, case.buffers, case.x, lambda f, y: case.loss.score(f, y).unsqueeze(1), case.y, chunk=3
+        case.module,
+        case.params,
+        case.buffers,
+        case.x,
+        lambda f, y: case.loss.output_gradient(f, y).unsqueeze(1),
+        case.y,
+        chunk=3,
     )
     torch.testing.assert_close(flatten(chunked), flatten(whole), rtol=1e-10, atol=1e-14)
 
@@ -148,8 +156,8 @@ def test_frozen_parameters_are_left_out() -> None:
     case = make("relu")
     frozen = {k: case.params[k] for k in ("layers.0.weight", "layers.1.bias")}
     learnt = {k: p for k, p in case.params.items() if k not in frozen}
-    curvature = factors(case.module, learnt, frozen, case.x, case.loss.hessian_root)
-    whole = factors(case.module, case.params, {}, case.x, case.loss.hessian_root)
+    curvature = factors(case.module, learnt, frozen, case.x, case.loss.output_hessian_sqrt)
+    whole = factors(case.module, case.params, {}, case.x, case.loss.output_hessian_sqrt)
     assert set(curvature["kronecker"]) == {"layers.1", "layers.2"}
     assert set(curvature["diagonal"]) == {"layers.0.bias"}
     torch.testing.assert_close(curvature["kronecker"]["layers.2"], whole["kronecker"]["layers.2"])
@@ -169,7 +177,7 @@ def test_mapped_over_runs_it_is_the_loop(network: str) -> None:
     v = some_vector(runs[0].params)
 
     def one(params: Params, buffers: Params) -> tuple[dict[str, Any], Params]:
-        curvature = mean_factors(module, params, buffers, x, CROSS_ENTROPY.hessian_root, chunk=4)
+        curvature = mean_factors(module, params, buffers, x, CROSS_ENTROPY.output_hessian_sqrt, chunk=4)
         return curvature, multiply(curvature, v)
 
     together = vmap(one)(stack([c.params for c in runs]), stack([c.buffers for c in runs]))

@@ -11,9 +11,9 @@ from factors import along, combine
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from glocal.curvature.layers import plain_layers
+from glocal.curvature.layers import affine_layers
 from glocal.curvature.output_jacobians import (
-    Directions,
+    Cotangents,
     Gradients,
     dense,
     dense_in_chunks,
@@ -25,13 +25,15 @@ from glocal.curvature.output_jacobians import (
 from glocal.curvature.vector import flatten
 from glocal.tree import Params, select, stack
 
-WAYS: dict[str, tuple[Callable[[Case], Directions], Callable[[Tensor, Case], Tensor]]] = {
+WAYS: dict[str, tuple[Callable[[Case], Cotangents], Callable[[Tensor, Case], Tensor]]] = {
     "every": (lambda case: every_output, lambda j, case: j),
     "one": (lambda case: one_output(case.y), lambda j, case: j[torch.arange(len(j)), case.y].unsqueeze(1)),
     "mean": (lambda case: mean_output, lambda j, case: j.mean(1, keepdim=True)),
     "score": (
-        lambda case: lambda f: case.loss.score(f, case.y).unsqueeze(1),
-        lambda j, case: torch.einsum("ikp,ik->ip", j, case.loss.score(case.outputs(case.params), case.y)).unsqueeze(1),
+        lambda case: lambda f: case.loss.output_gradient(f, case.y).unsqueeze(1),
+        lambda j, case: torch.einsum(
+            "ikp,ik->ip", j, case.loss.output_gradient(case.outputs(case.params), case.y)
+        ).unsqueeze(1),
     ),
 }
 
@@ -67,7 +69,7 @@ def test_both_forms_hold_the_gradients_along_the_given_directions(network: str, 
     whole = dense(case.module, case.params, case.buffers, case.x, directions)
     torch.testing.assert_close(vmap(vmap(flatten))(whole), expected, rtol=1e-9, atol=1e-13)
 
-    plain = plain_layers(case.module, case.x.shape[1:], case.x)
+    plain = affine_layers(case.module, case.x.shape[1:], case.x)
     parts = factored(case.module, case.params, case.buffers, case.x, directions, plain)
     assert not {f"{name}.weight" for name in parts.inputs} & set(parts.dense)
     v = some_vector(case.params)
@@ -84,7 +86,7 @@ def test_both_forms_hold_the_gradients_along_the_given_directions(network: str, 
 )
 def test_only_what_no_plain_layer_holds_is_kept_dense(network: str, left: int) -> None:
     case = make(network)
-    plain = plain_layers(case.module, case.x.shape[1:], case.x)
+    plain = affine_layers(case.module, case.x.shape[1:], case.x)
     parts = factored(case.module, case.params, case.buffers, case.x, every_output, plain)
     assert len(parts.dense) == left
 
@@ -103,7 +105,7 @@ def test_frozen_parameters_have_no_gradients() -> None:
     case = make("relu")
     frozen = {k: case.params[k] for k in ("layers.0.weight", "layers.1.bias")}
     learnt = {k: p for k, p in case.params.items() if k not in frozen}
-    plain = plain_layers(case.module, case.x.shape[1:], case.x)
+    plain = affine_layers(case.module, case.x.shape[1:], case.x)
     parts = factored(case.module, learnt, frozen, case.x, every_output, plain)
     whole = dense(case.module, learnt, frozen, case.x, every_output)
     w = torch.randn(7, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
@@ -117,7 +119,7 @@ def test_frozen_parameters_have_no_gradients() -> None:
 
 def test_along_a_small_step_the_outputs_change_as_told() -> None:
     case = make("conv")
-    plain = plain_layers(case.module, case.x.shape[1:], case.x)
+    plain = affine_layers(case.module, case.x.shape[1:], case.x)
     parts = factored(case.module, case.params, case.buffers, case.x, every_output, plain)
     v, step = some_vector(case.params), 1e-5
     after, before = (
@@ -131,7 +133,7 @@ def test_along_a_small_step_the_outputs_change_as_told() -> None:
 def test_mapped_over_runs_it_is_the_loop(network: str) -> None:
     runs = [make(network, seed=seed) for seed in range(3)]
     module, x = runs[0].module, runs[0].x
-    plain = plain_layers(module, x.shape[1:], x)
+    plain = affine_layers(module, x.shape[1:], x)
     w = torch.randn(7, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     v = some_vector(runs[0].params)
 

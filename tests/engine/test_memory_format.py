@@ -18,7 +18,7 @@ from glocal.engine.loader import Feed
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange, arranged
 from glocal.engine.state import State
-from glocal.fast.vmap_utils import into
+from glocal.fast.vmap_utils import merge_batch_dim
 from glocal.networks.resnet import resnet18
 
 RUNS, INPUTS, CHANNELS, SIDE = 3, 5, 4, 6
@@ -31,10 +31,10 @@ def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied(
     found = arranged({"span": {"rows": rows}})["span"]["rows"][IMAGES]
     assert found["inputs"]["layer"].equal(inputs) and found["deltas"]["layer"].equal(deltas)
     for image in (found["inputs"]["layer"], found["deltas"]["layer"][:, :, 1]):
-        merged = into(image, 0, 1)
+        merged = merge_batch_dim(image, 0, 1)
         assert merged.shape == (INPUTS, RUNS * CHANNELS, SIDE, SIDE)
         assert merged.data_ptr() == image.data_ptr() and merged.stride(1) == 1
-    assert into(found["inputs"]["layer"], 0, 1).is_contiguous(memory_format=torch.channels_last)
+    assert merge_batch_dim(found["inputs"]["layer"], 0, 1).is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("positions", [(7,), (3, 4, 5)])
@@ -50,7 +50,7 @@ def test_so_are_signals_and_volumes(positions: tuple[int, ...]) -> None:
 def test_weights_lie_run_by_run_with_their_channels_side_by_side() -> None:
     weight = torch.rand(RUNS, 8, CHANNELS, 3, 3)
     found = arranged({"fisher": {"layer.weight": weight}, "number": torch.zeros(RUNS)})["fisher"]["layer.weight"]
-    assert found.equal(weight) and into(found, 0, 0).is_contiguous(memory_format=torch.channels_last)
+    assert found.equal(weight) and merge_batch_dim(found, 0, 0).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:

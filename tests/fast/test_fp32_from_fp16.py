@@ -21,7 +21,7 @@ from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten
 from glocal.fast import fp32_from_fp16
 from glocal.fast.fp32_from_fp16 import Reach
-from glocal.fast.tf32 import exactly, tf32
+from glocal.fast.tf32 import full_precision, tf32
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -191,7 +191,7 @@ def test_a_users_hessian_products_are_made_so_on_a_gpu(monkeypatch: pytest.Monke
     with tf32(True):
         rough = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
     assert not made
-    with exactly():
+    with full_precision():
         found = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
     assert set(made) == {"output", "input", "weight"}
     assert (found - wanted).norm() <= 2e-6 * wanted.norm() < (rough - wanted).norm()

@@ -1,4 +1,4 @@
-"""Instruments multiply exactly on a GPU, whatever torch's switches say, and leave them as they were."""
+"""Instruments compute in full precision on a GPU, whatever torch's switches say, and leave them as they were."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glocal import losses
 from glocal.curvature.eigenpairs import eigenpairs
-from glocal.fast.tf32 import CUDNN, convolved_exactly, exactly, tf32
+from glocal.fast.tf32 import CUDNN, convolved_exactly, full_precision, tf32
 from glocal.lens.examination import examine
 from glocal.lens.instruments import look
 from glocal.lens.subject import of_module
@@ -96,7 +96,7 @@ def test_a_study_does(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_errors_leave_the_switches_too() -> None:
-    with pytest.raises(ZeroDivisionError), exactly():
+    with pytest.raises(ZeroDivisionError), full_precision():
         assert on() == (False, False)
         raise ZeroDivisionError
     assert on() == (True, True)
@@ -104,7 +104,7 @@ def test_errors_leave_the_switches_too() -> None:
 
 def test_convolutions_know_what_they_are_to_be() -> None:
     assert not convolved_exactly()
-    with exactly():
+    with full_precision():
         assert convolved_exactly()
         with tf32(True):
             assert not convolved_exactly()
@@ -121,7 +121,7 @@ def test_one_switch_for_everything_is_followed_and_left(generic: str) -> None:
     try:
         everything.fp32_precision = generic
         was = [switch.fp32_precision for switch in newer]
-        with exactly():
+        with full_precision():
             assert convolved_exactly() and [switch.fp32_precision for switch in newer] == ["ieee"] * 3
         with tf32(True):
             assert not convolved_exactly()
@@ -144,7 +144,7 @@ def test_switches_of_the_newer_generation_are_left_as_they_were() -> None:
             assert on() == (True, True) and not convolved_exactly()
         assert [switch.fp32_precision for switch in newer] == ["ieee", "ieee", before[2]] and convolved_exactly()
         CUDNN.conv.fp32_precision = "tf32"
-        with exactly():
+        with full_precision():
             assert on() == (False, False) and convolved_exactly()
         assert not convolved_exactly()
     finally:

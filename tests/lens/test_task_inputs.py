@@ -31,7 +31,7 @@ from glocal.lens.subject import of_module
 from glocal.lens.task_inputs import gathered
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth, ground_truth_of, theorem2
-from glocal.losses import OwnLoss
+from glocal.losses import AutogradLoss
 
 TEN = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
 
@@ -245,9 +245,9 @@ def test_a_loss_that_bends_otherwise_at_rare_labels_is_found_out(loss: Any) -> N
     y[123] = 1 if loss is weighed_by_class else 50
     subject = of_module(module, loss, [(x, y)], [module.state_dict()] * 2)
     with pytest.raises(GlocalError, match="does not depend on the labels"):
-        subject.loss.hessian_root(torch.randn(3, 2))
+        subject.loss.output_hessian_sqrt(torch.randn(3, 2))
     common = [(x[:100], y[:100])]
-    root = of_module(module, loss, common, [module.state_dict()] * 2).loss.hessian_root(torch.randn(3, 2))
+    root = of_module(module, loss, common, [module.state_dict()] * 2).loss.output_hessian_sqrt(torch.randn(3, 2))
     assert root.shape == (3, 2, 2)
 
 
@@ -287,7 +287,7 @@ def test_confidence_is_told_where_the_loss_is_a_likelihood() -> None:
         (lambda f, y: functional.cross_entropy(f[:, :3], y), torch.cat([outputs, outputs], 1), False),
     ]
     for mean, f, known in every:
-        loss = OwnLoss(mean)
+        loss = AutogradLoss(mean)
         loss.examples.append((f, y))
         found = ground_truth(loss, f, y)
         torch.testing.assert_close(found.confidence, p if known else p * torch.nan, equal_nan=True)

@@ -14,7 +14,7 @@ from glocal.curvature.vector import unflatten
 from glocal.errors import GlocalError
 from glocal.lens.subject import Point, Subject
 from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth, ground_truth_of, theorem2
-from glocal.losses import LOSSES, OwnLoss, get
+from glocal.losses import LOSSES, AutogradLoss, get
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -51,7 +51,7 @@ def focal(outputs: Tensor, y: Tensor) -> Tensor:
 def test_a_loss_that_bends_differently_for_every_label() -> None:
     """Against Σ_i J_iᵀ [∇²_f ℓ_i] J_i written out, and the rest of the Hessian."""
     plain = network(seed=2)
-    subject = Subject(plain.module, OwnLoss(focal), plain.tasks, plain.solutions)
+    subject = Subject(plain.module, AutogradLoss(focal), plain.tasks, plain.solutions)
     found = theorem2(subject)
     point, (x, y) = subject.solutions[1], subject.tasks[0]
     delta, at = theta_of(subject, 1) - theta_of(subject, 0), theta_of(subject, 0)

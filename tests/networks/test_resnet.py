@@ -19,7 +19,7 @@ from glocal.algorithms import ALGORITHMS, OGD, Algorithm, Batch
 from glocal.algorithms.ewc import task_fisher
 from glocal.challenges import Challenge, from_tasks
 from glocal.cli.main import main
-from glocal.curvature.layers import plain_layers
+from glocal.curvature.layers import affine_layers
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
 from glocal.engine.loader import Feed
@@ -209,7 +209,7 @@ def test_progressive_columns_are_counted_and_connected() -> None:
 
 def test_curvature_sees_its_convolutions() -> None:
     network = narrow((3, 8, 8), 4).eval()
-    found = plain_layers(network, torch.Size((3, 8, 8)), torch.zeros(()))
+    found = affine_layers(network, torch.Size((3, 8, 8)), torch.zeros(()))
     expected = {k for k, m in network.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     assert set(found) == expected and len(expected) == 21
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.batchnorm_side_effect import LAST, Statistics, disturbed
-from glocal.curvature.chunk_size import samples_at_once
+from glocal.curvature.chunk_size import chunk_size
 from glocal.curvature.diagonal import diagonal
 from glocal.errors import require, unknown
 from glocal.losses import Loss
@@ -35,22 +35,22 @@ Fisher = Literal["exact", "sampled", "empirical", "published"]
 
 def _exact(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
     """The expectation over the network's own labels, in closed form: the Gauss–Newton matrix."""
-    return loss.hessian_root(outputs)
+    return loss.output_hessian_sqrt(outputs)
 
 
 def _sampled(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
     """The same expectation from one label drawn for every input."""
-    return loss.score(outputs, loss.draw(outputs, random)).unsqueeze(1)
+    return loss.output_gradient(outputs, loss.sample_labels(outputs, random)).unsqueeze(1)
 
 
 def _empirical(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
     """Squared gradients at the data's labels, which vanish where the network fits them."""
-    return loss.score(outputs, y).unsqueeze(1)
+    return loss.output_gradient(outputs, y).unsqueeze(1)
 
 
 def _published(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
     """What the paper's numbers were measured with: the empirical one, each sample weighted by p(y|x)."""
-    return (loss.likelihood(outputs, y).sqrt().unsqueeze(-1) * loss.score(outputs, y)).unsqueeze(1)
+    return (loss.likelihood(outputs, y).sqrt().unsqueeze(-1) * loss.output_gradient(outputs, y)).unsqueeze(1)
 
 
 FISHERS = {"exact": _exact, "sampled": _sampled, "empirical": _empirical, "published": _published}
@@ -76,7 +76,7 @@ def task_fisher(
         first = evaluated.admit(data.x[:1])
         directions = partial(_directions, variant, model.criterion, data.y[:1], data.random[:1])
         most = 500 if data.y.device.type == "cpu" else 5000
-        chunk = samples_at_once(module, params, evaluated.buffers, first, directions, most)
+        chunk = chunk_size(module, params, evaluated.buffers, first, directions, most)
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
         directions = partial(_directions, variant, model.criterion, y, random)

@@ -25,11 +25,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.jacobian import Rows, product
+from glocal.curvature.jacobian import FactoredJacobian, product
 from glocal.tree import Params
 
 
-def first_layer(module: nn.Module, rows: Rows) -> str | None:
+def first_layer(module: nn.Module, rows: FactoredJacobian) -> str | None:
     """The linear layer by which inputs enter a network, and by it alone, if there is one and rows are kept of it."""
     if module not in _FIRST:
         _FIRST[module] = next((name for name in rows.get("inputs", {}) if _enters_by(module, name)), None)
@@ -123,7 +123,7 @@ def folded(params: Params, name: str, stored: Tensor) -> Params:
     return {**params, f"{name}.weight": weight + product(owed, stored), **also}
 
 
-def slopes(rows: Rows, vector: Mapping[str, Tensor]) -> Params:
+def slopes(rows: FactoredJacobian, vector: Mapping[str, Tensor]) -> Params:
     """Of the layers that are wide now: what the stored inputs are answered, (q, n), the slope of C."""
     held = rows.get("inputs", {})
     wide = [n for n, a in held.items() if vector[f"{n}.weight"].shape[1] > a.shape[1]]

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from glocal.algorithms.algorithm import Memory
-from glocal.curvature.jacobian import Rows, act, gram, joined, none_of, product, times_vector
+from glocal.curvature.jacobian import FactoredJacobian, gram, joined, jvp_and_vjp, none_of, product, times_vector
 from glocal.tree import Params
 
 FLOOR = 1e-6
 """The shortest part that a Gram matrix in float64 can tell from nothing."""
 
 
-def empty(rows: Rows, like: Tensor) -> Memory:
+def empty(rows: FactoredJacobian, like: Tensor) -> Memory:
     """The span of nothing, for rows of this form."""
     return {"rows": none_of(rows), "whitening": like.new_zeros(0, 0)}
 
 
-def extended(module: nn.Module, span: Memory, rows: Rows, passes: int) -> Memory:
+def extended(module: nn.Module, span: Memory, rows: FactoredJacobian, passes: int) -> Memory:
     """The span with more rows, of length 1, in it."""
     together = joined(span["rows"], rows)
     dtype = span["whitening"].dtype
@@ -60,7 +60,7 @@ def outside_wide(module: nn.Module, span: Memory, vector: Params, slopes: Params
 
 def _minus_inside(module: nn.Module, span: Memory, vector: Params, answers: Params) -> Params:
     """−Jᵀ (J Jᵀ)⁻¹ J v"""
-    overlap, back = act(module, span["rows"], vector, answers)
+    overlap, back = jvp_and_vjp(module, span["rows"], vector, answers)
     whitening = span["whitening"]
     return back(times_vector(whitening.mT, -times_vector(whitening, overlap.flatten())).view(overlap.shape))
 

@@ -81,7 +81,7 @@ class Kronecker:
 
     def at(self, model: Model, params: Params, data: Batch) -> Tree:
         evaluated = model.evaluating()
-        directions = lambda outputs: model.criterion.hessian_root(outputs)  # noqa: E731
+        directions = lambda outputs: model.criterion.output_hessian_sqrt(outputs)  # noqa: E731
         found = kronecker.mean_factors(evaluated.module, params, evaluated.buffers, evaluated.admit(data.x), directions)
         found = {kind: parts for kind, parts in found.items() if parts}  # a memory has no empty branches
         return found if self.merge else map_tree(lambda leaf: leaf[None], found)

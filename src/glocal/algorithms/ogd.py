@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from glocal.algorithms import foreseen, gradient_projection
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.curvature.jacobian import Rows, act, jacobian, normalised, shape
-from glocal.curvature.output_jacobians import Directions, every_output, mean_output, one_output
+from glocal.curvature.jacobian import FactoredJacobian, jacobian, jvp_and_vjp, normalised, shape
+from glocal.curvature.output_jacobians import Cotangents, every_output, mean_output, one_output
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -116,7 +116,7 @@ class Orthogonal(Algorithm):
         chosen = data.random.topk(share).indices
         rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
         rows, lengths = normalised(model.module, rows)
-        start, _ = act(model.module, rows, params)
+        start, _ = jvp_and_vjp(model.module, rows, params)
         reached = model.evaluating().mean_loss(params, data.x, data.y)
         new = {
             "start": start,
@@ -133,22 +133,22 @@ class Orthogonal(Algorithm):
         own = memory["task"] == task
 
         def quadratic(params: Mapping[str, Tensor]) -> Tensor:
-            moved = act(model.module, memory["span"]["rows"], params)[0] - memory["start"]
+            moved = jvp_and_vjp(model.module, memory["span"]["rows"], params)[0] - memory["start"]
             bent = (moved.unsqueeze(-2) @ memory["curvature"] @ moved.unsqueeze(-1)).flatten()
             return memory["reached"][task] + 0.5 * (bent * own).sum() / own.sum()
 
         return quadratic
 
-    def _gradients(self, model: Model, params: Params, x: Tensor, y: Tensor) -> tuple[Rows, Tensor]:
+    def _gradients(self, model: Model, params: Params, x: Tensor, y: Tensor) -> tuple[FactoredJacobian, Tensor]:
         """The gradients to store of some inputs, and ∇²_f ℓ there, in the coordinates u·f of the stored directions."""
         evaluated = model.evaluating()
         outputs = evaluated.outputs(params, x)
         directions = self.directions(y)
         u = directions(outputs)
-        root = model.criterion.hessian_root(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
+        root = model.criterion.output_hessian_sqrt(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
         return jacobian(evaluated.module, params, evaluated.buffers, evaluated.admit(x), directions), root.mT @ root
 
-    def directions(self, y: Tensor) -> Directions:
+    def directions(self, y: Tensor) -> Cotangents:
         """From outputs (n, K) to the u of every input, (n, C, K), orthogonal to each other."""
         raise NotImplementedError
 
@@ -159,7 +159,7 @@ class OGD(Orthogonal):
 
     name: ClassVar[str] = "ogd"
 
-    def directions(self, y: Tensor) -> Directions:
+    def directions(self, y: Tensor) -> Cotangents:
         return every_output
 
 
@@ -175,7 +175,7 @@ class OGDGTL(Orthogonal):
         require(classes, f"{self.name} stores the true class's gradients, and {model.criterion.name} tasks have none.")
         return super().init(model, params, example)
 
-    def directions(self, y: Tensor) -> Directions:
+    def directions(self, y: Tensor) -> Cotangents:
         return one_output(y)
 
 
@@ -186,5 +186,5 @@ class OGDAve(Orthogonal):
 
     name: ClassVar[str] = "ogd-ave"
 
-    def directions(self, y: Tensor) -> Directions:
+    def directions(self, y: Tensor) -> Cotangents:
         return mean_output

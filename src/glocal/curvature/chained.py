@@ -77,7 +77,7 @@ def hessian_product(
     """v ↦ ∇²L v for L = (1/n) Σ ℓ over these samples."""
     chain, f = _forward(names, params, x.flatten(1))
     loss.per_sample(f, y)  # which refuses labels that are none
-    bend, slopes = loss.bend(f, y), _slopes(chain, _by_features(loss.score(f, y) / n))
+    bend, slopes = loss.output_hvp(f, y), _slopes(chain, _by_features(loss.output_gradient(f, y) / n))
 
     def product(v: Params) -> Params:
         v = {k: t.to(x.dtype) for k, t in v.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from glocal.curvature.layers import KINDS
-from glocal.curvature.output_jacobians import Directions
+from glocal.curvature.output_jacobians import Cotangents
 from glocal.fast.vmap_utils import side_by_side
 
 BYTES, SHARE = 1 << 30, 12
@@ -21,12 +21,12 @@ BYTES, SHARE = 1 << 30, 12
 Hessian product keeps about three times as much."""
 
 
-def samples_at_once(
+def chunk_size(
     module: nn.Module,
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions | None,
+    directions: Cotangents | None,
     most: int,
     within: int = BYTES,
 ) -> int:
@@ -51,7 +51,7 @@ def samples_at_once(
     return max(1, min(most, within // max(1, taken[0] + ways * given[0])))
 
 
-def room(params: Mapping[str, Tensor]) -> int:
+def memory_budget(params: Mapping[str, Tensor]) -> int:
     """Bytes for one of the runs that are mapped side by side."""
     one = next(iter(params.values()))
     on_gpu = one.device.type == "cuda"

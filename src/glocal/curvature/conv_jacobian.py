@@ -18,19 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.curvature.layers import KINDS, Params, Plain
+from glocal.curvature.layers import KINDS, AffineLayer, Params
 
 Images: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 IMAGES = "convolved"
 """The name under which rows have them; whoever keeps rows knows by it what is laid out as images (`engine.layout`)."""
 
 
-def act(module: nn.Module, images: Images, vector: Mapping[str, Tensor]) -> tuple[Tensor, Callable[[Tensor], Params]]:
+def jvp_and_vjp(
+    module: nn.Module, images: Images, vector: Mapping[str, Tensor]
+) -> tuple[Tensor, Callable[[Tensor], Params]]:
     """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name."""
     parts, pulls = [], {}
     for name, a, delta in _layers(images):
         bias = vector.get(f"{name}.bias")
-        z, pulls[name] = vjp(partial(_plain(module, name, a).respond, a), vector[f"{name}.weight"])  # type: ignore[misc]
+        z, pulls[name] = vjp(partial(_plain(module, name, a).apply, a), vector[f"{name}.weight"])  # type: ignore[misc]
         z = z if bias is None else z + _at_positions(bias, z.dim() - 2)
         parts.append((delta * z.unsqueeze(1)).sum(tuple(range(2, delta.dim()))))
 
@@ -59,7 +61,7 @@ def written_down(module: nn.Module, images: Images, chunk_bytes: int) -> Iterato
         yield from _written_down(_plain(module, name, a), a.double(), delta.double(), chunk_bytes)
 
 
-def _written_down(plain: Plain, a: Tensor, delta: Tensor, chunk_bytes: int) -> Iterator[Tensor]:
+def _written_down(plain: AffineLayer, a: Tensor, delta: Tensor, chunk_bytes: int) -> Iterator[Tensor]:
     layer = plain.layer
     if layer.bias is not None:
         yield delta.flatten(3).sum(3).flatten(0, 1)
@@ -70,7 +72,7 @@ def _written_down(plain: Plain, a: Tensor, delta: Tensor, chunk_bytes: int) -> I
         zeros = a.new_zeros(part.shape[2], *layer.weight.shape[1:])
 
         def one(a: Tensor, delta: Tensor, zeros: Tensor = zeros) -> Tensor:
-            _, pull = vjp(lambda weight: plain.respond(a[None], weight)[0], zeros)  # type: ignore[misc]
+            _, pull = vjp(lambda weight: plain.apply(a[None], weight)[0], zeros)  # type: ignore[misc]
             return vmap(lambda d: pull(d)[0].flatten())(delta)
 
         yield vmap(one)(a, part).flatten(0, 1)
@@ -80,10 +82,10 @@ def _layers(images: Images) -> Iterator[tuple[str, Tensor, Tensor]]:
     return ((name, images["inputs"][name], images["deltas"][name]) for name in sorted(images["inputs"]))
 
 
-def _plain(module: nn.Module, name: str, a: Tensor) -> Plain:
+def _plain(module: nn.Module, name: str, a: Tensor) -> AffineLayer:
     layer: Any = module.get_submodule(name)
     assert isinstance(layer, KINDS)
-    return Plain(layer, a.shape[1:], torch.Size())
+    return AffineLayer(layer, a.shape[1:], torch.Size())
 
 
 def _at_positions(t: Tensor, positions: int) -> Tensor:

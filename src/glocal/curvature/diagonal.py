@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
-from glocal.curvature.output_jacobians import Directions, dense_in_chunks
+from glocal.curvature.layers import AffineLayer, Params, affine_layers, inputs_like, run
+from glocal.curvature.output_jacobians import Cotangents, dense_in_chunks
 
 
 def diagonal(
@@ -26,7 +26,7 @@ def diagonal(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
+    directions: Cotangents,
     wanted: Mapping[str, Tensor] | None = None,
 ) -> Params:
     """F on the batch `x`. `directions` turns the outputs (n, K) into the vectors u, shape (n, C, K).
@@ -35,7 +35,7 @@ def diagonal(
     sample's gradient through batch statistics is not its own.
     """
     wanted = params if wanted is None else wanted
-    plain = plain_layers(module, x.shape[1:], inputs_like(x, params))
+    plain = affine_layers(module, x.shape[1:], inputs_like(x, params))
     known = {
         name: p
         for name, p in plain.items()
@@ -53,8 +53,8 @@ def _by_layers(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
-    plain: Mapping[str, Plain],
+    directions: Cotangents,
+    plain: Mapping[str, AffineLayer],
 ) -> Params:
     done = run(module, params, buffers, x, plain)
     deltas = done.pull_each(directions(done.outputs))  # each (n, C, ...)
@@ -101,7 +101,7 @@ def _per_sample(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
+    directions: Cotangents,
     wanted: Params,
 ) -> Params:
     """The same sum by explicit per-sample gradients of the `wanted` parameters, a bounded number of samples at once."""

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector
 from glocal.curvature.products import hessian_product, living
 from glocal.curvature.vector import flatten, unflatten
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
 
 
-@exactly()
+@full_precision()
 def eigenpairs(
     module: nn.Module,
     params: Mapping[str, Tensor],

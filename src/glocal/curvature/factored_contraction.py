@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from glocal.fast.triton import available
-from glocal.fast.vmap_utils import Dims, into
+from glocal.fast.vmap_utils import Dims, merge_batch_dim
 
 Answer: TypeAlias = tuple[Tensor, Tensor | None]
 """One layer's z, and b where it is not yet in z."""
@@ -81,7 +81,7 @@ class _Paired(Function):
     @staticmethod
     def vmap(info: Any, dims: Dims, *given: Tensor | None) -> tuple[Tensor, int]:
         runs = info.batch_size
-        stacked = [None if t is None else into(t, dim, 0, runs) for t, dim in zip(given, dims, strict=True)]
+        stacked = [None if t is None else merge_batch_dim(t, dim, 0, runs) for t, dim in zip(given, dims, strict=True)]
         return _Paired.apply(*stacked).unflatten(0, (runs, -1)), 0
 
 
@@ -105,7 +105,9 @@ class _Weighted(Function):
     @staticmethod
     def vmap(info: Any, dims: Dims, deltas: Tensor, c: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         runs = info.batch_size
-        products, sums = _Weighted.apply(into(deltas, dims[0], 0, runs), into(c, dims[1], 0, runs))
+        products, sums = _Weighted.apply(
+            merge_batch_dim(deltas, dims[0], 0, runs), merge_batch_dim(c, dims[1], 0, runs)
+        )
         return (products.unflatten(0, (runs, -1)), sums.unflatten(0, (runs, -1))), (0, 0)
 
 

@@ -62,7 +62,7 @@ def outer_product(
     in_evaluation(module)
     total: Tensor | None = None
     with differentiable(module):
-        for gradients in dense_in_chunks(module, params, buffers, x, loss.hessian_root):
+        for gradients in dense_in_chunks(module, params, buffers, x, loss.output_hessian_sqrt):
             rows = vmap(vmap(flatten))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
             total = rows.mT @ rows if total is None else total + rows.mT @ rows
     assert total is not None

@@ -32,28 +32,28 @@ from torch.func import functional_call
 from glocal.curvature import conv_jacobian
 from glocal.curvature.conv_jacobian import IMAGES
 from glocal.curvature.factored_contraction import Answer, paired, weighted
-from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers
-from glocal.curvature.output_jacobians import Directions, factored
+from glocal.curvature.layers import AffineLayer, Params, affine_layers, inputs_like
+from glocal.curvature.output_jacobians import Cotangents, factored
 from glocal.tree import map_tree
 
-Rows: TypeAlias = dict[str, Any]
+FactoredJacobian: TypeAlias = dict[str, Any]
 Back: TypeAlias = Callable[[Tensor], Params]
 LONGER = 3
 """How many times as long as its factors a convolution's gradient may be to be kept as it is."""
 
 
 def jacobian(
-    module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, directions: Directions
-) -> Rows:
+    module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, directions: Cotangents
+) -> FactoredJacobian:
     """The rows for inputs x (n, ...) at θ = `params`; `directions` turns the outputs (n, K) into u, (n, C, K)."""
-    plain = plain_layers(module, x.shape[1:], inputs_like(x, params))
+    plain = affine_layers(module, x.shape[1:], inputs_like(x, params))
     outputs = functional_call(module, {**params, **buffers}, (x,))
     each = directions(outputs).shape[1]
     kept = {name: p for name, p in plain.items() if _as_factors(name, p, params, each)}
     found = factored(module, params, buffers, x, directions, kept)
     linear = [name for name in sorted(found.inputs) if isinstance(plain[name].layer, nn.Linear)]
     others = [name for name in sorted(found.inputs) if name not in linear]
-    rows: Rows = {}
+    rows: FactoredJacobian = {}
     if linear:
         rows["inputs"] = {name: found.inputs[name] for name in linear}
         rows["deltas"] = torch.cat([found.deltas[name].permute(2, 1, 0) for name in linear])
@@ -66,8 +66,8 @@ def jacobian(
     return rows
 
 
-def act(
-    module: nn.Module, rows: Rows, vector: Mapping[str, Tensor], answers: Mapping[str, Tensor] | None = None
+def jvp_and_vjp(
+    module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, Tensor], answers: Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor, Back]:
     """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name.
 
@@ -84,7 +84,7 @@ def act(
         deltas = rows["deltas"]
         parts.append(paired(deltas, given))
     if IMAGES in rows:
-        part, from_images = conv_jacobian.act(module, rows[IMAGES], vector)
+        part, from_images = conv_jacobian.jvp_and_vjp(module, rows[IMAGES], vector)
         parts.append(part)
     rest: list[str] = []
     if "dense" in rows:
@@ -118,7 +118,7 @@ def act(
     return total, back
 
 
-def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
+def gram(module: nn.Module, rows: FactoredJacobian, chunk_bytes: int = 1 << 28) -> Tensor:
     """J Jᵀ in float64, (nC, nC). For linear layers the product over rows is a product of products: (a·a' + 1) δ·δ'."""
     total: Tensor | float = 0.0
     begin = 0
@@ -141,13 +141,13 @@ def gram(module: nn.Module, rows: Rows, chunk_bytes: int = 1 << 28) -> Tensor:
     return total
 
 
-def shape(rows: Rows) -> tuple[int, int]:
+def shape(rows: FactoredJacobian) -> tuple[int, int]:
     """n and C: how many inputs, and how many gradients of each."""
     held = _held(rows)
     return held.shape[0], held.shape[1]
 
 
-def normalised(module: nn.Module, rows: Rows) -> tuple[Rows, Tensor]:
+def normalised(module: nn.Module, rows: FactoredJacobian) -> tuple[FactoredJacobian, Tensor]:
     """The gradients scaled to length 1, and their lengths, (n, C). A gradient of length 0 stays what it is."""
     lengths = gram(module, rows).diagonal().sqrt().view(shape(rows)).to(_held(rows).dtype)
     scale = torch.where(lengths > 0, lengths, 1)
@@ -158,14 +158,14 @@ def normalised(module: nn.Module, rows: Rows) -> tuple[Rows, Tensor]:
     return found, lengths
 
 
-def none_of(rows: Rows) -> Rows:
+def none_of(rows: FactoredJacobian) -> FactoredJacobian:
     """No gradients, of the form that the given ones have."""
     return {
         k: map_tree(lambda t: t[:0], v) if isinstance(v, Mapping) else v.narrow(_axis(k), 0, 0) for k, v in rows.items()
     }
 
 
-def joined(old: Rows, new: Rows) -> Rows:
+def joined(old: FactoredJacobian, new: FactoredJacobian) -> FactoredJacobian:
     """Rows of one network, one below the other."""
     both = ((k, old[k], new[k]) for k in sorted(old))
     return {
@@ -189,7 +189,7 @@ def times_vector(a: Tensor, v: Tensor) -> Tensor:
     return torch.mv(a, v) if a.is_cuda else product(v.repeat(2, 1), a.mT)[0]
 
 
-def _as_factors(name: str, plain: Plain, params: Mapping[str, Tensor], each: int) -> bool:
+def _as_factors(name: str, plain: AffineLayer, params: Mapping[str, Tensor], each: int) -> bool:
     """Whether the factors of an input's gradients are fewer numbers than the gradients, for a convolution far fewer."""
     own = [f"{name}.{kind}" for kind, _ in plain.layer.named_parameters()]
     factors = plain.input_shape.numel() + each * plain.output_shape.numel()
@@ -202,7 +202,7 @@ def _axis(key: str) -> int:
     return -1 if key == "deltas" else 0
 
 
-def _held(rows: Rows) -> Tensor:
+def _held(rows: FactoredJacobian) -> Tensor:
     """δ, or where there is none the dense gradients, as (n, C, ...)."""
     if "deltas" in rows:
         linear: Tensor = rows["deltas"].movedim(-1, 0).mT

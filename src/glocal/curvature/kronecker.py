@@ -23,10 +23,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.chunk_size import room, samples_at_once
+from glocal.curvature.chunk_size import chunk_size, memory_budget
 from glocal.curvature.diagonal import diagonal
-from glocal.curvature.layers import Params, Plain, inputs_like, plain_layers, run
-from glocal.curvature.output_jacobians import Directions
+from glocal.curvature.layers import AffineLayer, Params, affine_layers, inputs_like, run
+from glocal.curvature.output_jacobians import Cotangents
 
 Curvature: TypeAlias = dict[str, dict[str, Any]]
 MOST = 500
@@ -38,13 +38,13 @@ def factors(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
+    directions: Cotangents,
 ) -> Curvature:
     """The curvature on the batch `x`. `directions` turns the outputs (n, K) into vectors u (n, C, K), as in `diagonal`.
 
     `module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
     """
-    plain = plain_layers(module, x.shape[1:], inputs_like(x, params))
+    plain = affine_layers(module, x.shape[1:], inputs_like(x, params))
     plain = {name: p for name, p in plain.items() if f"{name}.weight" in params and not _grouped(p)}
     covered = {f"{name}.{kind}" for name in plain for kind in ("weight", "bias")}
     rest = {k: p for k, p in params.items() if k not in covered}
@@ -77,7 +77,7 @@ def mean_factors(
     labels."""
     if chunk is None:
         of_first = _with(directions, tuple(t[:1] for t in given))
-        chunk = samples_at_once(module, params, buffers, x, of_first, MOST, room(params))
+        chunk = chunk_size(module, params, buffers, x, of_first, MOST, memory_budget(params))
     total: Curvature | None = None
     for part in zip(*(t.split(chunk) for t in (x, *given)), strict=True):
         share = part[0].shape[0] / x.shape[0]
@@ -102,11 +102,11 @@ def multiply(curvature: Mapping[str, Mapping[str, Any]], v: Mapping[str, Tensor]
     return {k: result[k] for k in v}
 
 
-def _grouped(plain: Plain) -> bool:
+def _grouped(plain: AffineLayer) -> bool:
     return not isinstance(plain.layer, nn.Linear) and plain.layer.groups > 1
 
 
-def _patches(plain: Plain, a: Tensor) -> Tensor:
+def _patches(plain: AffineLayer, a: Tensor) -> Tensor:
     """What the rows of the weight are multiplied with, one row a sample and position.
 
     A convolution cuts its own patches, whatever its padding, stride and dilation: with the identity for a kernel,
@@ -118,11 +118,11 @@ def _patches(plain: Plain, a: Tensor) -> Tensor:
     kernel = plain.layer.kernel_size
     places = torch.Size(kernel).numel()
     identity = torch.eye(places, dtype=a.dtype, device=a.device).view(places, 1, *kernel)
-    cut = plain.respond(a.reshape(n * channels, 1, *a.shape[2:]), identity)
+    cut = plain.apply(a.reshape(n * channels, 1, *a.shape[2:]), identity)
     return cut.reshape(n, channels * places, -1).transpose(1, 2).flatten(end_dim=1)
 
 
-def _with(directions: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Directions:
+def _with(directions: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Cotangents:
     return lambda outputs: directions(outputs, *given)
 
 

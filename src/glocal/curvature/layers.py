@@ -20,14 +20,14 @@ KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Pull: TypeAlias = Callable[[Tensor], Params]
 
 
-class Plain(NamedTuple):
+class AffineLayer(NamedTuple):
     """A layer that is applied once, to a batch, with parameters used nowhere else; and the shapes of one sample."""
 
     layer: Layer
     input_shape: torch.Size
     output_shape: torch.Size
 
-    def respond(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """z for inputs a (n, ...) and any weight and bias: linear in both of them."""
         if isinstance(self.layer, nn.Linear):
             return nn.functional.linear(a, weight, bias)
@@ -51,7 +51,7 @@ def run(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    plain: Mapping[str, Plain],
+    plain: Mapping[str, AffineLayer],
 ) -> Pass:
     """f_θ(x) with the inputs of the plain layers and their δ.
 
@@ -82,7 +82,7 @@ def run(
     return Pass(f, inputs, lambda u: pull(u)[0])
 
 
-def plain_layers(module: nn.Module, shape: torch.Size, like: Tensor) -> dict[str, Plain]:
+def affine_layers(module: nn.Module, shape: torch.Size, like: Tensor) -> dict[str, AffineLayer]:
     """The layers of `module` whose gradients have this form, for inputs of this shape.
 
     It is a matter of the network's structure, so one pass with its own tensors and an input of zeros tells.
@@ -98,10 +98,10 @@ def inputs_like(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
     return next(iter(params.values())) if x.is_floating_point() else x
 
 
-_PLAIN: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, Plain]]] = WeakKeyDictionary()
+_PLAIN: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLayer]]] = WeakKeyDictionary()
 
 
-def _find(module: nn.Module, zeros: Tensor) -> dict[str, Plain]:
+def _find(module: nn.Module, zeros: Tensor) -> dict[str, AffineLayer]:
     calls: dict[str, list[tuple[torch.Size, torch.Size]]] = {}
 
     def cut_off(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
@@ -111,7 +111,7 @@ def _find(module: nn.Module, zeros: Tensor) -> dict[str, Plain]:
             calls.setdefault(name, []).append((args[0].shape, output.shape))
             assert isinstance(layer, KINDS)
             bias = None if layer.bias is None else layer.bias.detach()
-            return Plain(layer, args[0].shape, output.shape).respond(args[0], layer.weight.detach(), bias)
+            return AffineLayer(layer, args[0].shape, output.shape).apply(args[0], layer.weight.detach(), bias)
 
         return hook
 
@@ -141,5 +141,5 @@ def _find(module: nn.Module, zeros: Tensor) -> dict[str, Plain]:
         dims = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
         seen = calls.get(name, [])
         if len(seen) == 1 and len(seen[0][0]) == dims and seen[0][0][0] == 1 and own(name):
-            found[name] = Plain(layer, seen[0][0][1:], seen[0][1][1:])
+            found[name] = AffineLayer(layer, seen[0][0][1:], seen[0][1][1:])
     return found

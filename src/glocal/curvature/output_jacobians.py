@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from glocal.curvature.differentiable import differentiable
-from glocal.curvature.layers import Params, Plain, run
+from glocal.curvature.layers import AffineLayer, Params, run
 
-Directions: TypeAlias = Callable[[Tensor], Tensor]
+Cotangents: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def every_output(outputs: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def every_output(outputs: Tensor) -> Tensor:
     return torch.eye(k, dtype=outputs.dtype, device=outputs.device).expand(n, k, k)
 
 
-def one_output(which: Tensor) -> Directions:
+def one_output(which: Tensor) -> Cotangents:
     """u_i = e_{which_i}: one logit a sample, such as the true class's."""
 
     def directions(outputs: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def dense(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
+    directions: Cotangents,
     wanted: Mapping[str, Tensor] | None = None,
     chunk_bytes: int = 1 << 28,
 ) -> Params:
@@ -66,7 +66,7 @@ def dense_in_chunks(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
+    directions: Cotangents,
     wanted: Mapping[str, Tensor] | None = None,
     chunk_bytes: int = 1 << 28,
 ) -> Iterator[Params]:
@@ -112,10 +112,10 @@ def factored(
     params: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     x: Tensor,
-    directions: Directions,
-    plain: Mapping[str, Plain],
+    directions: Cotangents,
+    plain: Mapping[str, AffineLayer],
 ) -> Gradients:
-    """g with factors for the given plain layers (`plain_layers`, or some of them)."""
+    """g with factors for the given plain layers (`affine_layers`, or some of them)."""
     learnt = {name: p for name, p in plain.items() if f"{name}.weight" in params}
     covered = {f"{name}.{kind}" for name in learnt for kind in ("weight", "bias")}
     rest = {k: p for k, p in params.items() if k not in covered}

@@ -29,11 +29,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from glocal.curvature import chained
 from glocal.curvature.alive import Alive, alive
-from glocal.curvature.chunk_size import room, samples_at_once
+from glocal.curvature.chunk_size import chunk_size, memory_budget
 from glocal.curvature.differentiable import differentiable
 from glocal.curvature.layers import Params
 from glocal.curvature.relu_mask import Rectified
-from glocal.losses import OwnLoss
+from glocal.losses import AutogradLoss
 from glocal.networks.convolution import Convolved
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def functional_product(
     n = x.shape[0]
 
     def of_chunk(x: Tensor, y: Tensor) -> Product:
-        scores = loss.score(functional_call(module, {**params, **buffers}, (x,)), y)
+        scores = loss.output_gradient(functional_call(module, {**params, **buffers}, (x,)), y)
 
         def share(params: Params) -> Tensor:
             return (scores * functional_call(module, {**params, **buffers}, (x,))).sum() / n
@@ -118,7 +118,7 @@ def gauss_newton_product(
     """v ↦ the product with the Gauss–Newton matrix. It asks for no labels, unless a loss of somebody's own bends
     differently for each."""
     n = x.shape[0]
-    labels = (y,) if y is not None and isinstance(loss, OwnLoss) else ()
+    labels = (y,) if y is not None and isinstance(loss, AutogradLoss) else ()
 
     def of_chunk(x: Tensor, *y: Tensor) -> Product:
         def outputs(params: Params) -> Tensor:
@@ -126,7 +126,7 @@ def gauss_newton_product(
 
         f, pull = vjp(outputs, dict(params))  # type: ignore[misc]  # u ↦ Jᵀ u
         _, push = vjp(lambda u: pull(u)[0], torch.zeros_like(f))  # type: ignore[misc]  # its transpose, v ↦ J v
-        bent = loss.bend(f, *y) if labels else _by_roots(loss.hessian_root(f))
+        bent = loss.output_hvp(f, *y) if labels else _by_roots(loss.output_hessian_sqrt(f))
 
         def product(v: Params) -> Params:
             (change,) = push(v)
@@ -179,7 +179,7 @@ def _sum_over_chunks(
     in_evaluation(module)
     with _passes(module, data[0]):
         if chunk is None:
-            chunk = samples_at_once(module, params, buffers, data[0], None, MOST, room(params))
+            chunk = chunk_size(module, params, buffers, data[0], None, MOST, memory_budget(params))
         parts = list(zip(*(t.split(chunk) for t in data), strict=True))
         kept = of_chunk(*data) if len(parts) == 1 else None
 

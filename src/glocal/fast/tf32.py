@@ -47,7 +47,7 @@ def _switch(older: Sequence[Any], allowed: Sequence[bool | None], newer: Sequenc
         switch.fp32_precision = precision
 
 
-exactly = partial(tf32, False)
+full_precision = partial(tf32, False)
 """As a context and as a decorator."""
 
 

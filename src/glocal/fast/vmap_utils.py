@@ -10,7 +10,7 @@ from torch import Tensor
 Dims: TypeAlias = tuple[int | None, ...]
 
 
-def into(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
+def merge_batch_dim(tensor: Tensor, dim: int | None, target: int, runs: int = 1) -> Tensor:
     """The runs' dimension merged into another one; who has none is seen by all runs."""
     if dim is None:
         tensor, dim = tensor.expand(runs, *tensor.shape), 0

@@ -20,7 +20,7 @@ import torch
 
 from glocal.algorithms.partition import Partition
 from glocal.errors import require
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 from glocal.lens.approximation import Curves, curves_by, own_curves, own_loss
 from glocal.lens.examination import tenth
 from glocal.lens.instruments import Rows, expansions
@@ -75,7 +75,7 @@ class Along:
         return "\n".join(lines)
 
 
-@exactly()
+@full_precision()
 def along(
     trajectory: Trajectory, epsilon: float | None = None, tell: Callable[[int, int, str], None] | None = None
 ) -> Along:

@@ -24,7 +24,7 @@ from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
 from glocal.errors import require
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 from glocal.lens import flat_vectors as flat
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.approximation import floor
@@ -153,7 +153,7 @@ class Examination:
         return save(self, path)
 
 
-@exactly()
+@full_precision()
 def examine(
     module: nn.Module,
     loss: AnyLoss,

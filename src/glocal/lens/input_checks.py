@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from glocal.engine.loader import evenly
 from glocal.errors import GlocalError, require
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 from glocal.lens.task_inputs import AT_ONCE
-from glocal.losses import LOOKED_AT, CrossEntropy, Loss, OwnLoss, SquaredError
+from glocal.losses import LOOKED_AT, AutogradLoss, CrossEntropy, Loss, SquaredError
 
 if TYPE_CHECKING:
     from glocal.lens.subject import Subject
@@ -34,7 +34,7 @@ def check(subject: Subject) -> None:
     for o, (x, y) in enumerate(subject.tasks):
         _finite_inputs(o, x)
         require(y.is_floating_point() or not _weighs_classes(subject.loss), WEIGHED)
-        for t in sorted({0, min(o + 1, last), last}) if isinstance(subject.loss, OwnLoss) else (0,):
+        for t in sorted({0, min(o + 1, last), last}) if isinstance(subject.loss, AutogradLoss) else (0,):
             try:
                 with torch.no_grad():
                     outputs = torch.cat([subject.outputs(subject.solutions[t], part) for part in x.split(AT_ONCE)])
@@ -50,7 +50,7 @@ def check(subject: Subject) -> None:
             if outputs.isfinite().all():  # a network beyond numbers says nothing of the data
                 _known(o, each, y)
                 require(all(_is_mean(mean, each[part]) for part, mean in means), WEIGHED)
-            if t == 0 and isinstance(subject.loss, OwnLoss):
+            if t == 0 and isinstance(subject.loss, AutogradLoss):
                 some = _telling(each, y)
                 subject.loss.examples.append((outputs[some], y[some]))
         _one_function(subject, x[:AT_ONCE])
@@ -70,7 +70,7 @@ def twice_differentiable() -> Iterator[None]:
 
 def _weighs_classes(loss: Loss) -> bool:
     """Whether torch's own loss divides by the sum of its classes' weights: of a single sample they cancel."""
-    weight = getattr(loss.mean, "weight", None) if isinstance(loss, OwnLoss) and _counts_classes(loss) else None
+    weight = getattr(loss.mean, "weight", None) if isinstance(loss, AutogradLoss) and _counts_classes(loss) else None
     return isinstance(weight, Tensor) and bool((weight != weight.flatten()[0]).any())
 
 
@@ -95,7 +95,7 @@ def _known(task: int, each: Tensor, y: Tensor) -> None:
         )
 
 
-@exactly()
+@full_precision()
 @torch.no_grad()
 def _one_function(subject: Subject, x: Tensor) -> None:
     """Whether the last point's outputs are a function of θ and of their own sample: the same again, and in other
@@ -127,7 +127,7 @@ def _means(loss: Loss, outputs: Tensor, y: Tensor) -> list[tuple[slice, Tensor]]
     """What a function of one's own makes of all samples and of either half, which weights could not all hide in."""
     half = len(y) // 2
     parts = [slice(None), slice(half), slice(half, None)] if half else [slice(None)]
-    return [(part, loss.mean(outputs[part], y[part])) for part in parts] if isinstance(loss, OwnLoss) else []
+    return [(part, loss.mean(outputs[part], y[part])) for part in parts] if isinstance(loss, AutogradLoss) else []
 
 
 def _telling(each: Tensor, y: Tensor) -> Tensor:
@@ -164,6 +164,6 @@ def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:
 
 
 def _counts_classes(loss: Loss) -> bool:
-    if not isinstance(loss, OwnLoss):
+    if not isinstance(loss, AutogradLoss):
         return isinstance(loss, CrossEntropy)
     return loss.mean in OF_CLASSES or isinstance(loss.mean, nn.CrossEntropyLoss | nn.NLLLoss)

@@ -30,7 +30,7 @@ from typing import TypeAlias
 import torch
 
 from glocal.errors import GlocalError, unknown
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation, curves, curves_by, order
 from glocal.lens.flatness import flatness
@@ -83,7 +83,7 @@ class Look:
         return save(self, path)
 
 
-@exactly()
+@full_precision()
 @twice_differentiable()
 def look(subject: Subject, name: str) -> Look:
     """Measure a subject with one of the instruments."""

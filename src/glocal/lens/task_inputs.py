@@ -14,7 +14,7 @@ from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require
-from glocal.losses import LOSSES, Loss, OwnLoss
+from glocal.losses import LOSSES, AutogradLoss, Loss
 
 TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
 AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
@@ -43,8 +43,8 @@ def chosen(given: AnyLoss) -> Loss:
     """The loss by its name, or from a function."""
     if isinstance(given, str):
         return losses.get(given)
-    if isinstance(given, OwnLoss):
-        return OwnLoss(given.mean)  # it is shown examples of these tasks
+    if isinstance(given, AutogradLoss):
+        return AutogradLoss(given.mean)  # it is shown examples of these tasks
     if hasattr(given, "per_sample"):
         return given  # type: ignore[return-value]
     if isinstance(given, type):
@@ -55,7 +55,7 @@ def chosen(given: AnyLoss) -> Loss:
     if not callable(given):
         allowed = ", ".join(map(repr, LOSSES))
         raise GlocalError(f"a loss is {allowed}, or a function of outputs and y; {given!r} was given.")
-    return OwnLoss(given)
+    return AutogradLoss(given)
 
 
 def _is_pair(task: Any) -> bool:

@@ -24,7 +24,7 @@ from glocal.curvature.products import functional_product
 from glocal.errors import require
 from glocal.lens import flat_vectors as flat
 from glocal.lens.subject import CHUNK, Subject
-from glocal.losses import Loss, OwnLoss
+from glocal.losses import AutogradLoss, Loss
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def equal_split(confidence: Tensor, classes: int) -> GroundTruth:
 
 
 def _entries(loss: Loss, outputs: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    root = loss.hessian_root(outputs)
+    root = loss.output_hessian_sqrt(outputs)
     matrix = root.mT @ root  # a sum of small positive terms, where 1 − p would round to 0
     label = y.argmax(-1) if y.dim() == 2 else y
     truth = torch.arange(outputs.shape[1], device=outputs.device) == label.unsqueeze(-1)
@@ -174,7 +174,7 @@ def _is_label(y: Tensor, outputs: Tensor) -> bool:
 
 def _confidence(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """p(y | x); of a loss of one's own where that is cross-entropy, of outputs or of logarithms of p; else NaN."""
-    if not isinstance(loss, OwnLoss):
+    if not isinstance(loss, AutogradLoss):
         return loss.likelihood(outputs, y)
     if y.dim() == 1:
         each = loss.per_sample(outputs, y)

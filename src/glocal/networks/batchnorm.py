@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from glocal.fast.triton import available
-from glocal.fast.vmap_utils import Dims, into
+from glocal.fast.vmap_utils import Dims, merge_batch_dim
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -120,9 +120,13 @@ class Normalised(Function):
         info: Any, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, *rest: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         runs = info.batch_size
-        x, weight, bias = _channels(x, dims[0], runs), into(weight, dims[1], 0, runs), into(bias, dims[2], 0, runs)
+        x, weight, bias = (
+            _channels(x, dims[0], runs),
+            merge_batch_dim(weight, dims[1], 0, runs),
+            merge_batch_dim(bias, dims[2], 0, runs),
+        )
         beside = None if beside is None else _channels(beside, dims[3], runs)
-        running = [into(t, d, 0, runs) for t, d in zip(rest[:2], dims[4:6], strict=True)]
+        running = [merge_batch_dim(t, d, 0, runs) for t, d in zip(rest[:2], dims[4:6], strict=True)]
         y, *vectors = Normalised.apply(x, weight, bias, beside, *running, *rest[2:])
         return (y.unflatten(1, (runs, -1)), *(v.view(runs, -1) for v in vectors)), (1, 0, 0, 0, 0)
 
@@ -149,7 +153,7 @@ class Slopes(Function):
     def vmap(info: Any, dims: Dims, *given: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         runs = info.batch_size
         images = [_channels(t, d, runs) for t, d in zip(given[:3], dims[:3], strict=True)]
-        vectors = [into(t, d, 0, runs) for t, d in zip(given[3:7], dims[3:7], strict=True)]
+        vectors = [merge_batch_dim(t, d, 0, runs) for t, d in zip(given[3:7], dims[3:7], strict=True)]
         dx, dweight, dbias, dbeside = Slopes.apply(*images, *vectors, *given[7:])
         inner = [t.unflatten(1, (runs, -1)) for t in (dx, dbeside)]
         return (inner[0], dweight.view(runs, -1), dbias.view(runs, -1), inner[1]), (1, 0, 0, 1)
@@ -157,4 +161,4 @@ class Slopes(Function):
 
 def _channels(x: Tensor, dim: int | None, runs: int) -> Tensor:
     """The runs' channels side by side, and last in memory."""
-    return into(x, dim, 1, runs).contiguous(memory_format=torch.channels_last)
+    return merge_batch_dim(x, dim, 1, runs).contiguous(memory_format=torch.channels_last)

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from glocal.fast import grouped_conv
-from glocal.fast.vmap_utils import Dims, into
+from glocal.fast.vmap_utils import Dims, merge_batch_dim
 
 
 class Conv2d(nn.Conv2d):
@@ -102,12 +102,14 @@ class Output(_Contraction):
     def vmap(info: Any, dims: Dims, x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> tuple[Tensor, int]:
         runs = info.batch_size
         if dims[1] is None:
-            y = Output.apply(into(x, dims[0], 0), w, stride, padding, groups)
+            y = Output.apply(merge_batch_dim(x, dims[0], 0), w, stride, padding, groups)
             return y.unflatten(0, (runs, -1)), 0
         if dims[0] is None and groups == 1:  # the same input for all: their outputs are channels of one convolution
-            y = Output.apply(x, into(w, dims[1], 0), stride, padding, 1)
+            y = Output.apply(x, merge_batch_dim(w, dims[1], 0), stride, padding, 1)
         else:
-            y = Output.apply(into(x, dims[0], 1, runs), into(w, dims[1], 0), stride, padding, groups * runs)
+            y = Output.apply(
+                merge_batch_dim(x, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0), stride, padding, groups * runs
+            )
         return y.unflatten(1, (runs, -1)), 1
 
 
@@ -132,9 +134,11 @@ class Input(_Contraction):
     ) -> tuple[Tensor, int]:
         runs = info.batch_size
         if dims[1] is None:
-            x = Input.apply(into(y, dims[0], 0), w, stride, padding, groups, size)
+            x = Input.apply(merge_batch_dim(y, dims[0], 0), w, stride, padding, groups, size)
             return x.unflatten(0, (runs, -1)), 0
-        x = Input.apply(into(y, dims[0], 1, runs), into(w, dims[1], 0), stride, padding, groups * runs, size)
+        x = Input.apply(
+            merge_batch_dim(y, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0), stride, padding, groups * runs, size
+        )
         return x.unflatten(1, (runs, -1)), 1
 
 
@@ -158,5 +162,5 @@ class Weight(_Contraction):
         info: Any, dims: Dims, x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int
     ) -> tuple[Tensor, int]:
         runs = info.batch_size
-        x, y = into(x, dims[0], 1, runs), into(y, dims[1], 1, runs)
+        x, y = merge_batch_dim(x, dims[0], 1, runs), merge_batch_dim(y, dims[1], 1, runs)
         return Weight.apply(x, y, stride, padding, groups * runs, k).unflatten(0, (runs, -1)), 0

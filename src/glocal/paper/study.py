@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 from glocal.errors import GlocalError
-from glocal.fast.tf32 import exactly
+from glocal.fast.tf32 import full_precision
 from glocal.paper.studies import get
 from glocal.paper.tables import Cost, total, write_table
 from glocal.store.store import Store
@@ -93,7 +93,7 @@ def conduct(
         kept = _kept(study, piece, place)
         if not kept.exists():
             begun = time.perf_counter()
-            with exactly():
+            with full_precision():
                 measured = study.measure(piece, place)
             ended = datetime.now(UTC).isoformat(timespec="seconds")
             _write(kept, piece, measured, Cost(time.perf_counter() - begun, device_name(place.device), ended))
