@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from glocal.errors import GlocalError
-from glocal.sweeps import choose_device
+from glocal.sweeps.resolve import choose_device
 
 
 def chosen(name: str) -> torch.device:

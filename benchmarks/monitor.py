@@ -28,7 +28,7 @@ from torch import nn
 from benchmarks import setting
 from benchmarks.device import chosen
 from benchmarks.results import Spread, machine
-from glocal import __version__, resolve
+from glocal import __version__
 from glocal.algorithms import SGD
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import train
@@ -36,6 +36,7 @@ from glocal.engine.precision import Precision
 from glocal.lens.monitor import Monitor
 from glocal.networks.mlp import mlp
 from glocal.networks.resnet import resnet18
+from glocal.sweeps import resolve
 
 ROUNDS, GOAL, EPSILON = 5, 5.0, 0.1
 
@@ -76,7 +77,7 @@ class Case:
     def cohort(self, device: torch.device, data: Path | None) -> Cohort:
         rates = [0.01 + 0.001 * run for run in range(self.runs // self.seeds)]
         members = tuple(Member(seed, lr, SGD()) for seed in range(self.seeds) for lr in rates)
-        challenge = resolve.challenge(self.challenge, data=data, tasks=self.tasks).thing
+        challenge = resolve.challenge(self.challenge, data=data, tasks=self.tasks).value
         return Cohort(
             challenge,
             NETWORKS[self.network],

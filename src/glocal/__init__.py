@@ -10,13 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from glocal.errors import GlocalError
-from glocal.version import __version__
+
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from glocal.algorithms import Algorithm, Batch, Step
     from glocal.challenges import Challenge, from_tasks
     from glocal.runs import Runs
-    from glocal.sweeps import load, sweep
+    from glocal.sweeps.sweep import load, sweep
 
 _PUBLIC = {
     "Algorithm": "glocal.algorithms",
@@ -24,8 +25,8 @@ _PUBLIC = {
     "Step": "glocal.algorithms",
     "Challenge": "glocal.challenges",
     "from_tasks": "glocal.challenges",
-    "load": "glocal.sweeps",
-    "sweep": "glocal.sweeps",
+    "load": "glocal.sweeps.sweep",
+    "sweep": "glocal.sweeps.sweep",
     "Runs": "glocal.runs",
 }
 

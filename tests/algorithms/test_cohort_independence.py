@@ -36,7 +36,7 @@ from glocal.algorithms import (
     StableSGD,
 )
 from glocal.engine.loop import Snapshot, train
-from glocal.resolve import label_of
+from glocal.sweeps.resolve import label_of
 from glocal.tree import flatten, select
 
 ALGORITHMS: list[Algorithm] = [

@@ -20,11 +20,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glocal import resolve
 from glocal.challenges import Augment, Normalise, fetch, locate, make, status
 from glocal.challenges.cifar import TEST, TRAIN, read_batch
 from glocal.challenges.sources import CIFAR10, Form, Source, SourceFile
 from glocal.errors import GlocalError
+from glocal.sweeps import resolve
 
 HOME = "cifar-10-batches-py"
 
@@ -248,9 +248,9 @@ def test_the_challenge_splits_the_batches_by_class(tmp_path: Path, tiny_cifar: T
 def test_normalisation_and_augmentation_are_declared_and_recorded(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
     tiny_cifar.write(tmp_path)
     resolved = resolve.challenge("split-cifar10", data=tmp_path, setting="task")
-    assert resolved.thing.setting == "task"
-    assert resolved.thing.normalise == Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
-    assert resolved.thing.augment == Augment(padding=4, flip=True)
+    assert resolved.value.setting == "task"
+    assert resolved.value.normalise == Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
+    assert resolved.value.augment == Augment(padding=4, flip=True)
     assert resolved.config["normalise"] == {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2615]}
     assert resolved.config["augment"] == {"padding": 4, "flip": True}
     assert not {"normalise", "augment"} & set(resolve.challenge("split-digits").config)

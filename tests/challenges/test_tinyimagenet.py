@@ -15,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from glocal import resolve
 from glocal.challenges import Augment, Normalise, fetch, make, prepare, status, tensor_cache, tinyimagenet
 from glocal.challenges.sources import TINYIMAGENET, Form, Part, Source, SourceFile
 from glocal.challenges.tinyimagenet import decode
 from glocal.errors import GlocalError
+from glocal.sweeps import resolve
 
 ROOT = "tiny-imagenet-200/"
 WNIDS = [f"n{number:08}" for number in (300, 7, 150, 42)]
@@ -275,7 +275,7 @@ def test_the_real_part(tinyimagenet_folder: Path) -> None:
     if (tinyimagenet_folder / file.name).exists():
         pytest.skip("the whole is there too")
     resolved = resolve.challenge("split-tinyimagenet", data=tinyimagenet_folder)
-    challenge = resolved.thing
+    challenge = resolved.value
     assert (challenge.tasks, challenge.outputs, challenge.input_shape) == (2, 200, (3, 64, 64))
     assert (challenge.setting, challenge.epochs, challenge.batch_size) == ("class", 100, 32)
     assert challenge.normalise == Normalise((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))

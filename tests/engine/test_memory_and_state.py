@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import glocal
-from glocal import resolve
 from glocal.algorithms import AGEM, EWC, Algorithm, Batch, Memory, Step
 from glocal.challenges import Challenge, make
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import put_back
 from glocal.engine.loop import Snapshot, train
 from glocal.networks import MLP, Model, mlp
+from glocal.sweeps import resolve
 from glocal.tree import Params
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}

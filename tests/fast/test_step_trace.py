@@ -19,7 +19,7 @@ from glocal.fast.op_trace import Function
 from glocal.fast.step_trace import Recorder
 from glocal.networks.mlp import mlp
 from glocal.networks.model import MakeNetwork, Model
-from glocal.resolve import label_of
+from glocal.sweeps.resolve import label_of
 from glocal.tree import Params, flatten
 
 CHALLENGE = blobs((150, 150))  # in batches of 32: four whole ones and a short one

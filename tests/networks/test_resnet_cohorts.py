@@ -27,7 +27,7 @@ from glocal.engine.state import State
 from glocal.fast.cuda_graph import Graphed
 from glocal.networks.model import Precision
 from glocal.networks.resnet import resnet18
-from glocal.resolve import label_of
+from glocal.sweeps.resolve import label_of
 from glocal.tree import Params
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,7 +16,7 @@ from glocal.paper.selection import Selection, train
 from glocal.paper.studies import get
 from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, beside_sgd, restricted
 from glocal.paper.study import Place, Row
-from glocal.sweeps import load
+from glocal.sweeps.sweep import load
 
 STUDY = get("ogd-gtl")
 SMALL = DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from glocal import sweeps
 from glocal.cli.main import main
 from glocal.cli.table1 import Job
 from glocal.cli.table1 import main as script
@@ -21,7 +20,8 @@ from glocal.paper.selection import precision_on
 from glocal.paper.studies import TITLES
 from glocal.paper.table1 import COLUMNS
 from glocal.runs import Runs
-from glocal.sweeps import load
+from glocal.sweeps import sweep as sweeps
+from glocal.sweeps.sweep import load
 
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]

@@ -20,7 +20,7 @@ from glocal.paper.studies import get
 from glocal.paper.studies.perturbation import SmallResNet18, line, quantiles
 from glocal.paper.study import Piece, Place, Row, Study, conduct, draw
 from glocal.report.style import looks
-from glocal.sweeps import load
+from glocal.sweeps.sweep import load
 
 NAMES = ("perturbation-cifar10", "perturbation-mnist")
 TINY: Piece = {"epochs": 1, "batch_size": 400, "tasks": 2, "samples": 12, "examples": 12}

@@ -15,7 +15,7 @@ from glocal.paper.studies import get
 from glocal.paper.studies.stable_sgd import DEMO, REGIMES
 from glocal.paper.studies.trained_runs import rotations
 from glocal.paper.study import Place, Row
-from glocal.sweeps import load, sweep
+from glocal.sweeps.sweep import load, sweep
 
 STUDY = get("stable-sgd")
 SMALL = DEMO | {"tasks": 3, "hidden": 6, "batch_size": 400, "lrs": (0.05, 0.3), "seeds": (11, 13)}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from glocal import resolve
 from glocal.challenges.rotated import random_angle
 from glocal.errors import GlocalError
 from glocal.paper import icarl_buffer, published, table1
 from glocal.paper.selection import Selection
+from glocal.sweeps import resolve
 
 ROTATED = table1.COLUMNS["rotated-mnist"]
 DIGITS = table1.DEMO
@@ -28,7 +28,7 @@ def test_every_row_is_an_algorithm_with_these_options_and_the_published_locality
         made = resolve.algorithm(row.algorithm, row.options)
         assert table1.row_of(column, row.algorithm, made.config["options"]) == row
         counterpart = table1.cell(column, row, lr)
-        assert counterpart is None or counterpart.locality == made.thing.locality
+        assert counterpart is None or counterpart.locality == made.value.locality
 
 
 def test_published_hyperparameters_of_rotated_mnist() -> None:

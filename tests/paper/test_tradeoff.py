@@ -15,7 +15,7 @@ from glocal.cli.main import main
 from glocal.paper.studies import get
 from glocal.paper.study import Place, Row
 from glocal.paper.tables import read_table
-from glocal.sweeps import load
+from glocal.sweeps.sweep import load
 
 STUDY = get("tradeoff")
 RESULTS = Path(__file__).parents[2] / "results" / "rotated-mnist.parquet"

@@ -33,7 +33,7 @@ class Demo:
         from glocal.report.progress import Bars
         from glocal.report.sentences import what_it_shows
         from glocal.report.table import render, rows
-        from glocal.sweeps import sweep
+        from glocal.sweeps.sweep import sweep
 
         begun = time.perf_counter()
         runs = sweep(
@@ -46,7 +46,7 @@ class Demo:
             train_eval=TRAIN_EVAL,
             store=self.out / "runs",
             device=self.device,
-            watcher=Bars(),
+            progress=Bars(),
         )
         console = Console()
         console.print(render(rows(runs), "rich"))

@@ -104,7 +104,6 @@ class Lens:
     def _retrace(self, every: str) -> None:
         from rich.console import Console
 
-        from glocal import plugins
         from glocal.lens.error_curves import along
         from glocal.lens.region import positive
         from glocal.lens.retrace import retrace
@@ -112,10 +111,11 @@ class Lens:
         from glocal.paper.tables import write_table
         from glocal.report.error_curves import table as rows_of
         from glocal.report.progress import Bars
-        from glocal.sweeps import choose_device
+        from glocal.sweeps import user_code
+        from glocal.sweeps.resolve import choose_device
 
         steps = None if every == "epochs" else _steps(every)
-        if plugins.is_file_spec(self.target):
+        if user_code.is_file_spec(self.target):
             raise GlocalError(f"'{self.target}' is no run of a store: --retrace is for STORE/runs/HASH.")
         console = Console()
         own: dict[str, Any] = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
@@ -124,12 +124,12 @@ class Lens:
         if self.epsilon is not None:
             positive(self.epsilon)
         bars = Bars()
-        bars.begin(1, 0)
-        bar = lambda name, tasks, steps: bars.cohort(name, 1, tasks, steps, 0)  # noqa: E731
+        bars.start(1, 0)
+        bar = lambda name, tasks, steps: bars.start_cohort(name, 1, tasks, steps, 0)  # noqa: E731
         try:
             seen = retrace(self.target, steps, **own, progress=bar)
         finally:
-            bars.end()
+            bars.stop()
         try:
             with progress("lens") as tell:
                 found = along(seen.trajectory, self.epsilon, tell)
@@ -167,19 +167,19 @@ class Lens:
             raise GlocalError(f"{len(failures)} of {len(names)} instruments cannot be used here. {' '.join(failures)}")
 
     def _subject(self) -> Subject:
-        from glocal import plugins
         from glocal.lens.examination import given_subject
         from glocal.lens.stored import of_stored_run
-        from glocal.sweeps import choose_device
+        from glocal.sweeps import user_code
+        from glocal.sweeps.resolve import choose_device
 
         device = choose_device(self.device)
-        if not plugins.is_file_spec(self.target):
+        if not user_code.is_file_spec(self.target):
             own = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
             return of_stored_run(self.target, data=self.data, examples=self.examples, device=device, **own)
-        make, _ = plugins.load(self.target, "function", with_neighbours=True)
+        make, _ = user_code.load(self.target, "function", with_neighbours=True)
         if not callable(make):
             raise GlocalError(f"'{self.target}' is no function. Give one that returns {_RETURNED}.")
-        made = plugins.call(make, self.target)
+        made = user_code.call(make, self.target)
         if not isinstance(made, tuple) or len(made) != 4:
             raise GlocalError(f"'{self.target}' must return {_RETURNED}; it returned a {type(made).__name__}.")
         module, loss, tasks, checkpoints = made

@@ -115,10 +115,10 @@ def _rows(kind: str, own: Iterable[str] = ()) -> list[Row]:
 
 
 def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:
-    from glocal import resolve
     from glocal.algorithms import ALGORITHMS
+    from glocal.sweeps import resolve
 
-    mine = [type(resolve.algorithm(spec).thing) for spec in own]
+    mine = [type(resolve.algorithm(spec).value) for spec in own]
     return {**ALGORITHMS, **{resolve.name_of(a): a for a in mine}}
 
 
@@ -126,7 +126,7 @@ def _options(own: Iterable[str]) -> list[Row]:
     """Every option of every algorithm, described by the docstring under its field."""
     import dataclasses
 
-    from glocal.resolve import field_descriptions
+    from glocal.sweeps.resolve import field_descriptions
 
     return [
         {

@@ -61,10 +61,10 @@ class Locality:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal import resolve
         from glocal.lens.locality import locality
         from glocal.paper.study import progress
-        from glocal.sweeps import choose_device
+        from glocal.sweeps import resolve
+        from glocal.sweeps.resolve import choose_device
 
         device, pairs = choose_device(self.device), self._pairs()
         for _, challenge in pairs:
@@ -91,21 +91,21 @@ class Locality:
 
     def _pairs(self) -> list[tuple[Algorithm, Challenge]]:
         """Whom to test and on what, all of them known before the first is trained."""
-        from glocal import resolve
         from glocal.algorithms import ALGORITHMS
+        from glocal.sweeps import resolve
 
         made: dict[str, Challenge] = {}
 
         def challenge(name: str, setting: str | None = None) -> Challenge:
             if name not in made:
-                made[name] = resolve.challenge(name, data=self.data, setting=setting).thing
+                made[name] = resolve.challenge(name, data=self.data, setting=setting).value
             return made[name]
 
         if self.challenge is None and self.setting is not None:
             raise GlocalError("a setting goes with a challenge that has one: give --challenge split-digits, say.")
         pairs = []
         for name in self.algorithms or ALGORITHMS:
-            algorithm = resolve.algorithm(name).thing
+            algorithm = resolve.algorithm(name).value
             if self.challenge is None:
                 settings = [challenge(each) for each in UNLESS_GIVEN]
                 met = next((c for c in settings if c.setting in algorithm.settings), settings[0])

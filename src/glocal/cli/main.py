@@ -77,7 +77,7 @@ def _complain(message: str) -> int:
 
 def _parse(arguments: list[str]) -> Any:
     if arguments[:1] == ["--version"]:
-        from glocal.version import __version__
+        from glocal import __version__
 
         print(f"glocal {__version__}")
         raise SystemExit(0)

@@ -209,10 +209,10 @@ class IcarlBuffer:
             raise GlocalError("--demo has a challenge of its own, split-digits: leave --challenge out.")
         names = self.challenge or ("split-cifar10",)
         columns = [icarl_buffer.DEMO] if self.demo else [icarl_buffer.column(name) for name in names]
-        watcher, runs = bars(), Runs([])
+        progress, runs = bars(), Runs([])
         choice = self.lrs, self.seeds, self.tasks, self.epochs
         for part in selected(columns, lambda column: column.rows, *choice, precision=self.precision):
-            more = train(part, store=self.store, data=self.data, device=self.device, watcher=watcher)
+            more = train(part, store=self.store, data=self.data, device=self.device, progress=progress)
             runs = Runs([*runs, *more])
         return runs
 
@@ -240,7 +240,7 @@ class Conducted:
         from glocal.paper.studies import get
         from glocal.paper.study import Place, conduct, progress, publish, took
         from glocal.paper.tables import read_cost, read_table, total
-        from glocal.sweeps import choose_device
+        from glocal.sweeps.resolve import choose_device
 
         study = get(self.study)
         if self.results:

@@ -28,7 +28,7 @@ class Plot:
     """The file to write: .png, .pdf or .svg (KIND.png unless given)."""
 
     def __call__(self) -> None:
-        from glocal.sweeps import load
+        from glocal.sweeps.sweep import load
 
         path = self.output or Path(f"{self.kind}.png")
         print(f"Wrote {load(self.store).plot(self.kind, path)}")

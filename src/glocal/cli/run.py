@@ -71,7 +71,7 @@ class Run:
 
         from glocal.cli.matrix import accuracy_matrix
         from glocal.report.progress import Bars
-        from glocal.sweeps import sweep
+        from glocal.sweeps.sweep import sweep
 
         options = parse_options(self.options, [self.algorithm])
         runs = sweep(
@@ -93,7 +93,7 @@ class Run:
             monitor=self.monitor,
             monitor_by=self.monitor_by,
             monitor_every=self.monitor_every,
-            watcher=Bars(),
+            progress=Bars(),
         )
         console = Console()
         for run in runs:

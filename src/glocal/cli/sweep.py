@@ -94,7 +94,7 @@ class Sweep:
 
         from glocal.report.progress import Bars
         from glocal.report.table import render, rows
-        from glocal.sweeps import sweep
+        from glocal.sweeps.sweep import sweep
 
         wanted = self._resolved()
         algorithms = wanted.pop("algorithms")
@@ -103,7 +103,7 @@ class Sweep:
         if not algorithms:
             raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
         challenge, lrs, seeds = (wanted.pop(k) for k in ("challenge", "lrs", "seeds"))
-        runs = sweep(challenge, algorithms, lrs, seeds, watcher=Bars(), **wanted)
+        runs = sweep(challenge, algorithms, lrs, seeds, progress=Bars(), **wanted)
         Console().print(render(rows(runs), "rich"))
         before = [run for run in runs if not any("monitored" in note for note in run.info["notes"])]
         if wanted.get("monitor") is not None and before:

@@ -29,7 +29,7 @@ class Table:
 
         from glocal.errors import GlocalError
         from glocal.report.table import render, rows
-        from glocal.sweeps import load
+        from glocal.sweeps.sweep import load
 
         runs = load(self.store)
         if not runs and self.format == "rich":

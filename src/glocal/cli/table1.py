@@ -20,7 +20,7 @@ from glocal.paper.selection import Selection, selected, train
 from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
 from glocal.runs import Runs
 from glocal.store.run import Run
-from glocal.sweeps import Unwatched, Watcher
+from glocal.sweeps.sweep import NullProgress, ProgressReporter
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Job:
             if _kept(self.out).exists():
                 results.read(_kept(self.out))  # complains before hours of training
         runs: list[Runs] = []
-        watcher = bars()
+        progress = bars()
 
         def note(more: Runs) -> None:
             if self.out is not None:
@@ -79,7 +79,7 @@ class Job:
 
         for selection in self.selections():
             more = train(
-                selection, store=self.store, data=self.data, device=self.device, watcher=watcher, finished=note
+                selection, store=self.store, data=self.data, device=self.device, progress=progress, finished=note
             )
             runs.append(more)
         return Runs([results.named(run) for part in runs for run in part])
@@ -130,12 +130,12 @@ def _folder(path: Path) -> None:
         raise GlocalError(f"cannot make the folder '{path}': {error.strerror or error}.") from error
 
 
-def bars() -> Watcher:
+def bars() -> ProgressReporter:
     """Bars on a terminal and lines elsewhere, where rich is installed."""
     try:
         from glocal.report.progress import Bars
     except ImportError:
-        return Unwatched()
+        return NullProgress()
     return Bars()
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from glocal import plugins, resolve, tree
+from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Challenge, Task
 from glocal.curvature.vector import flatten, unflatten
@@ -45,6 +45,7 @@ from glocal.lens.resampled_memory import Redrawn
 from glocal.lens.subject import Point
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator
+from glocal.sweeps import resolve, user_code
 
 PLACES = ("initialisation", "path", "solution", "beyond")
 """Where every run that is kept for probes is looked from."""
@@ -114,11 +115,11 @@ def locality(
     trained = lr > 0 and min(epochs, batch_size, examples) >= 1
     given = f"lr={lr:g}, epochs={epochs}, batch_size={batch_size}, examples={examples}"
     require(trained, f"solutions take an lr above 0, and epochs, batch_size, examples of at least 1; {given}.")
-    tested = resolve.algorithm(algorithm).thing
-    met = resolve.challenge(challenge).thing
+    tested = resolve.algorithm(algorithm).value
+    met = resolve.challenge(challenge).value
     resolve.suited(tested, met)
     shared = _shared(met, seed, examples)
-    make = resolve.network(network, shared).thing
+    make = resolve.network(network, shared).value
     apart = -(-probes // len(PLACES))
     member = Member(seed, lr, Redrawn(tested, draws))
     cohort = Cohort(shared, make, (member,) * (solutions + apart), epochs, batch_size, 1, torch.device(device))
@@ -248,7 +249,7 @@ def _stated(tested: Algorithm, model: Model, memory: Memory, probe: Point) -> Te
     kind = type(tested)
     own = getattr(sys.modules.get(kind.__module__), "__file__", None)
     built_in = own is None or kind.__module__.startswith("glocal.")
-    return value() if built_in else plugins.call(value, f"{own}:{kind.__name__}")
+    return value() if built_in else user_code.call(value, f"{own}:{kind.__name__}")
 
 
 def _differ(values: Tensor, along: int) -> bool:

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from glocal import challenges, resolve
+from glocal import challenges
 from glocal.algorithms.partition import Partition
 from glocal.engine.cohort import Cohort, Member, seeded_network
 from glocal.errors import GlocalError, require
 from glocal.lens.subject import CHUNK, Point, Subject, of_run, some_examples
 from glocal.store.run import Run
 from glocal.store.store import Store
+from glocal.sweeps import resolve
 
 
 def of_stored_run(
@@ -54,15 +55,15 @@ def trained(
         met = resolve.challenge(made)
     else:
         met = resolve.challenge(challenge, run.tasks, data, run.setting)
-    used = resolve.network(network or _named("network", kept["network"]["name"], kept), met.thing)
+    used = resolve.network(network or _named("network", kept["network"]["name"], kept), met.value)
     label = algorithm or _named("algorithm", kept["algorithm"]["name"], kept)
     learnt = resolve.algorithm(label, kept["algorithm"]["options"])
     for what, found in (("challenge", met), ("network", used), ("algorithm", learnt)):
         same = found.config == kept[what]
         require(same, f"this {what} is another one than that of the run '{path}': its data, options or code differ.")
-    member = Member(run.seed, run.lr, learnt.thing)
+    member = Member(run.seed, run.lr, learnt.value)
     how = kept["epochs"], kept["batch_size"], kept["train_eval"], torch.device(device), kept.get("precision", "fp32")
-    return run, Cohort(met.thing, used.thing, (member,), *how)
+    return run, Cohort(met.value, used.value, (member,), *how)
 
 
 def _named(what: str, name: str, config: object) -> str:

@@ -13,7 +13,8 @@ from glocal.errors import GlocalError, unknown
 from glocal.paper import published
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.runs import Runs
-from glocal.sweeps import Watcher, choose_device, sweep
+from glocal.sweeps.resolve import choose_device
+from glocal.sweeps.sweep import ProgressReporter, sweep
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ def train(
     store: str | Path,
     data: str | Path | None = None,
     device: str = "auto",
-    watcher: Watcher | None = None,
+    progress: ProgressReporter | None = None,
     finished: Callable[[Runs], None] | None = None,
 ) -> Runs:
     """All runs of a selection, row by row; `finished` is told what there is after each row."""
     column, runs = selection.column, Runs([])
-    together = None if watcher is None else Together(watcher, selection.runs)
+    together = None if progress is None else Together(progress, selection.runs)
     try:
         for row in selection.rows:
             challenge = selection.challenge(row, data)
@@ -109,7 +110,7 @@ def train(
                 data=data,
                 device=device,
                 precision=selection.precision or precision_on(column, choose_device(device).type),
-                watcher=together,
+                progress=together,
             )
             runs = Runs([*runs, *more])
             if finished is not None:
@@ -128,34 +129,34 @@ def precision_on(column: Column, device: str) -> str:
 class Together:
     """Watches several sweeps as if they were one of so many runs."""
 
-    def __init__(self, watcher: Watcher, runs: int) -> None:
-        self._watcher, self._runs, self._begun = watcher, runs, False
+    def __init__(self, progress: ProgressReporter, runs: int) -> None:
+        self._progress, self._runs, self._begun = progress, runs, False
 
-    def begin(self, runs: int, finished: int) -> None:
+    def start(self, runs: int, finished: int) -> None:
         if self._begun:
-            self._watcher.cohort_done(finished)
+            self._progress.finish_cohort(finished)
         else:
-            self._watcher.begin(self._runs, finished)
+            self._progress.start(self._runs, finished)
             self._begun = True
 
-    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
-        return self._watcher.cohort(label, runs, tasks, steps, done)
+    def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
+        return self._progress.start_cohort(label, runs, tasks, steps, done)
 
-    def cohort_done(self, runs: int) -> None:
-        self._watcher.cohort_done(runs)
+    def finish_cohort(self, runs: int) -> None:
+        self._progress.finish_cohort(runs)
 
     def waiting(self, runs: int) -> None:
-        self._watcher.waiting(runs)
+        self._progress.waiting(runs)
 
-    def tell(self, text: str) -> None:
-        self._watcher.tell(text)
+    def message(self, text: str) -> None:
+        self._progress.message(text)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Of one sweep: others follow."""
 
     def close(self) -> None:
         if self._begun:
-            self._watcher.end()
+            self._progress.stop()
 
 
 def selected(

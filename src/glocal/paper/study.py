@@ -28,7 +28,7 @@ from glocal.fast.tf32 import full_precision
 from glocal.paper.studies import get
 from glocal.paper.tables import Cost, total, write_table
 from glocal.store.store import Store
-from glocal.sweeps import choose_device, device_name
+from glocal.sweeps.resolve import choose_device, device_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -43,20 +43,20 @@ class Bars:
         )
         self._cohort: CohortBar | None = None
 
-    def begin(self, runs: int, finished: int) -> None:
+    def start(self, runs: int, finished: int) -> None:
         self._runs, self._finished = runs, finished
         if self.live:
             state = f"{finished}/{runs} runs"
             self._all = self._progress.add_task("all", total=runs, completed=finished, state=state)
             self._progress.start()
 
-    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> CohortBar:
+    def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> CohortBar:
         description = f"{label} · {runs} run{'s' if runs > 1 else ''}"
         self._close()
         self._cohort = CohortBar(self._progress if self.live else None, description, tasks, steps, done)
         return self._cohort
 
-    def cohort_done(self, runs: int) -> None:
+    def finish_cohort(self, runs: int) -> None:
         if self._cohort is not None and not self.live:
             print(f"{self._cohort.description}: {time.perf_counter() - self._cohort.begun:.1f} s", file=sys.stderr)
         self._close()
@@ -68,10 +68,10 @@ class Bars:
         if self.live:
             self._progress.update(self._all, state=f"another process trains the other {runs}")
 
-    def tell(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._close()
         if self.live:
             self._progress.stop()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from glocal import resolve
 from glocal.algorithms import ALGORITHMS
 from glocal.lens.locality import Verdict, locality
 from glocal.paper.study import Piece, Place, Row
+from glocal.sweeps import resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ class Locality:
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         size = {name: value for name, value in piece.items() if name not in WAYS}
         name = size.pop("challenge")
-        challenge = resolve.challenge(name, data=place.data, setting=SETTINGS[name.partition("-")[0]]).thing
+        challenge = resolve.challenge(name, data=place.data, setting=SETTINGS[name.partition("-")[0]]).value
         found = locality(size.pop("algorithm"), challenge, **size, device=place.device)
         return rows_of(found, name, ALGORITHMS[piece["algorithm"]].family)
 

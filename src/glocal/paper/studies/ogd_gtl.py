@@ -26,7 +26,7 @@ from glocal.paper.studies.trained_runs import rotations, watched
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, legend
-from glocal.sweeps import sweep
+from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ import numpy as np
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from glocal import challenges, resolve
+from glocal import challenges
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import seeded_network
 from glocal.engine.loader import evenly_spaced
@@ -36,7 +36,8 @@ from glocal.networks.preprocess import Door
 from glocal.paper import table1
 from glocal.paper.studies.row_filters import column, distinct, where
 from glocal.store.run import Run
-from glocal.sweeps import Unwatched, sweep
+from glocal.sweeps import resolve
+from glocal.sweeps.sweep import NullProgress, sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,7 +177,7 @@ def _trained(piece: Piece, place: Place) -> Run:
         data=place.data,
         device=str(place.device),
         keep_parameters=True,
-        watcher=Unwatched(),
+        progress=NullProgress(),
     )
     finished = [run for run in runs if run.diverged is None]
     require(bool(finished), f"plain SGD diverged on {piece['challenge']} at every learning rate of {piece['lrs']}.")
@@ -197,7 +198,7 @@ def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
         some = evenly_spaced(data, max(piece["samples"], piece["examples"]))
         return Data(door.ready(some.x.to(place.device)), some.y.to(place.device))
 
-    module = seeded_network(resolve.network(_network(piece), challenge).thing, challenge, piece["seed"])
+    module = seeded_network(resolve.network(_network(piece), challenge).value, challenge, piece["seed"])
     states = [run.state(piece["task"]), run.state(piece["task"] + 1)]
     subject = of_module(module.to(place.device), challenge.loss, [ready(task.train)], states)
     if piece["statistics"] == "batch":

@@ -20,7 +20,7 @@ from glocal.paper.studies.row_filters import distinct, told, where
 from glocal.paper.studies.trained_runs import rotations
 from glocal.paper.study import Piece, Place, Row
 from glocal.paper.table1 import COLUMNS
-from glocal.sweeps import sweep
+from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

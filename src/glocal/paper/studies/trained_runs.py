@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from glocal import resolve, tree
+from glocal import tree
 from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
@@ -18,6 +18,7 @@ from glocal.engine.loop import train
 from glocal.lens.subject import Point, Subject, of_run
 from glocal.networks import mlp
 from glocal.paper import published
+from glocal.sweeps import resolve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ def watched(piece: Piece, challenge: Challenge, device: torch.device) -> list[Wa
     one seed are kept, and not made again for each learning rate.
     """
     challenge = replace(challenge, make_task=lru_cache(maxsize=challenge.tasks)(challenge.make_task))
-    algorithm = resolve.algorithm(piece["algorithm"], piece["options"]).thing
+    algorithm = resolve.algorithm(piece["algorithm"], piece["options"]).value
     members = tuple(Member(seed, lr, algorithm) for seed in piece["seeds"] for lr in piece["lrs"])
     network = partial(mlp, hidden=(piece["hidden"],) * 2)
     examples = piece["examples"]

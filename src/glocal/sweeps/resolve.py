@@ -8,6 +8,8 @@ import hashlib
 import inspect
 import itertools
 import math
+import platform
+import re
 import textwrap
 import types
 import typing
@@ -19,20 +21,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from glocal import challenges, plugins
+from glocal import challenges
 from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, unknown
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
+from glocal.sweeps import user_code
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A thing and the part of a run's configuration that stands for it."""
+    """An object and the part of a run's configuration that stands for it."""
 
-    thing: Any
+    value: Any
     config: dict[str, Any]
 
 
@@ -40,9 +43,9 @@ def challenge(
     given: str | Challenge, tasks: int | None = None, data: str | Path | None = None, setting: str | None = None
 ) -> Resolved:
     """A challenge by name, from a file (a function that returns one), or as it is; `setting` names what is reported."""
-    if isinstance(given, str) and plugins.is_file_spec(given):
-        make, _ = plugins.load(given, "challenge")
-        given = plugins.call(make, given) if callable(make) else make
+    if isinstance(given, str) and user_code.is_file_spec(given):
+        make, _ = user_code.load(given, "challenge")
+        given = user_code.call(make, given) if callable(make) else make
         if not isinstance(given, Challenge):
             raise GlocalError(f"a challenge's function returns a glocal Challenge, not a {type(given).__name__}.")
     if isinstance(given, str):
@@ -103,12 +106,12 @@ def network(given: str | MakeNetwork, challenge: Challenge) -> Resolved:
 
     One that users bring is known by its source and by what it makes: a function may take its widths from elsewhere.
     """
-    if isinstance(given, str) and not plugins.is_file_spec(given):
+    if isinstance(given, str) and not user_code.is_file_spec(given):
         if given not in NETWORKS:
             raise unknown("network", given, NETWORKS)
         return Resolved(NETWORKS[given][0], {"name": given})
     if isinstance(given, str):
-        make, digest = plugins.load(given, "network")
+        make, digest = user_code.load(given, "network")
         name = given.rpartition(":")[2]
     else:
         make, digest = given, ""
@@ -123,7 +126,7 @@ def network(given: str | MakeNetwork, challenge: Challenge) -> Resolved:
         raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
     made = seeded_network(make, challenge, seed=0)
     _check_network(made, name, challenge)
-    return Resolved(make, {"name": name, "source": digest or plugins.source_hash(make), "made": _fingerprint(made)})
+    return Resolved(make, {"name": name, "source": digest or user_code.source_hash(make), "made": _fingerprint(made)})
 
 
 def _check_network(made: nn.Module, name: str, challenge: Challenge) -> None:
@@ -159,8 +162,8 @@ def _fingerprint(made: nn.Module) -> str:
 def algorithm(given: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
     """An algorithm by name or from a file, with options; or as a class or an object."""
     digest = ""
-    if isinstance(given, str) and plugins.is_file_spec(given):
-        given, digest = plugins.load(given, "algorithm")
+    if isinstance(given, str) and user_code.is_file_spec(given):
+        given, digest = user_code.load(given, "algorithm")
     if isinstance(given, str):
         if given not in ALGORITHMS:
             raise unknown("algorithm", given, ALGORITHMS)
@@ -181,8 +184,30 @@ def algorithm(given: str | Algorithm | type[Algorithm], options: Mapping[str, An
     made = kind(**typed)
     config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(made)}
     if type(made) is not ALGORITHMS.get(made.name):
-        config["source"] = digest or plugins.source_hash(type(made))
+        config["source"] = digest or user_code.source_hash(type(made))
     return Resolved(made, config)
+
+
+def choose_device(name: str) -> torch.device:
+    """'auto' takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
+        raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
+    device = torch.device(name)
+    if not torch.cuda.is_available():
+        raise GlocalError(f"device '{name}' was asked for, but PyTorch sees no GPU here. Use --device cpu or auto.")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise GlocalError(f"device '{name}' was asked for; there are {torch.cuda.device_count()} GPUs, counted from 0.")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is, in words: 'cuda: NVIDIA H200'."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return f"{device.type}: {name}"
 
 
 def name_of(algorithm: Algorithm | type[Algorithm]) -> str:

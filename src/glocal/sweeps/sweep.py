@@ -6,7 +6,6 @@ import json
 import math
 import operator
 import platform
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from glocal import resolve
+from glocal import __version__
 from glocal.algorithms import Algorithm
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Challenge
@@ -31,7 +30,7 @@ from glocal.errors import GlocalError, require, unknown
 from glocal.networks.model import PRECISIONS, MakeNetwork, Precision
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
-from glocal.version import __version__
+from glocal.sweeps import resolve
 
 if TYPE_CHECKING:
     from glocal.lens.monitor import Monitor
@@ -40,7 +39,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunRequest:
     """One run that is asked for: its name, and what it takes to train it."""
 
     config: RunConfig
@@ -69,41 +68,41 @@ class Setup:
     monitor_by: str | None
     monitor_every: int | None
 
-    def cohort(self, wanted: Sequence[Wanted]) -> Cohort:
+    def cohort(self, wanted: Sequence[RunRequest]) -> Cohort:
         members = tuple(w.member for w in wanted)
         how = self.epochs, self.batch_size, self.train_eval, self.device, self.precision
         return Cohort(self.challenge, self.make_network, members, *how)
 
 
-class Watcher(Protocol):
+class ProgressReporter(Protocol):
     """Who watches a sweep: the command line's progress bars, or nobody."""
 
-    def begin(self, runs: int, finished: int) -> None: ...
+    def start(self, runs: int, finished: int) -> None: ...
 
-    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress: ...
+    def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress: ...
 
-    def cohort_done(self, runs: int) -> None: ...
+    def finish_cohort(self, runs: int) -> None: ...
 
     def waiting(self, runs: int) -> None: ...
 
-    def tell(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
-    def end(self) -> None: ...
+    def stop(self) -> None: ...
 
 
-class Unwatched:
-    def begin(self, runs: int, finished: int) -> None: ...
+class NullProgress:
+    def start(self, runs: int, finished: int) -> None: ...
 
-    def cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
+    def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
         return Silent()
 
-    def cohort_done(self, runs: int) -> None: ...
+    def finish_cohort(self, runs: int) -> None: ...
 
     def waiting(self, runs: int) -> None: ...
 
-    def tell(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
-    def end(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 def sweep(
@@ -129,7 +128,7 @@ def sweep(
     monitor: float | None = None,
     monitor_by: str | None = None,
     monitor_every: int | None = None,
-    watcher: Watcher | None = None,
+    progress: ProgressReporter | None = None,
 ) -> Runs:
     """Train every algorithm at every learning rate with every seed, and return all these runs.
 
@@ -142,14 +141,14 @@ def sweep(
     another process is training on the same store is waited for. On a terminal, progress bars show how far it is.
     """
     chosen = resolve.challenge(challenge, tasks, data, setting)
-    made = resolve.network(network, chosen.thing)
+    made = resolve.network(network, chosen.value)
     setup = Setup(
-        chosen.thing,
-        made.thing,
-        _whole("epochs", epochs, chosen.thing.epochs),
-        _whole("batch_size", batch_size, chosen.thing.batch_size),
+        chosen.value,
+        made.value,
+        _whole("epochs", epochs, chosen.value.epochs),
+        _whole("batch_size", batch_size, chosen.value.batch_size),
         _whole("train_eval", train_eval, train_eval),
-        choose_device(device),
+        resolve.choose_device(device),
         execution,
         memory_budget,
         None if cohort_size is None else _whole("cohort_size", cohort_size, 1),
@@ -173,11 +172,11 @@ def sweep(
             monitor is not None, f"monitor_every={monitor_every} was given, and no ε to watch for: give monitor too."
         )
     seeds, lrs = _distinct("seeds", seeds), _distinct("lrs", lrs)
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, RunRequest] = {}
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         name, options = one if isinstance(one, tuple) else (one, None)
         algorithm = resolve.algorithm(name, options)
-        resolve.suited(algorithm.thing, chosen.thing)
+        resolve.suited(algorithm.value, chosen.value)
         for seed in seeds:
             for lr in lrs:
                 config = RunConfig(
@@ -191,20 +190,20 @@ def sweep(
                     setup.train_eval,
                     setup.precision,
                 )
-                wanted[config.hash] = Wanted(config, Member(config.seed, config.lr, algorithm.thing))
+                wanted[config.hash] = RunRequest(config, Member(config.seed, config.lr, algorithm.value))
     if not wanted:
         raise GlocalError("a sweep needs at least one algorithm.")
-    return _finish(Store.create(store), setup, wanted, keep_parameters, watcher or _watcher())
+    return _finish(Store.create(store), setup, wanted, keep_parameters, progress or default_progress())
 
 
-def _watcher() -> Watcher:
+def default_progress() -> ProgressReporter:
     """Bars on a terminal, where rich is installed; nobody elsewhere."""
     if not sys.stderr.isatty():
-        return Unwatched()
+        return NullProgress()
     try:
         from glocal.report.progress import Bars
     except ImportError:
-        return Unwatched()
+        return NullProgress()
     return Bars()
 
 
@@ -213,10 +212,12 @@ def load(store: str | Path) -> Runs:
     return Runs(Store.open(store).runs())
 
 
-def _finish(store: Store, setup: Setup, wanted: Mapping[str, Wanted], parameters: bool, watcher: Watcher) -> Runs:
+def _finish(
+    store: Store, setup: Setup, wanted: Mapping[str, RunRequest], parameters: bool, progress: ProgressReporter
+) -> Runs:
     """Train until every wanted run is in the store, by this process or by another one."""
     sizes: dict[str, int] = {}
-    watcher.begin(len(wanted), sum(store.finished(h, parameters) for h in wanted))
+    progress.start(len(wanted), sum(store.finished(h, parameters) for h in wanted))
     try:
         while remaining := [w for h, w in wanted.items() if not store.finished(h, parameters)]:
             with store.claiming():
@@ -232,16 +233,18 @@ def _finish(store: Store, setup: Setup, wanted: Mapping[str, Wanted], parameters
                     free = [w for w in group if w.hash not in busy and not store.finished(w.hash, parameters)]
                     claim = store.claim([w.hash for w in free[: sizes[key]]], parameters) if free else None
             if claim is not None:
-                _train(store, setup, claim, wanted, watcher)
+                _train(store, setup, claim, wanted, progress)
             elif not groups:
-                watcher.waiting(len(remaining))
+                progress.waiting(len(remaining))
                 time.sleep(POLL_SECONDS)
     finally:
-        watcher.end()
+        progress.stop()
     return Runs([store.run(h) for h in wanted])
 
 
-def _resume(store: Store, wanted: Mapping[str, Wanted], remaining: list[Wanted], parameters: bool) -> Claim | None:
+def _resume(
+    store: Store, wanted: Mapping[str, RunRequest], remaining: list[RunRequest], parameters: bool
+) -> Claim | None:
     """Take up an interrupted cohort that holds runs we miss; all of it, where its parameters are kept."""
     missing = {w.hash for w in remaining}
     found: Claim | None = None
@@ -255,16 +258,16 @@ def _resume(store: Store, wanted: Mapping[str, Wanted], remaining: list[Wanted],
     return found
 
 
-def _groups(remaining: Iterable[Wanted], busy: set[str]) -> list[list[Wanted]]:
+def _groups(remaining: Iterable[RunRequest], busy: set[str]) -> list[list[RunRequest]]:
     """Runs that can train together, in the order of their seeds."""
-    groups: dict[str, list[Wanted]] = {}
+    groups: dict[str, list[RunRequest]] = {}
     for run in remaining:
         if run.hash not in busy:
             groups.setdefault(_cohort_key(run), []).append(run)
     return [sorted(g, key=lambda w: (w.config.seed, w.config.lr, w.hash)) for g in groups.values()]
 
 
-def _cohort_key(run: Wanted) -> str:
+def _cohort_key(run: RunRequest) -> str:
     """What runs of a cohort have in common: all but seed, learning rate and scalar hyperparameters."""
     config = run.config.as_dict()
     varying = scalars(run.member.algorithm)
@@ -273,14 +276,16 @@ def _cohort_key(run: Wanted) -> str:
     return json.dumps(common, sort_keys=True)
 
 
-def _size(setup: Setup, group: list[Wanted]) -> int:
+def _size(setup: Setup, group: list[RunRequest]) -> int:
     if len(group) == 1:
         return 1
     fits = largest_cohort(setup.cohort(group), setup.memory_budget)
     return max(1, min(len(group), fits, setup.largest or len(group)))
 
 
-def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted], watcher: Watcher) -> None:
+def _train(
+    store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, RunRequest], progress: ProgressReporter
+) -> None:
     """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
 
     Of an interrupted cohort, those that are wanted and not finished yet go on; the checkpoint stays for the rest. Where
@@ -297,9 +302,9 @@ def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted
         if last is not None and not whole:
             last = Snapshot(last.finished, last.state.select(ours), last.record.select(ours))
         if last is None or last.finished < setup.challenge.tasks:
-            progress = _progress(setup, cohort, last, watcher)
-            watch = _monitor(setup, cohort, last, watcher)
-            for snapshot in train(cohort, last, setup.execution, progress, watch):
+            bar = _progress(setup, cohort, last, progress)
+            watch = _monitor(setup, cohort, last, progress)
+            for snapshot in train(cohort, last, setup.execution, bar, watch):
                 last = snapshot
                 if whole:
                     claim.save(snapshot)
@@ -311,27 +316,29 @@ def _train(store: Store, setup: Setup, claim: Claim, wanted: Mapping[str, Wanted
                 store.write(
                     run.config, arrays, _info(setup, cohort, run, last, i, seen(i)), claim.kept_parameters(ours[i])
                 )
-        watcher.cohort_done(len(missing & wanted.keys()))
+        progress.finish_cohort(len(missing & wanted.keys()))
         if all(store.finished(h, claim.parameters) for h in claim.hashes):
             claim.finish(store)
     finally:
         claim.leave()
 
 
-def _progress(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watcher) -> Progress:
+def _progress(setup: Setup, cohort: Cohort, last: Snapshot | None, progress: ProgressReporter) -> Progress:
     tasks, examples = setup.challenge.tasks, setup.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
     steps = tasks * setup.epochs * math.ceil(examples / setup.batch_size) * len(cohort)
-    return watcher.cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0)
+    return progress.start_cohort(
+        resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0
+    )
 
 
-def _monitor(setup: Setup, cohort: Cohort, last: Snapshot | None, watcher: Watcher) -> Monitor | None:
+def _monitor(setup: Setup, cohort: Cohort, last: Snapshot | None, progress: ProgressReporter) -> Monitor | None:
     """Who watches this cohort, if somebody is to, and if he has been there from its beginning."""
     if setup.monitor is None or last is not None:
         return None
     from glocal.lens.monitor import Monitor
 
     by = setup.monitor_by or ("own" if isinstance(cohort.algorithm, Partition) else "diagonal")
-    return Monitor(cohort, setup.monitor, by, setup.monitor_every, tell=watcher.tell)  # type: ignore[arg-type]
+    return Monitor(cohort, setup.monitor, by, setup.monitor_every, tell=progress.message)  # type: ignore[arg-type]
 
 
 def _seen(setup: Setup, watch: Monitor | None) -> Callable[[int], Seen]:
@@ -370,7 +377,7 @@ class Seen(NamedTuple):
     monitored: dict[str, Any] | None
 
 
-def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: int, seen: Seen) -> dict[str, Any]:
+def _info(setup: Setup, cohort: Cohort, run: RunRequest, snapshot: Snapshot, index: int, seen: Seen) -> dict[str, Any]:
     diverged = int(snapshot.state.diverged[index])
     record = snapshot.record
     return {
@@ -393,33 +400,11 @@ def _info(setup: Setup, cohort: Cohort, run: Wanted, snapshot: Snapshot, index: 
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
-            "device": device_name(setup.device),
+            "device": resolve.device_name(setup.device),
         },
         "notes": [*record.notes, *seen.notes],
         **({} if seen.monitored is None else {"monitored": seen.monitored}),
     }
-
-
-def choose_device(name: str) -> torch.device:
-    """'auto' takes a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
-        raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
-    device = torch.device(name)
-    if not torch.cuda.is_available():
-        raise GlocalError(f"device '{name}' was asked for, but PyTorch sees no GPU here. Use --device cpu or auto.")
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise GlocalError(f"device '{name}' was asked for; there are {torch.cuda.device_count()} GPUs, counted from 0.")
-    return device
-
-
-def device_name(device: torch.device) -> str:
-    """What a device is, in words: 'cuda: NVIDIA H200'."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return f"{device.type}: {name}"
 
 
 def choose_precision(name: str) -> Precision:
