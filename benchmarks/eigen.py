@@ -49,10 +49,10 @@ from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
 from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
-from glocal.fast.tf32 import full_precision
 from glocal.networks import NETWORKS
 from glocal.networks.mlp import mlp
 from glocal.networks.preprocess import Door
+from glocal.precision import full_precision
 
 IMAGES, ROUNDS, EXACT, GOAL = 2_000, 24, 2e-5, 2.0
 GOALS = {"resnet18": 20.0, "dense": 60.0}

@@ -31,10 +31,9 @@ from glocal.engine.loader import Feed
 from glocal.engine.loop import choose
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange
-from glocal.engine.precision import multiplying
 from glocal.engine.state import State
 from glocal.networks import NETWORKS
-from glocal.networks.model import Precision
+from glocal.precision import Precision, matmul_precision
 from glocal.tree import nbytes
 
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
@@ -223,7 +222,7 @@ KERNELS = {
 
 def measured(cases: Iterable[Case], device: torch.device, steps: int, console: Console) -> Iterator[dict]:
     for case in cases:
-        with console.status(case.name), multiplying(case.precision):
+        with console.status(case.name), matmul_precision(case.precision):
             ready = prepared(case, device, steps)
             times = microseconds(ready, ROUNDS)
             row: dict[str, Any] = {

@@ -32,10 +32,10 @@ from glocal import __version__
 from glocal.algorithms import SGD
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import train
-from glocal.engine.precision import Precision
 from glocal.lens.monitor import Monitor
 from glocal.networks.mlp import mlp
 from glocal.networks.resnet import resnet18
+from glocal.precision import Precision
 from glocal.sweeps import resolve
 
 ROUNDS, GOAL, EPSILON = 5, 5.0, 0.1

@@ -17,7 +17,6 @@ import numpy as np
 from glocal.algorithms import ALGORITHMS
 from glocal.engine.config import ROUNDING
 from glocal.metrics import summary
-from glocal.networks.model import PRECISIONS
 from glocal.paper import icarl_buffer, results
 from glocal.paper.comparison import Compared, Comparison, compare, titled
 from glocal.paper.published import SEEDS
@@ -28,6 +27,7 @@ from glocal.paper.studies.row_filters import where as picked
 from glocal.paper.study import draw
 from glocal.paper.table1 import COLUMNS, Column, row_of
 from glocal.paper.tables import read_cost, read_table
+from glocal.precision import PRECISIONS
 from glocal.report import side_by_side
 from glocal.report.comparison import render
 from glocal.report.comparison_texts import signed

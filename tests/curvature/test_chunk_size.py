@@ -15,7 +15,7 @@ from glocal.curvature import kronecker, products
 from glocal.curvature.chunk_size import chunk_size, memory_budget
 from glocal.curvature.output_jacobians import Cotangents, every_output, mean_output
 from glocal.curvature.products import functional_product, gauss_newton_product, hessian_product
-from glocal.fast.vmap_utils import side_by_side
+from glocal.networks.vmap_utils import batch_count
 
 
 def network() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -144,7 +144,7 @@ def test_runs_that_are_mapped_side_by_side_are_counted() -> None:
     seen: list[int] = []
 
     def one(x: Tensor) -> Tensor:
-        seen.append(side_by_side(x))
+        seen.append(batch_count(x))
         return x
 
     x = torch.ones(5, 4, 3)

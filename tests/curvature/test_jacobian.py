@@ -22,9 +22,9 @@ from glocal.curvature.jacobian import (
     product,
     shape,
 )
-from glocal.engine.precision import multiplying
 from glocal.networks.convolution import Conv2d
 from glocal.networks.mlp import MLP
+from glocal.precision import matmul_precision
 from glocal.tree import Params, flatten, map_tree, select, stack
 
 CLASSES = 3
@@ -194,7 +194,7 @@ def test_so_they_are_in_single_precision_for_many_runs(case: Case, device: str) 
         there, back = jvp_and_vjp(module, own["rows"], own["vector"])
         return {"there": there, "back": flat(back(own["c"]))}
 
-    with multiplying("fp32"):
+    with matmul_precision("fp32"):
         mapped = vmap(there_and_back)(map_tree(lambda t: t.to(device, torch.float32), stack(runs)))
     found = map_tree(lambda t: t.double().cpu(), mapped)
     j = case.jacobian()

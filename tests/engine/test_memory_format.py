@@ -18,8 +18,8 @@ from glocal.engine.loader import Feed
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange, arranged
 from glocal.engine.state import State
-from glocal.fast.vmap_utils import merge_batch_dim
 from glocal.networks.resnet import resnet18
+from glocal.networks.vmap_utils import merge_batch_dim
 
 RUNS, INPUTS, CHANNELS, SIDE = 3, 5, 4, 6
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

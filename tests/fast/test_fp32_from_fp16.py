@@ -21,7 +21,7 @@ from glocal.curvature.products import hessian_product
 from glocal.curvature.vector import flatten
 from glocal.fast import fp32_from_fp16
 from glocal.fast.fp32_from_fp16 import Reach
-from glocal.fast.tf32 import full_precision, tf32
+from glocal.precision import allow_tf32, full_precision
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,7 +188,7 @@ def test_a_users_hessian_products_are_made_so_on_a_gpu(monkeypatch: pytest.Monke
     assert not made
     there, x, y = network.float().cuda(), x.float().cuda(), y.cuda()
     params, v = ({k: t.float().cuda() for k, t in tree.items()} for tree in (params, v))
-    with tf32(True):
+    with allow_tf32(True):
         rough = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
     assert not made
     with full_precision():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from glocal.engine.precision import multiplying
 from glocal.fast import grouped_conv
 from glocal.fast.patches import Patches, gather, scatter
+from glocal.precision import matmul_precision
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 SHAPES = [
@@ -52,7 +52,7 @@ def test_by_products_a_convolution_is_what_the_library_makes_of_it(
     tolerance = 1e-3 if device == "cuda" else 1e-4
     for by_library in (False, True):
         monkeypatch.setattr(grouped_conv, "by_library", lambda *_, choice=by_library: choice)
-        with multiplying("fp32"):
+        with matmul_precision("fp32"):
             found = (
                 grouped_conv.output(x, w, *how),
                 grouped_conv.input(dy, w, *how, (of.height, of.width)),

@@ -22,11 +22,10 @@ from glocal.engine.executors import RunByRun, Vectorised
 from glocal.engine.loader import Feed
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange
-from glocal.engine.precision import multiplying
 from glocal.engine.state import State
 from glocal.fast.cuda_graph import Graphed
-from glocal.networks.model import Precision
 from glocal.networks.resnet import resnet18
+from glocal.precision import Precision, matmul_precision
 from glocal.sweeps.resolve import label_of
 from glocal.tree import Params
 
@@ -96,7 +95,7 @@ def _from(of: Cohort, executor: RunByRun | Vectorised, begin: State) -> tuple[Pa
     feed.load_task(1, state.memory)
     feed.load_epoch(0)
     before = tree.map_tree(torch.clone, state.params)
-    with multiplying(of.precision):
+    with matmul_precision(of.precision):
         executor.before_epoch(state, 0)
         one_step(executor, state, feed)
         moves = {k: state.params[k] - p for k, p in before.items()}
@@ -143,7 +142,7 @@ def _epoch_from(of: Cohort, executor: Vectorised, begin: State) -> tuple[Params,
     feed.load_epoch(0)
     feed = feed.first_step() if of.precision == "fp32" else feed
     before = tree.map_tree(torch.clone, state.params)
-    with multiplying(of.precision):
+    with matmul_precision(of.precision):
         executor.before_epoch(state, 0)
         losses = executor.epoch(state, feed, 0, lambda steps: None)
     assert losses.shape == (3, feed.steps) and losses.isfinite().all() and not executor.note

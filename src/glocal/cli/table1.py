@@ -13,11 +13,11 @@ from pathlib import Path
 
 from glocal.errors import GlocalError, unknown
 from glocal.metrics import Over
-from glocal.networks.model import PRECISIONS
 from glocal.paper import results
 from glocal.paper.comparison import Comparison, angles_of, compare, titled
 from glocal.paper.selection import Selection, selected, train
 from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
+from glocal.precision import PRECISIONS
 from glocal.runs import Runs
 from glocal.store.run import Run
 from glocal.sweeps.sweep import NullProgress, ProgressReporter

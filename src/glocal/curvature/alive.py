@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from glocal.curvature.layers import Params
-from glocal.fast.vmap_utils import is_mapped
+from glocal.networks.vmap_utils import is_batched
 
 MANY = 0.1
 """The part of the features that must be zero everywhere for it to pay to leave them out."""
@@ -44,7 +44,7 @@ def alive(x: Tensor, layer: str, params: Mapping[str, Tensor]) -> Alive | None:
     """Among those of x, (n, features), that a linear layer is given. None where leaving the others out does not pay (on
     a GPU), where nobody knows (of samples mapped over runs), and where zero times a weight may be no number."""
     weight = f"{layer}.weight"
-    if x.device.type != "cpu" or is_mapped(x, params[weight]) or not bool(params[weight].isfinite().all()):
+    if x.device.type != "cpu" or is_batched(x, params[weight]) or not bool(params[weight].isfinite().all()):
         return None
     living = x.abs().amax(0) != 0  # sooner found than x.any(0)
     dead = (~living).nonzero().squeeze(1)

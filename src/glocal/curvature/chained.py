@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.layers import Params
-from glocal.fast.vmap_utils import is_mapped
 from glocal.networks.linear import Linear
 from glocal.networks.mlp import MLP
+from glocal.networks.vmap_utils import is_batched
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
@@ -111,12 +111,12 @@ def _affine(params: Mapping[str, Tensor], link: Link) -> Tensor:
 
 def _add(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total + a b, in the total's place where torch can."""
-    return torch.addmm(total, a, b) if is_mapped(total, a, b) else total.addmm_(a, b)
+    return torch.addmm(total, a, b) if is_batched(total, a, b) else total.addmm_(a, b)
 
 
 def _gated(z: Tensor, open: Tensor) -> Tensor:
     """Their product, likewise."""
-    return z * open if is_mapped(z, open) else z.mul_(open)
+    return z * open if is_batched(z, open) else z.mul_(open)
 
 
 def _forward(names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> tuple[list[Link], Tensor]:

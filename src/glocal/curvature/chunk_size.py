@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from glocal.curvature.layers import KINDS
 from glocal.curvature.output_jacobians import Cotangents
-from glocal.fast.vmap_utils import side_by_side
+from glocal.networks.vmap_utils import batch_count
 
 BYTES, SHARE = 1 << 30, 12
 """For layers' inputs and outputs: so many bytes, or on a GPU a twelfth of its memory, where it is to hold no others. A
@@ -56,7 +56,7 @@ def memory_budget(params: Mapping[str, Tensor]) -> int:
     one = next(iter(params.values()))
     on_gpu = one.device.type == "cuda"
     whole = torch.cuda.get_device_properties(one.device).total_memory // SHARE if on_gpu else BYTES
-    return whole // side_by_side(one)
+    return whole // batch_count(one)
 
 
 def _bytes(given: tuple[Any, ...]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector
 from glocal.curvature.products import hessian_product, living
 from glocal.curvature.vector import flatten, unflatten
-from glocal.fast.tf32 import full_precision
+from glocal.precision import full_precision
 
 if TYPE_CHECKING:
     from glocal.losses import Loss

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from glocal.fast.triton import available
-from glocal.fast.vmap_utils import Dims, merge_batch_dim
+from glocal.networks.vmap_utils import Dims, merge_batch_dim
 
 Answer: TypeAlias = tuple[Tensor, Tensor | None]
 """One layer's z, and b where it is not yet in z."""

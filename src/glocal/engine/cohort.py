@@ -13,8 +13,9 @@ from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.step import Hyper, scalars
-from glocal.networks.model import MakeNetwork, Model, Precision
+from glocal.networks.model import MakeNetwork, Model
 from glocal.networks.preprocess import Door
+from glocal.precision import Precision
 from glocal.rng import generator
 from glocal.tree import Params
 

@@ -23,10 +23,10 @@ from glocal.engine.loader import Feed
 from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange
-from glocal.engine.precision import multiplying
 from glocal.engine.seedwise import Seedwise, seeds_share
 from glocal.engine.state import State
 from glocal.fast.cuda_graph import Graphed
+from glocal.precision import matmul_precision
 from glocal.tree import Params
 
 Execution = Literal["auto", "vectorised", "run-by-run"]
@@ -74,7 +74,7 @@ def train(
     """
     on_gpu = cohort.device.type == "cuda"
     # Streams, graphs and kernels are made on the GPU that is torch's current one.
-    with multiplying(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
+    with matmul_precision(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
         yield from _train(cohort, begin, execution, progress or Silent(), watch)
 
 

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glocal.fast.tf32 import convolved_exactly
 from glocal.fast.triton import available
+from glocal.precision import conv_uses_tf32
 
 WORTH = 1 << 33
 """Products from which on it is faster than the library on an H200: below, the time goes into launching kernels."""
@@ -68,7 +68,7 @@ class Reach(NamedTuple):
 def suits(x: Tensor, products: int) -> bool:
     """Whether so many products of single numbers are to be made so: not where torch may use tf32, which is faster."""
     single = products >= WORTH and available(x) and x.dtype == torch.float32
-    return single and _roomy(x.device) and convolved_exactly()
+    return single and _roomy(x.device) and not conv_uses_tf32()
 
 
 @cache

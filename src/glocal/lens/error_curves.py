@@ -20,12 +20,12 @@ import torch
 
 from glocal.algorithms.partition import Partition
 from glocal.errors import require
-from glocal.fast.tf32 import full_precision
 from glocal.lens.approximation import Curves, curves_by, own_curves, own_loss
 from glocal.lens.examination import tenth
 from glocal.lens.instruments import Rows, expansions
 from glocal.lens.region import Assumption, Stay, assumption, positive, stay
 from glocal.lens.trajectory import Trajectory
+from glocal.precision import full_precision
 
 OWN, LEVELLED = "own", "own, from θ_o"
 """\\hat L_o itself, which some algorithms know up to a constant, and what it foretells of forgetting: both it and L_o

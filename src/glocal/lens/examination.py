@@ -24,7 +24,6 @@ from glocal.curvature.lanczos import lanczos
 from glocal.curvature.trace import random_signs, trace
 from glocal.curvature.vector import flatten
 from glocal.errors import require
-from glocal.fast.tf32 import full_precision
 from glocal.lens import flat_vectors as flat
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.approximation import floor
@@ -34,6 +33,7 @@ from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
 from glocal.lens.subject import CHUNK, Subject, of_module
 from glocal.lens.task_inputs import AnyLoss, TaskData, listed
+from glocal.precision import full_precision
 
 OF_WHAT_IS_LEARNT = 0.1
 """ε, if not said, as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), in the mean over the tasks."""

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from glocal.engine.loader import evenly
 from glocal.errors import GlocalError, require
-from glocal.fast.tf32 import full_precision
 from glocal.lens.task_inputs import AT_ONCE
 from glocal.losses import LOOKED_AT, AutogradLoss, CrossEntropy, Loss, SquaredError
+from glocal.precision import full_precision
 
 if TYPE_CHECKING:
     from glocal.lens.subject import Subject

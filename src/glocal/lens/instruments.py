@@ -30,7 +30,6 @@ from typing import TypeAlias
 import torch
 
 from glocal.errors import GlocalError, unknown
-from glocal.fast.tf32 import full_precision
 from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation, curves, curves_by, order
 from glocal.lens.flatness import flatness
@@ -44,6 +43,7 @@ from glocal.lens.taylor_full import whole
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
 from glocal.lens.trajectory import moments_of
+from glocal.precision import full_precision
 
 Row: TypeAlias = dict[str, str | int | float | bool | None]
 Rows: TypeAlias = list[Row]

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from glocal.fast.triton import available
-from glocal.fast.vmap_utils import Dims, merge_batch_dim
+from glocal.networks.vmap_utils import Dims, merge_batch_dim
 
 
 class BatchNorm2d(nn.BatchNorm2d):

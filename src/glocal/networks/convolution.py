@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from glocal.fast import grouped_conv
-from glocal.fast.vmap_utils import Dims, merge_batch_dim
+from glocal.networks.vmap_utils import Dims, merge_batch_dim
 
 
 class Conv2d(nn.Conv2d):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,10 @@ from glocal.networks.batchnorm import BatchNorm2d
 from glocal.networks.bf16 import halve
 from glocal.networks.functional import Functional
 from glocal.networks.preprocess import Door
+from glocal.precision import Precision
 from glocal.rng import split
 from glocal.tree import Params
 
-Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
 
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 from glocal.errors import GlocalError
-from glocal.fast.tf32 import full_precision
 from glocal.paper.studies import get
 from glocal.paper.tables import Cost, total, write_table
+from glocal.precision import full_precision
 from glocal.store.store import Store
 from glocal.sweeps.resolve import choose_device, device_name
 

@@ -27,7 +27,8 @@ from glocal.engine.loop import Execution, Progress, Silent, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.step import scalars
 from glocal.errors import GlocalError, require, unknown
-from glocal.networks.model import PRECISIONS, MakeNetwork, Precision
+from glocal.networks.model import MakeNetwork
+from glocal.precision import PRECISIONS, Precision
 from glocal.runs import Runs
 from glocal.store.store import Claim, Store
 from glocal.sweeps import resolve

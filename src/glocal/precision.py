@@ -1,0 +1,82 @@
+"""The precision of matrix products and convolutions: fp32, TF32 or bf16.
+
+On a GPU torch computes fp32 convolutions in TF32 by default, with factors of 11 significant bits. That is fine for
+training and visible in curvature, so instruments run under `full_precision`. On a CPU TF32 is fp32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+CUDNN: Any = torch.backends.cudnn
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """Train in this precision, with cuDNN's fastest convolution algorithms, and restore torch's switches afterwards.
+
+    `bf16` concerns only the network's own products (`networks.model`). Parameters, gradients, updates, the algorithm's
+    memory and BatchNorm's statistics stay fp32, and other products are TF32.
+    """
+    mkldnn = torch.backends.mkldnn
+    before = CUDNN.benchmark, mkldnn.enabled
+    with allow_tf32(precision != "fp32"), warnings.catch_warnings():
+        # On CPUs without bf16 torch falls back with this warning, and disables mkldnn for the rest of the process.
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
+        try:
+            CUDNN.benchmark = True
+            yield
+        finally:
+            CUDNN.benchmark = before[0]
+            setattr(mkldnn, "enabled", before[1])  # noqa: B010  (declared constant)
+
+
+@contextmanager
+def allow_tf32(allowed: bool) -> Iterator[None]:
+    """Set torch's TF32 switches, and restore them afterwards.
+
+    Torch has two generations of switches, `allow_tf32` and `fp32_precision`. The newer ones may inherit a global value
+    that the older ones do not override, and torch refuses to read the older ones while both disagree.
+    """
+    matmul = torch.backends.cuda.matmul
+    older, newer = (matmul, CUDNN), (matmul, CUDNN.conv, CUDNN.rnn)
+    before = [_read_allow_tf32(switch) for switch in older], [switch.fp32_precision for switch in newer]
+    try:
+        _set_switches(older, [allowed] * 2, newer, ["tf32" if allowed else "ieee"] * 3)
+        yield
+    finally:
+        _set_switches(older, before[0], newer, before[1])
+
+
+full_precision = partial(allow_tf32, False)
+"""Compute fp32 products in full precision; a context manager and a decorator."""
+
+
+def conv_uses_tf32() -> bool:
+    return CUDNN.conv.fp32_precision == "tf32"
+
+
+def _read_allow_tf32(switch: Any) -> bool | None:
+    """Return an older switch, or None where torch refuses to read it."""
+    try:
+        return switch.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _set_switches(
+    older: Sequence[Any], allowed: Sequence[bool | None], newer: Sequence[Any], precisions: Sequence[str]
+) -> None:
+    for switch, value in zip(older, allowed, strict=True):  # these first: they also set the newer ones
+        if value is not None:
+            switch.allow_tf32 = value
+    for switch, precision in zip(newer, precisions, strict=True):
+        switch.fp32_precision = precision
