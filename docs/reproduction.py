@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from glocal.algorithms import ALGORITHMS
-from glocal.engine.config import ROUNDING
 from glocal.metrics import summary
 from glocal.paper import icarl_buffer, results
 from glocal.paper.comparison import Compared, Comparison, compare, titled
@@ -127,7 +126,7 @@ def split(challenge: str) -> str:
         return ""
     runs = results.read(file)
     made = compare(runs)
-    parts = [f"## {challenge}", f"{SPLIT[challenge]} {cost(runs)}{protocols(runs)}"]
+    parts = [f"## {challenge}", f"{SPLIT[challenge]} {cost(runs)}"]
     if any(line.acc.units is not None for line in made.lines):
         parts += [agreement(made), *by_more_seeds(runs, made)]
     if challenge in MEASURED:
@@ -135,18 +134,6 @@ def split(challenge: str) -> str:
     parts += figures(runs, challenge)
     parts += exemplars(made)
     return "\n\n".join([*parts, str(render(made, "markdown")).strip()]) + "\n\n"
-
-
-def protocols(runs: Runs) -> str:
-    """Of runs that were trained by several, which."""
-    several = sorted({run.config["protocol"] for run in runs})
-    if len(several) == 1:
-        return ""
-    assert {ROUNDING.get(one, one) for one in several} == {ROUNDING.get(several[-1], several[-1])}
-    named = ", ".join(map(str, several[:-1]))
-    return (
-        f" They are of the protocols {named} and {several[-1]}, which differ in the order of sums, and so in rounding."
-    )
 
 
 def figures(runs: Runs, challenge: str) -> list[str]:
@@ -183,7 +170,7 @@ def precision() -> str:
     if not file.exists():
         return ""
     runs = results.read(file)
-    found = {(run.config.get("precision", "fp32"), run.lr, run.seed): summary(run) for run in runs}
+    found = {(run.config["precision"], run.lr, run.seed): summary(run) for run in runs}
     rates, seeds = (sorted({key[i] for key in found}) for i in (1, 2))
     lines = [
         "| precision | learning rate | right after learning | in the end | forgetting |",
@@ -405,10 +392,8 @@ def further(runs: Runs) -> str:
 
 
 def when(runs: Runs) -> str:
-    """The days on which they were finished, where that is known."""
-    days = sorted({run.finished[:10] for run in runs if run.finished})
-    if not days:
-        return ""
+    """The days on which they were finished."""
+    days = sorted({run.finished[:10] for run in runs})
     return f", finished on {days[0]}" if len(days) == 1 else f", finished from {days[0]} to {days[-1]}"
 
 

@@ -36,7 +36,7 @@ def a_run(setting: str = "domain") -> Run:
     values["test_class_loss"] = 2 * (1 - HAND)
     return Run(
         config={"challenge": {"name": "c", "tasks": 3}, "algorithm": {"name": "er"}, "lr": 0.1, "seed": 0},
-        arrays={**values, "from_start": np.array([1.0, 2.0, 3.5])},
+        arrays={**values, "distance_from_init": np.array([1.0, 2.0, 3.5])},
         info={"label": "er", "locality": "global", "setting": setting, "diverged": None},
     )
 

@@ -103,7 +103,7 @@ def summary(
         "backward_transfer": backward_transfer(R),
         "forward_transfer": forward_transfer(R),
         "learning_accuracy": learning_accuracy(R),
-        "distance": float(run.arrays["from_start"][-1]),
+        "distance": float(run.arrays["distance_from_init"][-1]),
     }
 
 

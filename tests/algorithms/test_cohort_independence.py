@@ -134,8 +134,8 @@ def test_recorded_distances_do_not_depend_on_the_cohort_either() -> None:
     together = train_to_the_end(cohort_of(CHALLENGE, SGD(), RUNS), "vectorised").record
     for run in (0, 13, 24):
         alone = train_to_the_end(cohort_of(CHALLENGE, SGD(), [RUNS[run]])).record
-        assert torch.equal(alone.from_start[0], together.from_start[run])
-        assert torch.equal(alone.from_previous[0], together.from_previous[run])
+        assert torch.equal(alone.distance_from_init[0], together.distance_from_init[run])
+        assert torch.equal(alone.update_norm[0], together.update_norm[run])
 
 
 def test_recorded_distances_are_euclidean() -> None:
@@ -145,7 +145,7 @@ def test_recorded_distances_are_euclidean() -> None:
         record = snapshot.record
     for run in range(3):
         for t in (1, 2):
-            for name, origin in (("from_start", solutions[0]), ("from_previous", solutions[t - 1])):
+            for name, origin in (("distance_from_init", solutions[0]), ("update_norm", solutions[t - 1])):
                 differences = [(solutions[t][k][run] - origin[k][run]).flatten() for k in origin]
                 expected = torch.cat(differences).norm()
                 torch.testing.assert_close(getattr(record, name)[run, t - 1], expected, rtol=1e-6, atol=0)

@@ -46,7 +46,9 @@ def test_a_quadratic_is_its_expansion_everywhere() -> None:
             forgot = known.loss(o, known.solution(t)) - known.loss(o, known.solution(o))
             assert float(found.forgetting.measured[t, o]) == pytest.approx(forgot)
             assert float(found.forgetting.predicted[t, o]) == pytest.approx(forgot)
-    assert found.from_start.numpy() == pytest.approx([np.linalg.norm(t - known.thetas[0]) for t in known.thetas[1:]])
+    assert found.distance_from_init.numpy() == pytest.approx(
+        [np.linalg.norm(t - known.thetas[0]) for t in known.thetas[1:]]
+    )
     assert found.updates.numpy() == pytest.approx([np.linalg.norm(known.update(t)) for t in range(4)])
 
 

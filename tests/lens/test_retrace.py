@@ -51,8 +51,8 @@ def test_another_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run.path is not None
     real = module.trained
     for of_the_last, expected in ((0.8, 0.25), (np.nan, np.inf)):
-        start = run.arrays["from_start"] * np.array([1, of_the_last])
-        other = replace(run, arrays={**run.arrays, "from_start": start})
+        start = run.arrays["distance_from_init"] * np.array([1, of_the_last])
+        other = replace(run, arrays={**run.arrays, "distance_from_init": start})
         monkeypatch.setattr(module, "trained", lambda *given, other=other: (other, real(*given)[1]))
         assert retrace(run.path, examples=100).astray == pytest.approx(expected, rel=1e-4)
 

@@ -36,7 +36,7 @@ def test_rows_are_the_runs_after_every_task(tmp_path: Path) -> None:
                 continue
             own = [r for r in rows if (r["algorithm"], r["lr"], r["seed"]) == (regime, run.lr, run.seed)]
             R = 100 * run.arrays["test_class_accuracy"]
-            assert [r["from_start"] for r in own] == pytest.approx(run.arrays["from_start"].tolist())
+            assert [r["distance_from_init"] for r in own] == pytest.approx(run.arrays["distance_from_init"].tolist())
             assert own[-1]["acc"] == pytest.approx(R[3].mean())
             assert own[-1]["forgetting"] == pytest.approx(((R[1, 0] - R[3, 0]) + (R[2, 1] - R[3, 1])) / 2)
             assert own[-1]["learning_accuracy"] == pytest.approx((R[1, 0] + R[2, 1] + R[3, 2]) / 3)
@@ -61,8 +61,8 @@ def test_the_plastic_regime_is_the_stable_one_without_dropout_and_decay(tmp_path
         device="cpu",
     )
     for run in same:
-        own = [r["from_start"] for r in rows if (r["lr"], r["seed"]) == (run.lr, run.seed)]
-        assert own == pytest.approx(run.arrays["from_start"].tolist(), rel=1e-4)
+        own = [r["distance_from_init"] for r in rows if (r["lr"], r["seed"]) == (run.lr, run.seed)]
+        assert own == pytest.approx(run.arrays["distance_from_init"].tolist(), rel=1e-4)
 
 
 def made_up(stable: float, diverged: bool = False) -> list[Row]:
@@ -74,7 +74,7 @@ def made_up(stable: float, diverged: bool = False) -> list[Row]:
                 for t in (1, 2, 3):
                     gone = diverged and (regime, lr, seed) == ("stable", 0.1, 2) and t > 1
                     numbers = {"acc": 60.0, "forgetting": forgotten + 100 * lr, "learning_accuracy": 90.0}
-                    numbers |= {"from_start": t * pace, "from_previous": pace**t}
+                    numbers |= {"distance_from_init": t * pace, "update_norm": pace**t}
                     numbers = dict.fromkeys(numbers, np.nan) if gone else numbers
                     who: Row = {"algorithm": regime, "locality": "global", "lr": lr, "seed": seed, "t": t}
                     rows.append(who | dict(numbers))

@@ -49,8 +49,8 @@ def fake_run(
         values = R if scope == "class" else (1 + R) / 2
         arrays[name] = values if what == "accuracy" else 1 - values
     steps = np.arange(1, tasks + 1)
-    arrays["from_start"] = distance * np.sqrt(steps / tasks) * (np.nan if diverged is not None else 1)
-    arrays["from_previous"] = np.full(tasks, distance / tasks)
+    arrays["distance_from_init"] = distance * np.sqrt(steps / tasks) * (np.nan if diverged is not None else 1)
+    arrays["update_norm"] = np.full(tasks, distance / tasks)
     arrays["epoch_loss"] = 1.0 / np.arange(1, epochs + 1) + 0.1 * steps[:, None]
     arrays["memory_bytes"] = steps * 100
     return Run(
@@ -63,6 +63,7 @@ def fake_run(
             "epochs": epochs,
             "batch_size": 64,
             "train_eval": 100,
+            "precision": "fp32",
             "protocol": 1,
         },
         arrays=arrays,
@@ -72,6 +73,7 @@ def fake_run(
             "setting": setting,
             "diverged": diverged,
             "steps": 10,
+            "finished": "2024-03-01T12:00:00+00:00",
             "cost": {"seconds": 2.0, "memory_bytes": 1_500},
             "versions": {},
             "notes": [],

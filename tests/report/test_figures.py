@@ -38,7 +38,7 @@ def test_png_has_content_and_changes_with_the_data(kind: str, runs: list[Run], t
     more = sweep(("er", "ewc"), LRS, (1, 2), lambda a, lr, s: 0.5 * lr + 0.2 * s)
     for run in more:
         run.arrays["epoch_loss"][:] = run.arrays["epoch_loss"] * np.linspace(1, 2, 3)[:, None]
-        run.arrays["from_start"][:] = run.arrays["from_start"] ** 2
+        run.arrays["distance_from_init"][:] = run.arrays["distance_from_init"] ** 2
     other = pixels(draw(more, kind, tmp_path / "other.png"))
     assert other.shape != first.shape or (other != first).any()
 

@@ -99,7 +99,7 @@ class Job:
                 _one(self.angles),
                 lambda run: angles_of(run) if run.challenge.startswith("rotated-") else self.angles,
             ),
-            "precision": (_one(self.precision), lambda run: run.config.get("precision", "fp32")),
+            "precision": (_one(self.precision), lambda run: run.config["precision"]),
         }
         for kind, (wanted, of) in asked.items():
             held = {of(run) for run in runs}

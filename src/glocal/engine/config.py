@@ -8,16 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PROTOCOL = 6
-"""Raised when the same configuration would give other numbers than before."""
-ROUNDING = {2: 6, 3: 6, 4: 6, 5: 6}
-"""Protocols and later ones that give the same numbers but for rounding; in 5 OGD's memory of convolutions is larger."""
-
-
-def but_for_rounding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the latest protocol that gives the same numbers."""
-    protocol = config.get("protocol", PROTOCOL)
-    return {**config, "protocol": ROUNDING.get(protocol, protocol)}
+PROTOCOL = 1
+"""Increment when the same configuration gives different results (beyond rounding) than before."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +29,7 @@ class RunConfig:
     protocol: int = field(default=PROTOCOL)
 
     def as_dict(self) -> dict[str, Any]:
-        """The default precision is not written down: runs that had no other to choose keep their names."""
-        whole = asdict(self)
-        if self.precision == "fp32":
-            del whole["precision"]
-        return whole
+        return asdict(self)
 
     @property
     def hash(self) -> str:

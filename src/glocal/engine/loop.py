@@ -122,7 +122,7 @@ def _train(
             arrange(state, cohort.device)
             distances = distance(state.params, theta_0), distance(state.params, previous)
             note_lost(state, distances[0])
-            record.from_start[:, task], record.from_previous[:, task] = distances
+            record.distance_from_init[:, task], record.update_norm[:, task] = distances
             record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
             note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
         record.notes = noted(executor)

@@ -17,7 +17,7 @@ MEASURES = tuple(
 )
 """'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
 
-VECTORS = ("from_start", "from_previous", "epoch_loss", "memory_bytes")
+VECTORS = ("distance_from_init", "update_norm", "epoch_loss", "memory_bytes")
 
 
 @dataclass
@@ -25,15 +25,15 @@ class Record:
     """Arrays with the runs along the first axis.
 
     matrices[m][run, t, o]: measure m on task o with θ_t, the parameters after t tasks; t = 0 is the initialisation.
-    from_start[run, t] = ‖θ_t − θ_0‖₂ and from_previous[run, t] = ‖θ_t − θ_{t−1}‖₂, with θ_{t}, t = 1…T, at index t − 1.
+    distance_from_init[run, t − 1] = ‖θ_t − θ_0‖₂ and update_norm[run, t − 1] = ‖θ_t − θ_{t−1}‖₂ for t = 1…T.
     epoch_loss[run, t, e]: the mean objective over epoch e of task t.
     memory_bytes[run, t]: what the algorithm remembers after t + 1 tasks.
     paces: a run's share of the seconds of a step, a number for every epoch but a task's first, where more follow it.
     """
 
     matrices: dict[str, Tensor]
-    from_start: Tensor
-    from_previous: Tensor
+    distance_from_init: Tensor
+    update_norm: Tensor
     epoch_loss: Tensor
     memory_bytes: Tensor
     seconds: float = 0.0
@@ -46,8 +46,8 @@ class Record:
         unknown = lambda *shape: torch.full(shape, torch.nan, dtype=torch.float64)  # noqa: E731
         return cls(
             matrices={m: unknown(runs, tasks + 1, tasks) for m in MEASURES},
-            from_start=unknown(runs, tasks),
-            from_previous=unknown(runs, tasks),
+            distance_from_init=unknown(runs, tasks),
+            update_norm=unknown(runs, tasks),
             epoch_loss=unknown(runs, tasks, epochs),
             memory_bytes=torch.zeros(runs, tasks, dtype=torch.long),
         )

@@ -50,7 +50,7 @@ class Examination:
     """P."""
     losses: Tensor
     """L_o(θ_o)."""
-    from_start: Tensor
+    distance_from_init: Tensor
     """‖θ_t − θ_0‖."""
     updates: Tensor
     """‖θ_t − θ_{t−1}‖."""
@@ -244,7 +244,7 @@ def of_subject(
         epsilon=epsilon,
         parameters=flat.size(subject),
         losses=losses,
-        from_start=torch.stack([(point - points[0]).norm() for point in points[1:]]).cpu(),
+        distance_from_init=torch.stack([(point - points[0]).norm() for point in points[1:]]).cpu(),
         updates=moves.norm(dim=1).cpu(),
         distance=distance,
         radius=radius,

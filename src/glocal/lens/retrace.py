@@ -65,7 +65,7 @@ def retrace(
     (found,) = record(cohort, examples=examples, progress=told, steps=steps)
     start, *solutions = found.subject.solutions
     here = torch.stack([apart(point, start) for point in solutions]).cpu()
-    there = torch.as_tensor(run.arrays["from_start"]).double()
+    there = torch.as_tensor(run.arrays["distance_from_init"]).double()
     known = here.isfinite() & there.isfinite()
     away = (here - there).abs()[known] / there[known].clamp(min=torch.finfo(torch.float64).tiny)
     same = bool((here.isfinite() == there.isfinite()).all())

@@ -62,7 +62,7 @@ def trained(
         same = found.config == kept[what]
         require(same, f"this {what} is another one than that of the run '{path}': its data, options or code differ.")
     member = Member(run.seed, run.lr, learnt.value)
-    how = kept["epochs"], kept["batch_size"], kept["train_eval"], torch.device(device), kept.get("precision", "fp32")
+    how = kept["epochs"], kept["batch_size"], kept["train_eval"], torch.device(device), kept["precision"]
     return run, Cohort(met.value, used.value, (member,), *how)
 
 

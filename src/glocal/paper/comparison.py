@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from glocal.engine.config import but_for_rounding
 from glocal.errors import GlocalError, unknown
 from glocal.metrics import OVER, Over, Scope, over_seeds, scope_of, summary
 from glocal.paper.published import SEEDS, Cell
@@ -218,9 +217,7 @@ def _require_one_protocol(group: Sequence[Run]) -> None:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """All of a configuration but the seed, by dotted names."""
-    # A run that does not say how it multiplies is an fp32 one.
-    settings = _flat({"precision": "fp32", **but_for_rounding(config)})
-    return {name: value for name, value in settings.items() if name != "seed"}
+    return {name: value for name, value in _flat(config).items() if name != "seed"}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -245,9 +242,7 @@ def _name(run: Run) -> str:
 
 def titled(runs: Iterable[Run]) -> Runs:
     """The runs under the names of their rows, without the options that the table fixes: for figures."""
-    return Runs(
-        [replace(run, config=but_for_rounding(run.config), info={**run.info, "label": _name(run)}) for run in runs]
-    )
+    return Runs([replace(run, info={**run.info, "label": _name(run)}) for run in runs])
 
 
 def _published_size(run: Run) -> bool:

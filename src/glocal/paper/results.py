@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from glocal.engine.config import but_for_rounding
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import published
@@ -27,7 +26,7 @@ from glocal.store.run import Run
 
 SUFFIXES = (".parquet", ".npz")
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
-VECTORS = ("from_start", "from_previous")
+VECTORS = ("distance_from_init", "update_norm")
 LISTS = (*MATRICES, *VECTORS)
 PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy")
 
@@ -76,8 +75,8 @@ def read(*paths: str | Path) -> Runs:
 
 
 def merged(runs: Iterable[Run]) -> Runs:
-    """Every run once: of equal ones, or such as differ by rounding alone, the last."""
-    return Runs(list({json.dumps(but_for_rounding(run.config), sort_keys=True): run for run in runs}.values()))
+    """Keep one run per configuration: the last."""
+    return Runs(list({json.dumps(run.config, sort_keys=True): run for run in runs}.values()))
 
 
 def add(runs: Iterable[Run], path: str | Path) -> Path:

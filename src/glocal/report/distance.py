@@ -29,7 +29,9 @@ def distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
         for axes, own in cells:
             for t in range(1, own[0].tasks + 1):
                 colour = colours((t - 1) / max(tasks - 1, 1))
-                travelled = [np.array([run.arrays["from_start"][t - 1] for run in group.finished]) for group in own]
+                travelled = [
+                    np.array([run.arrays["distance_from_init"][t - 1] for run in group.finished]) for group in own
+                ]
                 axes.plot([g.lr for g in own], [x.mean() for x in travelled], color=colour, linewidth=0.8, alpha=0.7)
                 x = np.concatenate([np.full(points.shape, g.lr) for g, points in zip(own, travelled, strict=True)])
                 axes.scatter(x, np.concatenate(travelled), s=11, color=[colour], linewidths=0, alpha=0.85)

@@ -19,7 +19,7 @@ class Run:
     """One run's configuration, its measurements, and what is worth knowing about how they came about.
 
     arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `measurements.MEASURES` (t = 0 is the
-        initialisation; NaN where the run had diverged), 'from_start' and 'from_previous' (T,), 'epoch_loss'
+        initialisation; NaN where the run had diverged), 'distance_from_init' and 'update_norm' (T,), 'epoch_loss'
         (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged'
         (the step, or None), 'steps', 'cost', 'versions', 'notes', 'finished' (when).
@@ -63,9 +63,9 @@ class Run:
         return self.info["diverged"]
 
     @property
-    def finished(self) -> str | None:
-        """When it was, in UTC (ISO 8601); runs of earlier versions do not say."""
-        return self.info.get("finished")
+    def finished(self) -> str:
+        """Time at which the run finished, in UTC (ISO 8601)."""
+        return self.info["finished"]
 
     def state(self, task: int) -> Params:
         """θ_t after `task` tasks and the network's other tensors, by name; 0 is the initialisation. Who wants it asks

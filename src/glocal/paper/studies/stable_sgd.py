@@ -56,7 +56,7 @@ class Stability:
     """After every task: accuracy, forgetting, and how far θ_t is from θ_0 and from θ_{t−1}."""
 
     name = "stable-sgd"
-    columns = "algorithm locality lr seed t acc forgetting learning_accuracy from_start from_previous"
+    columns = "algorithm locality lr seed t acc forgetting learning_accuracy distance_from_init update_norm"
 
     def pieces(self, demo: bool) -> list[Piece]:
         """Regimes of one algorithm differ in numbers alone, and are trained together."""
@@ -98,8 +98,8 @@ class Stability:
                         "acc": 100 * average_accuracy(R, t),
                         "forgetting": 100 * average_forgetting(R, t),
                         "learning_accuracy": 100 * learning_accuracy(R[: t + 1, :t]),
-                        "from_start": float(run.arrays["from_start"][t - 1]),
-                        "from_previous": float(run.arrays["from_previous"][t - 1]),
+                        "distance_from_init": float(run.arrays["distance_from_init"][t - 1]),
+                        "update_norm": float(run.arrays["update_norm"][t - 1]),
                     }
                 )
         return rows
@@ -158,7 +158,7 @@ class Stability:
             + "second one, "
             + listed([f"{told(_shrunk(where(rows, algorithm=a)))} ({a})" for a in regimes])
             + ", and it ends from θ_0 at "
-            + listed([f"{told(mean(where(final, algorithm=a), 'from_start'))} ({a})" for a in regimes])
+            + listed([f"{told(mean(where(final, algorithm=a), 'distance_from_init'))} ({a})" for a in regimes])
             + "."
         )
         prices = {a: where(final, algorithm=a) for a in regimes}
@@ -180,7 +180,7 @@ def _at(found: Any, lr: float) -> float:
 
 def _shrunk(rows: Sequence[Row]) -> float:
     """How long the last task's step is beside the second task's, which no longer begins at random."""
-    second, last = (mean(where(rows, t=t), "from_previous") for t in (min(2, _last(rows)), _last(rows)))
+    second, last = (mean(where(rows, t=t), "update_norm") for t in (min(2, _last(rows)), _last(rows)))
     return last / second if second else np.nan
 
 
@@ -192,9 +192,9 @@ def _travelled(axes: Axes, rows: Sequence[Row], colours: Any) -> None:
         own = where(rows, lr=lr)
         steps = [int(t) for t in distinct(own, "t")]
         for seed in names(own, "seed"):
-            way = [mean(where(own, t=t, seed=seed), "from_start") for t in steps]
+            way = [mean(where(own, t=t, seed=seed), "distance_from_init") for t in steps]
             axes.plot(steps, way, color=colours.to_rgba(lr), linewidth=0.6, alpha=0.45)
-        middle = [mean(where(own, t=t), "from_start") for t in steps]
+        middle = [mean(where(own, t=t), "distance_from_init") for t in steps]
         axes.plot(steps, middle, color=colours.to_rgba(lr), marker="o", markersize=3, label=f"{lr:g}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("task $t$")
