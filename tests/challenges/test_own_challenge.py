@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from glocal.challenges import Challenge, from_tasks
 from glocal.errors import GlocalError
@@ -71,6 +71,8 @@ X, Y = np.random.default_rng(0).random((5, 2, 4), dtype=np.float32), np.array([0
         TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
         Pictures([(x, int(y)) for x, y in zip(X, Y, strict=True)]),
         Pictures([[x, np.int32(y)] for x, y in zip(X, Y, strict=True)]),
+        DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=2, shuffle=True),
+        [(X[:3], Y[:3]), (X[3:], Y[3:])],
     ],
     ids=[
         "arrays",
@@ -84,6 +86,8 @@ X, Y = np.random.default_rng(0).random((5, 2, 4), dtype=np.float32), np.array([0
         "td",
         "ds",
         "ds2",
+        "loader",
+        "batches",
     ],
 )
 def test_every_way_to_give_data_is_the_same_challenge(given: Any) -> None:
@@ -159,28 +163,31 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"x": x6[:, :2]}, r"task 1's train inputs have shape \(2,\) and task 0's train inputs \(3,\)"),
-        ({"x": (x6 * 255).astype(np.uint8)}, "task 1's train inputs are torch.uint8 and task 0's"),
-        ({"x": x6.astype(np.int64)}, "task 1's train inputs are int64; give uint8"),
-        ({"x": x6 > 0.5}, "task 1's train inputs are bool; give uint8"),
-        ({"x": nan}, "task 1's train inputs hold NaN"),
-        ({"x": x6[:5]}, "task 1's train has 5 inputs and 6 labels"),
-        ({"x": x6[:0], "y": []}, "task 1's train inputs are empty"),
-        ({"x": []}, "task 1's train inputs are empty"),
-        ({"y": []}, "task 1's train labels are empty"),
-        ({"x": x6[:, 0]}, r"task 1's train inputs have shape \(6,\)"),
-        ({"x": [[1.0], [1.0, 2.0]]}, "task 1's train inputs cannot be made one tensor"),
-        ({"x": [["a"]] * 6}, "task 1's train inputs cannot be made one tensor"),
-        ({"y": [2, 3, 2, 3, 2, -1]}, "task 1's train labels hold the class -1"),
-        ({"y": [2, 3, 2, 3, 2, 0.5]}, "task 1's train labels are not whole numbers"),
-        ({"y": [2, 3, 2, 3, 2, np.nan]}, "task 1's train labels are not whole numbers"),
-        ({"y": np.eye(6)}, r"task 1's train labels have shape \(6, 6\)"),
-        ({"train": x6}, "task 1's train is a ndarray; give a pair"),
-        ({"train": (x6,)}, "task 1's train is a tuple of 1"),
-        ({"train": iter([])}, "task 1's train is a list_iterator"),
-        ({"train": Pictures([x6[0]])}, "task 1's train, item 0, is a ndarray"),
-        ({"train": Pictures([])}, "task 1's train inputs are empty"),
-        ({"test": (x6[:, :1], [2, 3] * 3)}, r"task 1's test inputs have shape \(1,\)"),
+        ({"x": x6[:, :2]}, r"inputs of task 1 \(train\) have shape \(2,\) and those of task 0 \(train\) \(3,\)"),
+        (
+            {"x": (x6 * 255).astype(np.uint8)},
+            r"inputs of task 1 \(train\) are torch.uint8",
+        ),
+        ({"x": x6.astype(np.int64)}, r"x of task 1 \(train\) has dtype int64; give uint8"),
+        ({"x": x6 > 0.5}, r"x of task 1 \(train\) has dtype bool; give uint8"),
+        ({"x": nan}, r"x of task 1 \(train\) contains NaN or infinity in 6 of 6 examples, the first at index 0"),
+        ({"x": x6[:5]}, r"x of task 1 \(train\) has shape \(5, 3\) and y \(6,\)"),
+        ({"x": x6[:0], "y": []}, r"task 1 \(train\) has no examples"),
+        ({"x": []}, r"x of task 1 \(train\) has shape \(0,\) and y \(6,\)"),
+        ({"y": []}, r"x of task 1 \(train\) has shape \(6, 3\) and y \(0,\)"),
+        ({"x": x6[:, 0]}, r"x of task 1 \(train\) has shape \(6,\)"),
+        ({"x": [[1.0], [1.0, 2.0]]}, r"x of task 1 \(train\) cannot be converted to one tensor"),
+        ({"x": [["a"]] * 6}, r"x of task 1 \(train\) cannot be converted to one tensor"),
+        ({"y": [2, 3, 2, 3, 2, -1]}, r"y of task 1 \(train\) contains class -1"),
+        ({"y": [2, 3, 2, 3, 2, 0.5]}, r"y of task 1 \(train\) has labels that are not integers"),
+        ({"y": [2, 3, 2, 3, 2, np.nan]}, r"y of task 1 \(train\) has labels that are not integers"),
+        ({"y": np.eye(6)}, r"y of task 1 \(train\) has shape \(6, 6\)"),
+        ({"train": x6}, r"task 1 \(train\) is a ndarray; give a pair"),
+        ({"train": (x6,)}, r"batch 0 of task 1 \(train\) is a ndarray; batches must be pairs"),
+        ({"train": iter([])}, r"task 1 \(train\) has no examples"),
+        ({"train": Pictures([x6[0]])}, r"item 0 of task 1 \(train\) is a ndarray"),
+        ({"train": Pictures([])}, r"task 1 \(train\) has no examples"),
+        ({"test": (x6[:, :1], [2, 3] * 3)}, r"inputs of task 1 \(test\) have shape \(1,\)"),
         ({"y": [0, 1] * 3, "test": pair([0, 1])}, r"task 1 brings no new class \(it has \[0, 1\]\)"),
     ],
 )
@@ -201,21 +208,21 @@ def test_what_is_wrong_is_said_with_the_tasks_number(changes: dict[str, Any], sa
         ({"outputs": 3}, "outputs is 3, but class 3 occurs; give 4 or more"),
         ({"outputs": 0}, "outputs is 0"),
         ({"outputs": "ten"}, "outputs is 'ten'"),
-        ({"tasks": []}, "tasks of mine are empty"),
-        ({"tasks": {}}, "tasks of mine are a dict"),
+        ({"tasks": []}, "tasks of mine are an empty list"),
+        ({"tasks": {}}, "tasks of mine are an empty dict"),
         ({"tasks": [5]}, "task 0 is a int; give a pair"),
-        ({"tasks": [(pair([0]),)]}, "task 0 is a tuple; give a pair"),
+        ({"tasks": [(pair([0]),)]}, r"task 0 is a tuple of length 1 \(tuple\); give a pair"),
         (
             {"tasks": [((x6, x6), (x6, x6[:, :2]))], "setting": "domain", "loss": "squared-error"},
-            "task 0's test targets have 2 columns; 3 are needed",
+            r"targets of task 0 \(test\) have 2 columns; give 3",
         ),
         (
             {"tasks": [((x6, x6), (x6, nan))], "setting": "domain", "loss": "squared-error"},
-            "task 0's test targets hold NaN",
+            r"y of task 0 \(test\) contains NaN",
         ),
         (
             {"tasks": [((x6, x6), (x6, x6))], "setting": "domain", "loss": "squared-error", "outputs": 2},
-            "task 0's train targets have 3 columns; 2 are needed",
+            r"targets of task 0 \(train\) have 3 columns; give 2",
         ),
     ],
 )

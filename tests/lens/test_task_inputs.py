@@ -63,6 +63,7 @@ SPREAD, FIRST = [0, 3, 6, 9], [0, 1, 2, 3]
     ("task", "taken"),
     [
         (TEN.tensors, SPREAD),
+        (tuple(part.numpy() for part in TEN.tensors), SPREAD),
         (TEN, SPREAD),
         (Bare(), SPREAD),
         (DataLoader(TEN, batch_size=3), SPREAD),
@@ -90,15 +91,18 @@ def test_all_examples_unless_said() -> None:
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        ((torch.zeros(4, 2), torch.zeros(3)), r"x \(4, 2\) and y \(3,\)"),
+        ((torch.zeros(4, 2), torch.zeros(3)), r"x of the task has shape \(4, 2\) and y \(3,\)"),
         ((torch.zeros(4, 2), torch.tensor(1)), r"y \(\)"),
-        ((torch.zeros(0, 2), torch.zeros(0)), "without examples"),
-        ([(torch.zeros(4, 2), torch.zeros(3)), (torch.zeros(3, 2), torch.zeros(4))], "as many inputs as labels"),
-        ([(torch.zeros(2, 2), torch.zeros(2)), (torch.zeros(2, 3), torch.zeros(2))], "one shape but for"),
-        ([(object(), object())], "pairs of tensors"),
-        (DataLoader([object(), object()], batch_size=1), "cannot be read"),  # type: ignore[arg-type]
-        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "without examples"),
-        (None, "a NoneType was given"),
+        ((torch.zeros(0, 2), torch.zeros(0)), "no examples"),
+        ([(torch.zeros(4, 2), torch.zeros(3)), (torch.zeros(3, 2), torch.zeros(4))], "the same length"),
+        (
+            [(torch.zeros(2, 2), torch.zeros(2)), (torch.zeros(2, 3), torch.zeros(2))],
+            "differ in more than",
+        ),
+        ([(object(), object())], "x of the task cannot be converted"),
+        (DataLoader([object(), object()], batch_size=1), "item 0 of the task is a object"),  # type: ignore[arg-type]
+        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "no examples"),
+        (None, "the task is a NoneType"),
     ],
 )
 def test_data_that_are_refused(task: Any, told: str) -> None:
@@ -336,11 +340,11 @@ def test_other_mistakes(tmp_path: Path) -> None:
         ((module, "cross-entropy", [task], [nowhere, state]), "checkpoint 0 has numbers.*where training began"),
         ((module, "cross-entropy", [task], [state, nowhere]), "checkpoint 1 has numbers.*the training diverged"),
         ((partly, "cross-entropy", [task], [state, moved]), "'bias' is not learnt in the given network.*0 and 1"),
-        ((module, "cross-entropy", None, [state, state]), "tasks are a list.*NoneType"),
-        ((module, "cross-entropy", task, [state, state]), r"tasks are a list.*one \(x, y\)"),
-        ((module, "cross-entropy", DataLoader(TEN), [state, state]), "tasks are a list.*a DataLoader"),
-        ((module, "cross-entropy", [task], None), "checkpoints are a list.*NoneType"),
-        ((module, "cross-entropy", [task], state), "checkpoints are a list.*OrderedDict"),
+        ((module, "cross-entropy", None, [state, state]), "tasks must be a list.*NoneType"),
+        ((module, "cross-entropy", task, [state, state]), r"tasks must be a list.*one pair \(x, y\)"),
+        ((module, "cross-entropy", DataLoader(TEN), [state, state]), "tasks must be a list.*a DataLoader"),
+        ((module, "cross-entropy", [task], None), "checkpoints must be a list.*NoneType"),
+        ((module, "cross-entropy", [task], state), "checkpoints must be a list.*OrderedDict"),
         ((module, "cross-entropy", [task], [module, module]), r"a Linear was given.*state_dict\(\)"),
         ((module, "cross-entropy", [task], ["a.pt", "b.pt"]), r"torch\.load\('a\.pt'\)"),
         ((module, "cross-entropy", [task], [tmp_path, tmp_path]), "torch.load"),

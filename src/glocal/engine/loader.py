@@ -20,6 +20,7 @@ from glocal.algorithms.batched_index import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
+from glocal.inputs import evenly_spaced_indices
 from glocal.networks.model import Model
 from glocal.rng import generator
 
@@ -258,10 +259,5 @@ def evenly_spaced(data: Data, count: int) -> Data:
     """At most `count` examples, at equal distances through the data."""
     if data.y.shape[0] <= count:
         return data
-    chosen = evenly(data.y.shape[0], count)
+    chosen = evenly_spaced_indices(data.y.shape[0], count)
     return Data(data.x[chosen], data.y[chosen])
-
-
-def evenly(n: int, count: int) -> Tensor:
-    """The numbers 0 to n − 1, or `count` of them at equal distances where there are more."""
-    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()

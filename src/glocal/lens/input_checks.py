@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from glocal.engine.loader import evenly
 from glocal.errors import GlocalError, require
+from glocal.inputs import check_finite, evenly_spaced_indices
 from glocal.lens.task_inputs import AT_ONCE
 from glocal.losses import LOOKED_AT, AutogradLoss, CrossEntropy, Loss, SquaredError
 from glocal.precision import full_precision
@@ -32,7 +32,7 @@ def check(subject: Subject) -> None:
     and labels to know itself by."""
     last = len(subject.solutions) - 1
     for o, (x, y) in enumerate(subject.tasks):
-        _finite_inputs(o, x)
+        check_finite(x, f"x of task {o}")
         require(y.is_floating_point() or not _weighs_classes(subject.loss), WEIGHED)
         for t in sorted({0, min(o + 1, last), last}) if isinstance(subject.loss, AutogradLoss) else (0,):
             try:
@@ -72,17 +72,6 @@ def _weighs_classes(loss: Loss) -> bool:
     """Whether torch's own loss divides by the sum of its classes' weights: of a single sample they cancel."""
     weight = getattr(loss.mean, "weight", None) if isinstance(loss, AutogradLoss) and _counts_classes(loss) else None
     return isinstance(weight, Tensor) and bool((weight != weight.flatten()[0]).any())
-
-
-def _finite_inputs(task: int, x: Tensor) -> None:
-    if not x.is_floating_point():
-        return
-    odd = x.reshape(len(x), -1).isfinite().all(1).logical_not()
-    require(
-        not bool(odd.any()),
-        f"{int(odd.sum())} examples of task {task} have inputs that are not finite, first example "
-        f"{int(odd.int().argmax())}: leave them out.",
-    )
 
 
 def _known(task: int, each: Tensor, y: Tensor) -> None:
@@ -132,11 +121,11 @@ def _means(loss: Loss, outputs: Tensor, y: Tensor) -> list[tuple[slice, Tensor]]
 
 def _telling(each: Tensor, y: Tensor) -> Tensor:
     """Examples with labels as different as there are: of all losses from the least to the largest, and every class."""
-    some = evenly(len(each), LOOKED_AT).to(each.device)
+    some = evenly_spaced_indices(len(each), LOOKED_AT).to(each.device)
     chosen = each.argsort()[some]
     if y.dim() == 1 and not y.is_floating_point():
         classes = y.unique()
-        classes = classes[evenly(len(classes), CLASSES).to(y.device)]
+        classes = classes[evenly_spaced_indices(len(classes), CLASSES).to(y.device)]
         first = (y == classes.unsqueeze(1)).int().argmax(1)
         chosen = torch.cat([chosen, first])
     return chosen

@@ -26,9 +26,10 @@ from glocal import tree
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
-from glocal.engine.loader import Feed, evenly
+from glocal.engine.loader import Feed
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
+from glocal.inputs import evenly_spaced_indices
 from glocal.lens.approximation import Curves, difference, own_approximation, own_loss
 from glocal.lens.map_runs import Runwise
 from glocal.lens.region import Assumption, Break, assumption, positive
@@ -136,7 +137,7 @@ class Monitor:
         """Some of the examples that the groups are trained on, (groups, n, ...); the feed writes the next task where
         this one is."""
         few = MOST if self.form is None else max(LEAST, self.cohort.epochs * feed.examples // PART)
-        rows = evenly(feed.examples, self.examples or min(MOST, few)).to(feed.x.device)
+        rows = evenly_spaced_indices(feed.examples, self.examples or min(MOST, few)).to(feed.x.device)
         x, y = (part.unflatten(0, (-1, feed.examples)).index_select(1, rows) for part in (feed.x, feed.y))
         return Data(self.cohort.door.ready(x), y)
 

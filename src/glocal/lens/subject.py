@@ -136,7 +136,11 @@ def of_module(
         "curvature is found: give module.float().",
     )
     chosen = task_inputs.chosen(loss)
-    data = [task_inputs.gathered(task, examples, learnt[0].device) for task in task_inputs.listed("tasks", tasks)]
+    device = learnt[0].device
+    data = [
+        task_inputs.gathered(task, examples, device, f"task {o}")
+        for o, task in enumerate(task_inputs.listed("tasks", tasks))
+    ]
     points = [_point(own, state) for state in task_inputs.listed("checkpoints", checkpoints)]
     _sound(own, points)
     subject = Subject(own, chosen, data, points)

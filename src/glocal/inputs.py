@@ -1,0 +1,227 @@
+"""Read and validate a user's examples: arrays, tensors, data sets and loaders become two tensors (x, y).
+
+`read_examples` converts, and `check_finite`, `as_inputs`, `as_labels` and `as_targets` state what a consumer requires.
+Errors call the data by the `name` that the caller gives, such as "task 1 (train)".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import data as torch_data
+
+from glocal.errors import GlocalError, require
+
+
+def read_examples(source: Any, name: str = "the data", max_examples: int | None = None) -> tuple[Tensor, Tensor]:
+    """Convert a user's examples to two tensors of the same length.
+
+    Args:
+        source: a pair (x, y) of tensors, arrays or sequences; a data set of pairs; or a DataLoader or another iterable
+            of batches (x, y).
+        name: what errors call the data.
+        max_examples: keep at most this many examples: evenly spaced ones, or the first ones of a source that can only
+            be iterated.
+
+    Returns:
+        x and y with their own dtypes and devices. Memory is shared with the given tensors and arrays where possible.
+    """
+    require(max_examples is None or max_examples >= 1, f"examples is {max_examples}; allowed: 1 or more.")
+    dataset = _indexable(source)
+    if _is_batch(source) and not (isinstance(source, list) and all(map(is_tensor_pair, source))):
+        x, y = _batch(source, name)
+    elif dataset is not None:
+        n = len(dataset)
+        indices = range(n) if max_examples is None else evenly_spaced_indices(n, max_examples).tolist()
+        x, y = _items((dataset[i] for i in indices), name)
+    elif isinstance(source, torch_data.IterableDataset):
+        x, y = _items(islice(source, max_examples), name)
+    elif isinstance(source, Iterable) and not isinstance(source, Tensor | np.ndarray | Mapping | str | bytes):
+        x, y = _batches(source, name, max_examples)
+    else:
+        raise GlocalError(
+            f"{name} is {describe(source)}; give a pair (x, y), a Dataset of such pairs, or a DataLoader."
+        )
+    if max_examples is None or len(y) <= max_examples:
+        return x, y
+    kept = evenly_spaced_indices(len(y), max_examples)
+    return x[kept], y[kept]
+
+
+def evenly_spaced_indices(n: int, count: int) -> Tensor:
+    """Return `count` indices spread evenly over 0, ..., n − 1, or all n if there are fewer."""
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()
+
+
+def is_tensor_pair(value: Any) -> bool:
+    """Return whether the value is a pair (x, y) of tensors or arrays."""
+    return _is_batch(value) and all(isinstance(part, Tensor | np.ndarray) for part in value)
+
+
+def describe(value: Any) -> str:
+    """Name the type of a value in an error message, and of its parts if it is a container."""
+    if is_tensor_pair(value):
+        return "one pair (x, y)"
+    if isinstance(value, Mapping | tuple | list) and not value:
+        return f"an empty {type(value).__name__}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {', '.join(map(repr, list(value)[:5]))}"
+    if isinstance(value, tuple | list):
+        parts = ", ".join(type(part).__name__ for part in value[:5])
+        return f"a {type(value).__name__} of length {len(value)} ({parts}{', ...' if len(value) > 5 else ''})"
+    return f"a {type(value).__name__}"
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, and name the first example that has them."""
+    if not values.is_floating_point():
+        return
+    bad = values.reshape(len(values), -1).isfinite().all(1).logical_not()
+    if bad.any():
+        raise GlocalError(
+            f"{name} contains NaN or infinity in {int(bad.sum())} of {len(values)} examples, the first at index "
+            f"{int(bad.int().argmax())}; remove them, or give finite values."
+        )
+
+
+def as_inputs(x: Tensor, name: str) -> Tensor:
+    """Return x (n, *input_shape) on the CPU: uint8 images unchanged, finite floats as float32."""
+    require(
+        x.ndim >= 2,
+        f"{name} has shape {tuple(x.shape)}; give one row per example: (n, features) or (n, channels, height, width).",
+    )
+    if x.dtype == torch.uint8:
+        return x.cpu()
+    require(
+        x.is_floating_point(),
+        f"{name} has dtype {_dtype(x)}; give uint8 (images, 0 to 255) or floats, such as x.astype('float32').",
+    )
+    check_finite(x, name)
+    return x.to("cpu", torch.float32)
+
+
+def as_labels(y: Tensor, name: str) -> Tensor:
+    """Return class labels (n,) on the CPU as int64."""
+    require(y.ndim == 1, f"{name} has shape {tuple(y.shape)}; cross-entropy needs one class label per example: (n,).")
+    whole = not y.is_complex() and (not y.is_floating_point() or bool((y.isfinite() & (y == y.round())).all()))
+    require(whole, f"{name} has labels that are not integers; give classes 0, 1, 2, ..., or loss='squared-error'.")
+    y = y.to("cpu", torch.int64)
+    require(int(y.min()) >= 0, f"{name} contains class {int(y.min())}; classes are counted from 0.")
+    return y
+
+
+def as_targets(y: Tensor, name: str) -> Tensor:
+    """Return real targets (n, outputs) on the CPU as float32; targets (n,) become one column."""
+    y = y.unsqueeze(1) if y.ndim == 1 else y
+    require(
+        y.ndim == 2 and not y.is_complex(),
+        f"{name} has shape {tuple(y.shape)} and dtype {_dtype(y)}; squared error needs real targets (n, outputs).",
+    )
+    y = y.to("cpu", torch.float32)
+    check_finite(y, name)
+    return y
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _indexable(source: Any) -> Any:
+    """Return the map-style data set that `source` is, or that a DataLoader reads completely, or None."""
+    if isinstance(source, torch_data.DataLoader):
+        sampler = source.sampler
+        shuffled = type(sampler) is torch_data.RandomSampler and not sampler.replacement
+        complete = shuffled or type(sampler) is torch_data.SequentialSampler
+        plain = (
+            source.collate_fn is torch_data.default_collate and type(source.batch_sampler) is torch_data.BatchSampler
+        )
+        if not (complete and plain and len(sampler) == len(source.dataset)):  # type: ignore[arg-type]
+            return None
+        return source.dataset
+    if isinstance(source, tuple | list | Tensor | np.ndarray | Mapping | str | bytes | torch_data.IterableDataset):
+        return None
+    return source if hasattr(source, "__getitem__") and hasattr(source, "__len__") else None
+
+
+def _items(items: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
+    """Stack the examples (x, y) of a data set."""
+    inputs, labels = [], []
+    for index, item in enumerate(items):
+        require(_is_batch(item), f"item {index} of {name} is {describe(item)}; a Dataset's items must be pairs (x, y).")
+        inputs.append(item[0])
+        labels.append(item[1])
+    return _batch((inputs, labels), name)
+
+
+def _batches(batches: Iterable[Any], name: str, max_examples: int | None) -> tuple[Tensor, Tensor]:
+    """Concatenate batches (x, y) until there are `max_examples` examples."""
+    inputs, labels = [], []
+    count = 0
+    for index, batch in enumerate(batches):
+        require(
+            _is_batch(batch),
+            f"batch {index} of {name} is {describe(batch)}; batches must be pairs (x, y). A generator can convert "
+            "others, and a module around the network can split one tensor into several inputs.",
+        )
+        x, y = _batch(batch, name)
+        inputs.append(x)
+        labels.append(y)
+        count += len(y)
+        if max_examples is not None and count >= max_examples:
+            break
+    require(count > 0, f"{name} has no examples; give at least one.")
+    try:
+        return torch.cat(inputs)[:max_examples], torch.cat(labels)[:max_examples]
+    except RuntimeError as error:
+        raise GlocalError(f"the batches of {name} differ in more than their lengths: {error}") from error
+
+
+def _batch(pair: Any, name: str) -> tuple[Tensor, Tensor]:
+    x, y = (_tensor(part, f"{letter} of {name}") for part, letter in zip(pair, "xy", strict=True))
+    shapes = f"x of {name} has shape {tuple(x.shape)} and y {tuple(y.shape)}"
+    require(
+        x.ndim > 0 and y.ndim > 0 and len(x) == len(y), f"{shapes}; both need the same length, one row per example."
+    )
+    require(len(y) > 0, f"{name} has no examples ({shapes}); give at least one.")
+    return x, y
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    """Convert a tensor, an array or a sequence of either to one tensor."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        if isinstance(values, tuple | list):
+            if not values:
+                return torch.zeros(0)
+            if all(isinstance(value, Tensor) for value in values):
+                return torch.stack([value.detach() for value in values])
+            array = np.stack([_array(value) for value in values])
+        else:
+            array = np.asarray(values)
+        # torch reads neither foreign byte orders nor negative strides, and warns about read-only memory.
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise GlocalError(
+            f"{name} cannot be converted to one tensor ({reason}); give numbers, in examples of one shape."
+        ) from error
+
+
+def _array(item: Any) -> np.ndarray:
+    """Convert one example to an array; a PIL image becomes (channels, height, width), as networks read it."""
+    if isinstance(item, Tensor):
+        return item.detach().cpu().numpy()
+    array = np.asarray(item)
+    if hasattr(item, "mode") and hasattr(item, "size") and not isinstance(item, np.ndarray):
+        return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+    return array
