@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from glocal.algorithms import ALGORITHMS
-from glocal.metrics import summary
+from glocal.metrics import confidence_interval, summary
 from glocal.paper import icarl_buffer, results
 from glocal.paper.comparison import Compared, Comparison, compare, titled
 from glocal.paper.published import SEEDS
-from glocal.paper.student import interval
 from glocal.paper.studies import TITLES, get
 from glocal.paper.studies.perturbation import line
 from glocal.paper.studies.row_filters import where as picked
@@ -193,7 +192,7 @@ def costs(found: Mapping[tuple[str, float, int], Mapping[str, float]], name: str
     parts = []
     for what, words in (("learning_accuracy", "right after learning"), ("acc", "in the end")):
         apart = differences(found, name, what)
-        low, high = interval(apart)
+        low, high = confidence_interval(apart)
         parts.append(f"{signed(mean(apart))} points {words} (95 % interval {signed(low)} to {signed(high)})")
     return f"`{name}` differs from `{EXACT}` by {' and by '.join(parts)}."
 

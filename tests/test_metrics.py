@@ -13,6 +13,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as draw_arrays
+from scipy import stats
 
 from glocal import metrics
 from glocal.engine.measurements import MEASURES
@@ -164,11 +165,70 @@ def test_over_seeds() -> None:
 
 @settings(max_examples=30, deadline=None)
 @drawn(values=st.lists(st.floats(-5, 5), min_size=1, max_size=6), random=st.randoms())
-def test_the_order_of_seeds_is_nothing(values: list[float], random: Random) -> None:
+def test_the_order_of_seeds_does_not_matter(values: list[float], random: Random) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)
     one, other = (metrics.over_seeds([{"x": v} for v in order])["x"] for order in (values, shuffled))
     assert one == pytest.approx(other, abs=1e-9)
+
+
+def test_confidence_interval_against_scipys_t_test() -> None:
+    values = np.random.default_rng(0).normal(3, 2, 5).tolist()
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert metrics.confidence_interval(values) == pytest.approx(tuple(expected))
+    assert all(map(math.isnan, metrics.confidence_interval([1.0])))
+
+
+LRS = (0.001, 0.01, 0.02, 0.05, 0.1)
+
+
+def forgetting(*differences: float) -> dict[float, dict[int, float]]:
+    """Forgetting at five learning rates; low minus high is differences[seed], the middle rate is not compared."""
+    offsets = {0.001: -0.5, 0.01: 0.5, 0.02: 99.0, 0.05: 1.0, 0.1: -1.0}
+    return {
+        lr: {seed: 10 + offsets[lr] + (d if lr < 0.02 else 0.0) for seed, d in enumerate(differences)} for lr in LRS
+    }
+
+
+@pytest.mark.parametrize(
+    ("differences", "sign", "local"),
+    [
+        ((-3.0, -4.0, -3.5), "negative", "supports the paper"),
+        ((3.0, 4.0, 3.5), "positive", "contradicts the paper"),
+        ((-1.5, -3.0, -7.5), "not settled", "not settled"),
+    ],
+)
+def test_the_papers_test(differences: tuple[float, ...], sign: str, local: str) -> None:
+    """Paired by seed, with scipy's interval of the differences."""
+    trend = metrics.forgetting_trend(forgetting(*differences), "local")
+    assert trend is not None
+    assert trend.difference == pytest.approx(np.mean(differences))
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert (trend.low, trend.high) == pytest.approx(tuple(expected))
+    assert (trend.seeds, trend.sign, trend.verdict) == (3, sign, local)
+    other = metrics.forgetting_trend(forgetting(*differences), "global")
+    assert other is not None and (other.sign, other.verdict) == (sign, "no sign predicted")
+
+
+def test_the_papers_test_leaves_out_seeds_that_miss_a_compared_rate() -> None:
+    values = forgetting(-1.0, -2.0, -3.0)
+    del values[0.1][0], values[0.02][1]
+    trend = metrics.forgetting_trend(values, "local")
+    assert trend is not None and trend.seeds == 2 and trend.difference == pytest.approx(-2.5)
+    values[0.1] = {2: values[0.1][2]}
+    trend = metrics.forgetting_trend(values, "local")
+    assert trend is not None and trend.difference == pytest.approx(-3) and math.isnan(trend.low)
+    assert trend.verdict == "not settled: one seed"
+    values[0.1] = {}
+    trend = metrics.forgetting_trend(values, "local")
+    assert trend is not None and trend.seeds == 0 and math.isnan(trend.difference)
+    assert trend.verdict.startswith("not tested")
+
+
+def test_the_papers_test_needs_four_rates_and_two_tasks() -> None:
+    values = forgetting(-1.0, -2.0)
+    assert metrics.forgetting_trend({lr: values[lr] for lr in LRS[:3]}, "local") is None
+    assert metrics.forgetting_trend({lr: dict.fromkeys((0, 1), math.nan) for lr in LRS}, "local") is None
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-r"""What is said of a run, derived from its matrices and never stored: ACC(t), E_o, E(t), transfer.
+r"""Statistics of runs: ACC(t), E_o, E(t) and transfer of one run, means over seeds, and the paper's test.
 
-R has the shape (T + 1, T). R[t, o] is a measure (accuracy as a fraction, or loss) on task o = 1…T with θ_t, the
-parameters after t tasks; t = 0 is the initialisation. Task o is column o − 1 of the array. NaN, where a run had
-diverged, makes every number that depends on it NaN.
+R has the shape (T + 1, T). R[t, o] is the accuracy (a fraction) or loss on task o = 1…T with θ_t, the parameters after
+t tasks; t = 0 is the initialisation. Task o is column o − 1 of the array. NaN entries of a diverged run propagate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -25,54 +25,58 @@ OVER: tuple[Over, ...] = ("t", "t-1")
 MEASURES: tuple[Measure, ...] = ("accuracy", "loss")
 SCOPES: tuple[Scope, ...] = ("task", "class")
 
+CONFIDENCE = 0.95
+TREND_LRS = 2
+"""Number of learning rates at each end of the range that the paper's test compares."""
+
 
 def average_accuracy(R: np.ndarray, t: int | None = None) -> float:
-    """ACC(t) = (1/t) Σ_{o≤t} R[t, o]; t = T unless given."""
+    """Compute ACC(t) = (1/t) Σ_{o≤t} R[t, o], by default at t = T."""
     R, t = _matrix(R, t)
     return float(R[t, :t].mean())
 
 
 def task_forgetting(R: np.ndarray, o: int, t: int | None = None, by: Measure = "accuracy") -> float:
-    """E_o(θ_t) = R[o, o] − R[t, o] by accuracy, R[t, o] − R[o, o] by loss: the higher, the more is forgotten."""
+    """Compute E_o(θ_t): R[o, o] − R[t, o] by accuracy, R[t, o] − R[o, o] by loss. Higher means more forgetting."""
     R, t = _matrix(R, t)
     if not 1 <= o <= t:
-        raise GlocalError(f"task o = {o} was asked for after t = {t} tasks; allowed: 1 to {t}.")
-    return float(_lost(R, t, by)[o - 1])
+        raise GlocalError(f"task o = {o} is out of range after t = {t} tasks; allowed: 1 to {t}.")
+    return float(_task_forgetting(R, t, by)[o - 1])
 
 
 def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", by: Measure = "accuracy") -> float:
-    """E(t): over 't', (1/t) Σ_{o≤t} E_o(θ_t); over 't-1', (1/(t−1)) Σ_{o<t} E_o(θ_t), undefined (NaN) at t = 1.
+    """Compute E(t): (1/t) Σ_{o≤t} E_o(θ_t) over 't', (1/(t−1)) Σ_{o<t} E_o(θ_t) over 't-1' (NaN at t = 1).
 
-    The sums are equal, for E_t(θ_t) = 0. Over T, ACC(T) + E(T) is the mean accuracy right after learning and cannot
-    pass 1; published tables pass it, and average over T − 1.
+    Both sums are equal because E_t(θ_t) = 0. Averaged over T, ACC(T) + E(T) is the mean accuracy right after learning
+    and cannot exceed 1. Published tables exceed it, so they average over T − 1.
     """
     R, t = _matrix(R, t)
     if over not in OVER:
         raise unknown("average of forgetting over", over, OVER)
     count = t if over == "t" else t - 1
-    return float(_lost(R, t, by)[:count].mean()) if count else float("nan")
+    return float(_task_forgetting(R, t, by)[:count].mean()) if count else float("nan")
 
 
 def backward_transfer(R: np.ndarray) -> float:
-    """BWT = (1/(T−1)) Σ_{o<T} (R[T, o] − R[o, o]): forgetting over T − 1, with the opposite sign; NaN at T = 1."""
+    """Compute BWT = (1/(T−1)) Σ_{o<T} (R[T, o] − R[o, o]), the negative of forgetting over T − 1; NaN at T = 1."""
     return -average_forgetting(R, over="t-1", by="accuracy")
 
 
 def forward_transfer(R: np.ndarray) -> float:
-    """FWT = (1/(T−1)) Σ_{o=2…T} (R[o−1, o] − R[0, o]): what is known of a task before it is met; NaN at T = 1."""
+    """Compute FWT = (1/(T−1)) Σ_{o=2…T} (R[o−1, o] − R[0, o]), accuracy gained before training on a task."""
     R, T = _matrix(R, None)
-    before, initially = np.diagonal(R)[1:], R[0, 1:]
-    return float((before - initially).mean()) if T > 1 else float("nan")
+    before, initial = np.diagonal(R)[1:], R[0, 1:]
+    return float((before - initial).mean()) if T > 1 else float("nan")
 
 
 def learning_accuracy(R: np.ndarray) -> float:
-    """LA = (1/T) Σ_o R[o, o]: the accuracy on every task right after learning it."""
+    """Compute LA = (1/T) Σ_o R[o, o], the mean accuracy on each task right after training on it."""
     R, _ = _matrix(R, None)
     return float(np.diagonal(R, offset=-1).mean())
 
 
 def scope_of(run: Run, scope: Scope | None = None) -> Scope:
-    """Which accuracy is the run's: among the task's own classes in the 'task' setting, among all classes otherwise."""
+    """Return the scope of a run's accuracy: 'task' (the task's own classes) in the task setting, else 'class' (all)."""
     if scope is None:
         return "task" if run.setting == "task" else "class"
     if scope not in SCOPES:
@@ -81,25 +85,30 @@ def scope_of(run: Run, scope: Scope | None = None) -> Scope:
 
 
 def accuracy_of(run: Run, scope: Scope | None = None) -> np.ndarray:
-    """The run's own R of test accuracies, by its setting or as `scope` says."""
+    """Return the run's matrix R of test accuracies in its own scope, or in `scope`."""
     return run.arrays[f"test_{scope_of(run, scope)}_accuracy"]
 
 
 def summary(
     run: Run, scope: Scope | None = None, measure: Measure = "accuracy", over: Over = "t-1"
 ) -> dict[str, float]:
-    """One run's test numbers after its last task, accuracies as fractions.
+    """Compute a run's test statistics after its last task, accuracies as fractions.
 
-    'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', and 'distance' = ‖θ_T − θ_0‖₂.
-    `measure` is what forgetting is measured by; all else is accuracy. `scope` overrides the run's own setting.
+    Args:
+        run: the run.
+        scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
+        measure: measure forgetting by 'accuracy' or by 'loss'; everything else is accuracy.
+        over: average forgetting over 't' or 't-1' tasks.
+
+    Returns:
+        'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', 'distance' = ‖θ_T − θ_0‖₂.
     """
     if measure not in MEASURES:
         raise unknown("measure", measure, MEASURES)
-    chosen = scope_of(run, scope)
     R = accuracy_of(run, scope)
     return {
         "acc": average_accuracy(R),
-        "forgetting": average_forgetting(run.arrays[f"test_{chosen}_{measure}"], over=over, by=measure),
+        "forgetting": average_forgetting(run.arrays[f"test_{scope_of(run, scope)}_{measure}"], over=over, by=measure),
         "backward_transfer": backward_transfer(R),
         "forward_transfer": forward_transfer(R),
         "learning_accuracy": learning_accuracy(R),
@@ -108,31 +117,104 @@ def summary(
 
 
 def over_seeds(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of every number over the runs of several seeds.
+    """Compute (mean, standard deviation) of each statistic over seeds; {} without seeds.
 
-    The deviation is √((1/n) Σ (x − x̄)²), ddof = 0; of one seed it is 0. No seeds give {}.
+    The standard deviation is √((1/n) Σ (x − x̄)²) with ddof = 0, hence 0 for one seed.
     """
     names = summaries[0] if summaries else ()
     columns = {name: np.array([s[name] for s in summaries]) for name in names}
-    with np.errstate(invalid="ignore"):  # an infinite loss has no deviation
+    with np.errstate(invalid="ignore"):  # infinite losses
         return {name: (float(x.mean()), float(x.std())) for name, x in columns.items()}
 
 
+def confidence_interval(values: Sequence[float], level: float = CONFIDENCE) -> tuple[float, float]:
+    """Compute the t-interval x̄ ∓ t s/√n of the mean, with ddof = 1; (NaN, NaN) for fewer than two values."""
+    from scipy import stats
+
+    x = np.asarray(values, dtype=np.float64)
+    if x.size < 2:
+        return float("nan"), float("nan")
+    half_width = float(stats.t.ppf((1 + level) / 2, x.size - 1) * x.std(ddof=1) / np.sqrt(x.size))
+    return float(x.mean()) - half_width, float(x.mean()) + half_width
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Result of the paper's test (§6.1): forgetting at low learning rates minus forgetting at high ones, in points.
+
+    The paper predicts a negative difference for local algorithms and no particular sign for global ones. `difference`
+    is the mean over `seeds` paired differences, [`low`, `high`] its 95 % t-interval (NaN for fewer than two seeds).
+    """
+
+    locality: str
+    seeds: int
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> Literal["negative", "positive", "not settled"]:
+        """Sign of the difference if the interval excludes 0."""
+        return "negative" if self.high < 0 else "positive" if self.low > 0 else "not settled"
+
+    @property
+    def verdict(self) -> str:
+        if self.seeds == 0:
+            return "not tested: no seed finished at all four learning rates"
+        if self.locality == "global":
+            return "no sign predicted"
+        if self.seeds == 1:
+            return "not settled: one seed"
+        return {"negative": "supports the paper", "positive": "contradicts the paper"}.get(self.sign, "not settled")
+
+
+def forgetting_trend(forgetting: Mapping[float, Mapping[int, float]], locality: str) -> Trend | None:
+    """Run the paper's test on one algorithm, paired by seed.
+
+    Args:
+        forgetting: `forgetting[lr][seed]` in points; diverged runs are left out, so an lr may have no seeds.
+        locality: 'local' or 'global'.
+
+    Returns:
+        The trend over the seeds that finished at all four compared learning rates, or None for fewer than four
+        learning rates and where forgetting is undefined (one task).
+    """
+    if len(forgetting) < 2 * TREND_LRS:
+        return None
+    lrs = sorted(forgetting)
+    compared = lrs[:TREND_LRS] + lrs[-TREND_LRS:]
+    seeds = sorted(set.intersection(*(set(forgetting[lr]) for lr in compared)))
+    differences = [low_minus_high({lr: forgetting[lr][seed] for lr in compared}) for seed in seeds]
+    if not np.isfinite(differences).all():
+        return None
+    mean = float(np.mean(differences)) if differences else float("nan")
+    return Trend(locality, len(seeds), mean, *confidence_interval(differences))
+
+
+def low_minus_high(values: Mapping[float, float]) -> float:
+    """Compute the mean of values[lr] at the two lowest learning rates minus that at the two highest."""
+    lrs = sorted(values)
+    low, high = ([values[lr] for lr in end] for end in (lrs[:TREND_LRS], lrs[-TREND_LRS:]))
+    return float(np.mean(low) - np.mean(high))
+
+
 def _matrix(R: np.ndarray, t: int | None) -> tuple[np.ndarray, int]:
-    """R in double precision and t, both checked."""
+    """Validate R and t; return R in double precision and t (T by default)."""
     R = np.asarray(R, dtype=np.float64)
     if R.ndim != 2 or R.shape[0] != R.shape[1] + 1 or R.shape[1] < 1:
-        raise GlocalError(f"R has the shape {R.shape}; allowed: (T + 1, T), from the initialisation to θ_T.")
+        raise GlocalError(
+            f"R has shape {R.shape}; expected (T + 1, T), one row for the initialisation and one per task."
+        )
     T = R.shape[1]
     if t is not None and not 1 <= t <= T:
-        raise GlocalError(f"t = {t} was asked for; allowed: 1 to {T}.")
+        raise GlocalError(f"t = {t} is out of range; allowed: 1 to {T}.")
     return R, T if t is None else t
 
 
-def _lost(R: np.ndarray, t: int, by: Measure) -> np.ndarray:
-    """E_o(θ_t) for o = 1…t."""
+def _task_forgetting(R: np.ndarray, t: int, by: Measure) -> np.ndarray:
+    """Compute E_o(θ_t) for o = 1…t."""
     if by not in MEASURES:
         raise unknown("measure of forgetting", by, MEASURES)
-    learnt, now = np.diagonal(R, offset=-1)[:t], R[t, :t]
-    with np.errstate(invalid="ignore"):  # from one infinite loss to another there is no difference
-        return learnt - now if by == "accuracy" else now - learnt
+    after_training, now = np.diagonal(R, offset=-1)[:t], R[t, :t]
+    with np.errstate(invalid="ignore"):  # infinite losses
+        return after_training - now if by == "accuracy" else now - after_training

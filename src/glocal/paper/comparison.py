@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from glocal.errors import GlocalError, unknown
-from glocal.metrics import OVER, Over, Scope, over_seeds, scope_of, summary
+from glocal.metrics import OVER, Over, Scope, confidence_interval, over_seeds, scope_of, summary
 from glocal.paper.published import SEEDS, Cell
-from glocal.paper.student import interval
 from glocal.paper.table1 import COLUMNS, cell, row_of
 from glocal.runs import Runs
 from glocal.store.run import Run
@@ -320,7 +319,7 @@ def _trends(lines: Sequence[Line], over: Over) -> tuple[Trend, ...]:
         whole = len(known) == len(ends)
         published = _mean(known[x.lr] for x in low) - _mean(known[x.lr] for x in high) if whole else None
         if each and math.isfinite(each[0]):
-            bounds = interval(each, LEVEL)
+            bounds = confidence_interval(each, LEVEL)
             made.append(Trend(challenge, algorithm, locality, len(each), _mean(each), *bounds, published))
     return tuple(made)
 

@@ -18,8 +18,7 @@ import torch
 
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth_of
-from glocal.metrics import summary
-from glocal.paper.student import interval
+from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies.lr_plots import line, listed, log_y, lost, mean, names, order, over_lr, pens, rate_colours
 from glocal.paper.studies.row_filters import column, distinct, told, where
 from glocal.paper.studies.trained_runs import rotations, watched
@@ -219,7 +218,7 @@ def _compared(runs: Sequence[Row], classes: int) -> list[str]:
     seeds = [int(seed) for seed in distinct(runs, "seed")]
     apart = [mean(where(label, seed=s), "forgetting") - mean(where(full, seed=s), "forgetting") for s in seeds]
     apart = [x for x in apart if np.isfinite(x)]
-    low, high = interval(apart)
+    low, high = confidence_interval(apart)
     sure = f" (95 % interval {_points(low)} to {_points(high)})" if np.isfinite(low) else ""
     difference = float(np.mean(apart)) if apart else np.nan
     verdict = "forgets more" if low > 0 else "forgets less" if high < 0 else "is not settled to forget more or less"
