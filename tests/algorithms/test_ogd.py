@@ -98,8 +98,7 @@ def noted_steps() -> Iterator[list[Tensor]]:
 
     def noted(self: Orthogonal, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         result = direction(self, model, grads, params, memory, batch)
-        wide = any(result[k].shape != own.shape for k, own in model.module.named_parameters())
-        steps.append(flat({k: v.clone() for k, v in (self.folded(model, result, memory) if wide else result).items()}))
+        steps.append(flat({k: v.clone() for k, v in result.items()}))
         return result
 
     with patch.object(Orthogonal, "direction", noted):

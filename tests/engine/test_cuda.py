@@ -49,12 +49,6 @@ def test_as_on_the_cpu(challenge: Challenge, name: str) -> None:
     compare(finish(challenge, name, "cuda"), finish(challenge, name, "cpu"))
 
 
-@pytest.mark.parametrize("name", ["ogd", "ogd-gtl", "ogd-ave"])
-def test_so_it_is_with_inputs_that_are_foreseen(challenge: Challenge, name: str) -> None:
-    """In batches of 32 they are: it pays."""
-    compare(finish(challenge, name, "cuda", 32), finish(challenge, name, "cpu", 32))
-
-
 @pytest.mark.parametrize("name", ["sgd", "ogd-gtl"])
 def test_so_it_is_where_every_seed_has_data_of_its_own(challenge: Challenge, name: str) -> None:
     """The tasks of seed 2 in the opposite order: all seeds are measured at once, each on its own."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from glocal.fast import op_trace, uneven_bmm
+from glocal.fast import op_trace
 from glocal.fast.op_trace import copied, record
 from glocal.fast.step_trace import alike
 
@@ -128,13 +128,10 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("large", [0, op_trace.LARGE])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_same_results_on_other_numbers_again_and_again(
-    function: Callable[[Sequence[Tensor]], list[Tensor]], large: int, monkeypatch: pytest.MonkeyPatch
+    function: Callable[[Sequence[Tensor]], list[Tensor]],
 ) -> None:
-    """Whether all results are written over arguments that are done with, or only large ones."""
-    monkeypatch.setattr(op_trace, "LARGE", large)
     replay = record(function, GIVEN)
     for n in range(3):
         given = [torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * n + k)) for k in range(2)]
@@ -163,17 +160,6 @@ def test_what_is_always_the_same_is_made_once() -> None:
         return [given[0] + torch.arange(3).cumsum(0).flip(0)]
 
     assert not {"f_arange", "f_cumsum", "f_flip"} & set(record(function, GIVEN).__code__.co_names)
-
-
-def test_a_sum_with_a_product_made_for_it_is_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_trace, "begins_alike", lambda *tensors: True)  # which depends on the processor
-
-    def function(given: Sequence[Tensor]) -> list[Tensor]:
-        a, b = (g.expand(2, 4, 3) for g in given)
-        return [a * 2 + b @ (b.mT @ a)]
-
-    names = set(record(function, GIVEN).__code__.co_names)
-    assert "f_baddbmm" in names and "f_add" not in names
 
 
 LOOKING: dict[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {
@@ -241,36 +227,3 @@ def test_alike_sees_every_difference() -> None:
     assert alike(draws, draws, GIVEN)
     nothing = [torch.full((2,), torch.nan)]
     assert alike(lambda given: [given[0] * 1], lambda given: [given[0]], nothing)
-
-
-def test_square_products_are_written_over_what_they_are_added_to_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tensors have one shape, and all are done with: a factor must not be written to while it is multiplied."""
-    monkeypatch.setattr(op_trace, "LARGE", 1)
-
-    def function(given: Sequence[Tensor]) -> list[Tensor]:
-        a, x, y = (t * 2 for t in given)
-        return [(a + torch.bmm(x, y)).relu()]
-
-    given = [torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)]
-    replay = record(function, given)
-    for _ in range(2):
-        assert torch.equal(replay(given)[0], function(given)[0])
-
-
-def test_products_on_which_threads_would_wait_are_made_in_parts(
-    monkeypatch: pytest.MonkeyPatch, two_threads: None
-) -> None:
-    monkeypatch.setattr(uneven_bmm, "WORK", 1)
-    monkeypatch.setattr(op_trace, "in_parts_alike", lambda *tensors: True)  # which depends on the processor
-    given = [torch.randn(5, 64, 64, generator=torch.Generator().manual_seed(n)) for n in range(2)]
-    replay = record(lambda given: [torch.bmm(*given)], given)
-    made: list[int] = []
-    whole = torch.bmm
-
-    def counting(*args: Tensor, **kwargs: Tensor) -> Tensor:
-        made.append(len(args[0]))
-        return whole(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "bmm", counting)
-    torch.testing.assert_close(replay(given)[0], whole(*given))
-    assert made == [4, 2]

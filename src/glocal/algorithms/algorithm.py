@@ -63,9 +63,6 @@ class Algorithm:
     """How many numbers that is, in T tasks, P parameters, K outputs and the algorithm's own options."""
     settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
     """Where it makes sense: a task-incremental algorithm asks at test time which task an input belongs to."""
-    blind: ClassVar[bool] = False
-    """Whether what it remembers depends on what it is fed alone, and not on θ or scalar hyperparameters: then runs that
-    see the same examples may share one memory."""
     watches: ClassVar[bool] = False
     """Whether `observe` looks at the step's gradient and move, and not at its batch alone."""
 
@@ -86,20 +83,6 @@ class Algorithm:
     ) -> tuple[Params, Memory]:
         """Before epoch number `epoch` of the task's `epochs`: where parameters are pruned or reset."""
         return params, memory
-
-    def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
-        """Before a task: what its steps are fed in place of its inputs `x`, with more beside each that is known by now
-        and need not be worked out in every step; None: nothing is. All runs of a seed share what one of them foresees:
-        it must not depend on θ or on scalar hyperparameters."""
-        return None
-
-    def widened(self, model: Model, params: Params, memory: Memory) -> Params:
-        """Before an epoch with such inputs: θ as its steps take it, some parameters in other shapes."""
-        return params
-
-    def folded(self, model: Model, params: Params, memory: Memory) -> Params:
-        """After it: θ again."""
-        return params
 
     def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         """Stored examples (x, y) that join the task's own training set: batches are drawn from both alike."""

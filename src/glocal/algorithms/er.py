@@ -28,7 +28,6 @@ class ER(Algorithm):
     locality: ClassVar[Locality] = "global"
     remembers: ClassVar[str] = "examples of all tasks, by reservoir sampling"
     grows: ClassVar[str] = "slots examples"
-    blind: ClassVar[bool] = True
 
     slots: int = 500
     """Examples the reservoir holds."""

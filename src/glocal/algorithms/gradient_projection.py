@@ -44,23 +44,14 @@ def outside(module: nn.Module, span: Memory, vector: Params, passes: int) -> Par
     if span["whitening"].shape[0] == 0:
         return vector
     for _ in range(passes):
-        taken = _minus_inside(module, span, vector, {})
+        taken = _minus_inside(module, span, vector)
         vector = {k: v + taken[k] for k, v in vector.items()}
     return vector
 
 
-def outside_wide(module: nn.Module, span: Memory, vector: Params, slopes: Params) -> Params:
-    """Likewise where layers are wide (`foreseen`), their `slopes` views into the vector: C gets in the place of its
-    slope, where that was, what would be taken from W."""
-    taken = _minus_inside(module, span, vector, slopes)
-    for name, slope in slopes.items():
-        slope.copy_(taken.pop(f"{name}.weight"))
-    return {k: v + taken[k] if k in taken else v for k, v in vector.items()}
-
-
-def _minus_inside(module: nn.Module, span: Memory, vector: Params, answers: Params) -> Params:
+def _minus_inside(module: nn.Module, span: Memory, vector: Params) -> Params:
     """−Jᵀ (J Jᵀ)⁻¹ J v"""
-    overlap, back = jvp_and_vjp(module, span["rows"], vector, answers)
+    overlap, back = jvp_and_vjp(module, span["rows"], vector)
     whitening = span["whitening"]
     return back(times_vector(whitening.mT, -times_vector(whitening, overlap.flatten())).view(overlap.shape))
 

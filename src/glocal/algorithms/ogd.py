@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from glocal.algorithms import foreseen, gradient_projection
+from glocal.algorithms import gradient_projection
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.jacobian import FactoredJacobian, jacobian, jvp_and_vjp, normalised, shape
 from glocal.curvature.output_jacobians import Cotangents, every_output, mean_output, one_output
@@ -76,40 +76,7 @@ class Orthogonal(Algorithm):
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        known = foreseen.slopes(memory["span"]["rows"], grads)
-        if known:
-            return gradient_projection.outside_wide(model.module, memory["span"], grads, known)
         return gradient_projection.outside(model.module, memory["span"], grads, self.passes)
-
-    def foresee(self, model: Model, memory: Memory, x: Tensor, epochs: int) -> Tensor | None:
-        name = foreseen.first_layer(model.module, memory["span"]["rows"])
-        if name is None or not self._is_plain() or self.passes > 1 or model.precision != "fp32":
-            return None
-        layer, stored = model.module.get_submodule(name), self._stored(name, memory)
-        assert isinstance(layer, nn.Linear)
-        fits = x.dtype == stored.dtype and x[0].numel() == layer.in_features
-        pays = foreseen.pays(stored, layer.out_features, model.batch_size, epochs)
-        if not fits or not pays or not foreseen.takes_flat(model.module, name, x):
-            return None
-        return foreseen.beside(x, stored, layer.bias is not None)
-
-    def widened(self, model: Model, params: Params, memory: Memory) -> Params:
-        name = foreseen.first_layer(model.module, memory["span"]["rows"])
-        return params if name is None else foreseen.widened(params, name, self._stored(name, memory))
-
-    def folded(self, model: Model, params: Params, memory: Memory) -> Params:
-        name = foreseen.first_layer(model.module, memory["span"]["rows"])
-        return params if name is None else foreseen.folded(params, name, self._stored(name, memory))
-
-    def _stored(self, name: str, memory: Memory) -> Tensor:
-        inputs: Tensor = memory["span"]["rows"]["inputs"][name]
-        return inputs
-
-    def _is_plain(self) -> bool:
-        """Whether what it does in a step and stores after a task is what is written here: a subclass's own ways may not
-        know of wide layers, or store other examples for every learning rate."""
-        ways = ("objective", "objective_and_notes", "direction", "consolidate", "_gradients")
-        return all(getattr(type(self), way) is getattr(Orthogonal, way) for way in ways)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])

@@ -66,17 +66,10 @@ def jacobian(
     return rows
 
 
-def jvp_and_vjp(
-    module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, Tensor], answers: Mapping[str, Tensor] | None = None
-) -> tuple[Tensor, Back]:
-    """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name.
-
-    `answers` has v_W a + v_b, (outputs, n), of those linear layers where it is known already; the way back gives, in
-    place of the weight's and bias's gradients that c δ makes there, c δ itself under the weight's name.
-    """
-    answers = answers or {}
+def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, Tensor]) -> tuple[Tensor, Back]:
+    """J v, shape (n, C), and the way back: c ↦ Jᵀ c, by name."""
     names = sorted(rows.get("inputs", {}))
-    given = [(answers[k], None) if k in answers else _answer(k, rows["inputs"][k], vector) for k in names]
+    given = [_answer(k, rows["inputs"][k], vector) for k in names]
     widths = [z.shape[0] for z, _ in given]
     parts: list[Tensor] = []
     from_images: Back | None = None
@@ -101,8 +94,8 @@ def jvp_and_vjp(
             totals = [None] * len(names) if sums is None else sums.split(widths)
             for name, part, total in zip(names, products.split(widths), totals, strict=True):
                 weight, bias = _keys(name)
-                found[weight] = part if name in answers else product(part, rows["inputs"][name])
-                if bias in vector and name not in answers:
+                found[weight] = product(part, rows["inputs"][name])
+                if bias in vector:
                     found[bias] = part.sum(1) if total is None else total
         if from_images is not None:
             found |= from_images(c)

@@ -26,7 +26,6 @@ from glocal.rng import generator
 from glocal.tree import Params, Tree
 
 Tick = Callable[[int], None]  # so many steps were made
-Reshape = Callable[[Params, Params, Memory, Hyper], Params]
 BATCH_DIMS = Batch(0, 0, 0, None, None, 0)  # type: ignore[arg-type]
 DATA_DIMS = Batch(None, None, 0, None, None, 0)  # type: ignore[arg-type]
 STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
@@ -73,10 +72,6 @@ class Vectorised:
         self._objective = vmap(self.program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
         self._direction = vmap(self.program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         self._observe = vmap(self.program.observe, in_dims=(0, 0, STEP_DIMS))
-        self._widened, self._folded = (
-            vmap(f, in_dims=0, randomness="same") for f in (self.program.widened, self.program.folded)
-        )
-        self._held: Params = {}
         self._stepping = recorded(self._step, cohort, self.program)
 
     def before_epoch(self, state: State, epoch: int) -> None:
@@ -85,18 +80,11 @@ class Vectorised:
             put_in(state, *mapped(state.params, state.buffers, state.memory, self.hyper, epoch, self.cohort.epochs))
 
     def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
-        with wide(state, feed, self.hyper, self._widened, self._folded, self._held):
-            return self._epoch(state, feed, epoch, tick)
-
-    def _epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         losses = []
         for i in range(feed.steps):
-            losses.append(self.step(state, self._batch(feed, i)))
+            losses.append(self.step(state, feed.batch(i)))
             tick(len(self.cohort))
         return torch.stack(losses, 1)
-
-    def _batch(self, feed: Feed, step: int) -> Batch:
-        return feed.batch(step)
 
     def step(self, state: State, batch: Batch) -> Tensor:
         return self._stepping(state, self.hyper, batch)
@@ -195,10 +183,9 @@ class RunByRun:
     def _epoch_of(self, own: State, run: int, feed: Feed, tick: Tick) -> Tensor:
         hyper = tree.select(self.hyper, run)
         losses = []
-        with wide(own, feed, hyper, self.program.widened, self.program.folded, {}):
-            for batch in feed.batches_of(run):
-                losses.append(self._stepping(own, hyper, batch))
-                tick(1)
+        for batch in feed.batches_of(run):
+            losses.append(self._stepping(own, hyper, batch))
+            tick(1)
         return torch.stack(losses)
 
     def _step(self, own: State, hyper: Hyper, batch: Batch) -> Tensor:
@@ -254,28 +241,6 @@ class RunByRun:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
-
-
-@contextmanager
-def wide(state: State, feed: Feed, hyper: Hyper, widened: Reshape, folded: Reshape, held: Params) -> Iterator[None]:
-    """Parameters as steps on foreseen inputs take them, in `held` where they fit, and after these steps θ again."""
-    if not feed.foreseen:
-        yield
-        return
-    narrow = state.params
-    made = widened(narrow, state.buffers, state.memory, hyper)
-    reshaped = {name: leaf for name, leaf in made.items() if leaf.shape != narrow[name].shape}
-    for name, leaf in reshaped.items():
-        if name in held and held[name].shape == leaf.shape:  # a captured graph looks there again
-            held[name].copy_(leaf)
-        else:
-            held[name] = leaf
-    state.params = {**narrow, **{name: held[name] for name in reshaped}}
-    try:
-        yield
-        put_back(folded(state.params, state.buffers, state.memory, hyper), narrow)
-    finally:
-        state.params = narrow
 
 
 def recorded(step: StepOfRuns, cohort: Cohort, program: Program) -> StepOfRuns:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
 from glocal.inputs import evenly_spaced_indices
-from glocal.networks.model import Model
 from glocal.rng import generator
 
 
@@ -31,15 +29,12 @@ class Feed:
     x: Tensor = None  # type: ignore[assignment]
     inputs: Tensor = None  # type: ignore[assignment]
     y: Tensor = None  # type: ignore[assignment]
-    targets: Tensor = None  # type: ignore[assignment]
     task: Tensor = None  # type: ignore[assignment]
     rows: Tensor = None  # type: ignore[assignment]
     random: Tensor = None  # type: ignore[assignment]
     keys: Tensor = None  # type: ignore[assignment]
     progress: Tensor = None  # type: ignore[assignment]
     replayed: tuple[Tensor, Tensor] | None = None
-    foreseen: bool = False
-    """Whether `inputs`, and `targets` with them, are every seed's own, with more beside them, and not every group's."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
@@ -47,7 +42,6 @@ class Feed:
         self.seeds = sorted({m.seed for m in cohort.members})
         self._seed_numbers = [self.seeds.index(m.seed) for m in cohort.members]
         self._seed_of_run = torch.tensor(self._seed_numbers, device=self.device)
-        self._first_of_seed = [self._seed_numbers.index(n) for n in range(len(self.seeds))]
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
@@ -61,8 +55,7 @@ class Feed:
     def load_task(self, task: int, memory: Memory | None = None) -> None:
         """Bring the task's training data to the device: once for all runs that share them.
 
-        What a run replays from its memory joins them, behind the task's own examples; what its algorithm can foresee
-        of them with this memory, beside each.
+        What a run replays from its memory joins them, behind the task's own examples.
         """
         challenge, groups = self.cohort.challenge, self.cohort.groups
         seeds = [self.cohort.members[runs.start].seed for runs in groups]
@@ -78,14 +71,8 @@ class Feed:
         if self._raw:
             self.inputs = self.x
         else:
-            ready = self.door.ready(self.x)
-            self.foreseen = memory is not None and self._foresee(ready, memory)
-            if not self.foreseen:
-                self._place("inputs", ready)
-        self._block_of_run = self._seed_of_run if self.foreseen else self._group_of_run
+            self._place("inputs", self.door.ready(self.x))
         self._place("y", torch.cat([p.y for p in parts]))
-        blocks = self._parts() if self.foreseen else [slice(None)]
-        self._place("targets", torch.cat([self.y[block] for block in blocks]))
         self._place("task", torch.tensor(task))
         self._place("rows", torch.zeros(len(self.cohort), self.joint, dtype=torch.long))
         self._place("random", torch.zeros(len(self.seeds), self.steps, self.uniforms))
@@ -103,36 +90,9 @@ class Feed:
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
         return x if self._raw else self.door.ready(x), y
 
-    def _foresee(self, ready: Tensor, memory: Memory) -> bool:
-        """Bring the task's inputs of every seed, with what its first run's algorithm has to put beside them; whether it
-        has anything. One seed's at a time: there may be many numbers."""
-        if type(self.cohort.algorithm).foresee is Algorithm.foresee or self.replayed is not None:
-            return False
-        for number, (run, part) in enumerate(zip(self._first_of_seed, self._parts(), strict=True)):
-            own = tree.select(memory, run)
-            wide = self.cohort.algorithm.foresee(self._model, own, ready[part], self.cohort.epochs)
-            if wide is None:
-                return False
-            whole = torch.Size([len(self.seeds) * self.examples, *wide.shape[1:]])
-            if number == 0 and (self.inputs is None or self.inputs.shape != whole):
-                self.inputs = None  # type: ignore[assignment]  # the old ones make room
-                self.inputs = wide.new_empty(whole)
-            self.inputs[number * self.examples : (number + 1) * self.examples] = wide
-        return True
-
-    @cached_property
-    def _model(self) -> Model:
-        """For those who foresee: the same at every task, so that what they find out about it is found out once."""
-        return self.cohort.model(vectorised=False)
-
-    def _parts(self) -> list[slice]:
-        """Where every seed's examples are among the groups' ones."""
-        groups = [int(self._group_of_run[run]) for run in self._first_of_seed]
-        return [slice(group * self.examples, (group + 1) * self.examples) for group in groups]
-
     def tensors(self) -> list[Tensor]:
         """All that a batch is made from, for a captured graph to look at."""
-        held = [self.inputs, self.targets, self.rows, self.random, self.keys, self.task, self.progress]
+        held = [self.inputs, self.y, self.rows, self.random, self.keys, self.task, self.progress]
         return held if self.replayed is None else [*held, *self.replayed]
 
     def _place(self, name: str, tensor: Tensor) -> None:
@@ -150,7 +110,7 @@ class Feed:
         orders = torch.stack([torch.randperm(self.joint, generator=generator(s, "order", *key)) for s in self.seeds])
         self.rows.copy_(orders.to(self.device)[self._seed_of_run])
         if self.replayed is None:
-            self.rows += self.examples * self._block_of_run.unsqueeze(1)
+            self.rows += self.examples * self._group_of_run.unsqueeze(1)
         if self.uniforms:
             shape = (self.steps, self.uniforms)
             draws = [torch.rand(shape, generator=generator(s, "buffer", *key)) for s in self.seeds]
@@ -170,12 +130,6 @@ class Feed:
         random = self.random[:, step].index_select(0, self._seed_of_run)
         return self._gather(rows, random, self.progress[step], self.keys_at(step))
 
-    def shared(self, step: int) -> Batch:
-        """The step's batch of every seed, stacked: its runs differ in nothing that they are fed."""
-        begin, first = step * self.cohort.batch_size, self._first_of_seed
-        rows = self.rows[first, begin : begin + self.size(step)]
-        return self._gather(rows, self.random[:, step], self.progress[step], self.keys_at(step)[first])
-
     def batch_at(self, step: Tensor, size: int) -> Batch:
         """The same with the step's number on the device, for a captured graph."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
@@ -190,7 +144,7 @@ class Feed:
         keys = self.keys[self._seed_numbers[run], : self.steps].unbind(0)
         for rows, random, progress, key in zip(batches, draws, self.progress.unbind(0), keys, strict=True):
             if self.replayed is None:
-                x, y = self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+                x, y = self.inputs.index_select(0, rows), self.y.index_select(0, rows)
             else:
                 x, y = self._joined(rows.unsqueeze(0), slice(run, run + 1))
                 x, y = x[0], y[0]
@@ -235,7 +189,7 @@ class Feed:
         if self.replayed is None:
             flat = rows.reshape(-1)
             x = self.inputs.index_select(0, flat).unflatten(0, rows.shape)
-            y = self.targets.index_select(0, flat).unflatten(0, rows.shape)
+            y = self.y.index_select(0, flat).unflatten(0, rows.shape)
         else:
             x, y = self._joined(rows, slice(None))
         return Batch(x, y, random, self.task, progress, keys)

@@ -23,7 +23,6 @@ from glocal.engine.loader import Feed
 from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange
-from glocal.engine.seedwise import Seedwise, seeds_share
 from glocal.engine.state import State
 from glocal.fast.cuda_graph import Graphed
 from glocal.precision import matmul_precision
@@ -143,18 +142,15 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
         keep_freed_memory()
     if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
         return RunByRun(cohort)
-    kinds = [Seedwise, Vectorised] if seeds_share(cohort) and not on_gpu else [Vectorised]
-    for kind in kinds:
-        executor = kind(cohort)
-        try:
-            rehearse(executor, cohort, feed)
-        except Exception as error:
-            if execution == "vectorised" and kind is kinds[-1]:
-                raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        else:
-            return Graphed(cohort) if on_gpu else executor
-    return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
+    executor = Vectorised(cohort)
+    try:
+        rehearse(executor, cohort, feed)
+    except Exception as error:
+        if execution == "vectorised":
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
+    return Graphed(cohort) if on_gpu else executor
 
 
 def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from glocal import tree
-from glocal.algorithms.algorithm import Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.executors import RunByRun
 from glocal.engine.loader import Feed
@@ -72,8 +71,7 @@ def data_bytes(cohort: Cohort) -> int:
 
 
 def bytes_per_run(cohort: Cohort) -> int:
-    """Measured on one step of one run: parameters, gradients and update, what autograd keeps, and M after every task;
-    and of what the runs of a seed foresee together, its share.
+    """Measured on one step of one run: parameters, gradients and update, what autograd keeps, and M after every task.
 
     What grows is taken at its largest, as if every task added what the first one did.
     """
@@ -96,17 +94,7 @@ def bytes_per_run(cohort: Cohort) -> int:
     executor.consolidate(state, feed)
     grown = max(0, tree.nbytes(state.memory) - before)
     memory = before + grown * one.challenge.tasks
-    shared = foreseen_bytes(feed, state) * len({m.seed for m in cohort.members}) // len(cohort)
-    return 4 * tree.nbytes(state.params) + 2 * sum(kept.values()) + 2 * memory + shared
-
-
-def foreseen_bytes(feed: Feed, state: State) -> int:
-    """Of a seed, after its last task."""
-    if type(feed.cohort.algorithm).foresee is Algorithm.foresee:
-        return 0
-    narrow = feed.inputs.nbytes
-    feed.load_task(0, state.memory)
-    return narrow + feed.cohort.challenge.tasks * (feed.inputs.nbytes - narrow) if feed.foreseen else 0
+    return 4 * tree.nbytes(state.params) + 2 * sum(kept.values()) + 2 * memory
 
 
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:

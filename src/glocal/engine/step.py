@@ -62,12 +62,6 @@ class Program:
     ) -> tuple[Params, Memory]:
         return self._with(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
 
-    def widened(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper) -> Params:
-        return self._with(hyper).widened(self.model.bind(buffers), params, memory)
-
-    def folded(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper) -> Params:
-        return self._with(hyper).folded(self.model.bind(buffers), params, memory)
-
     def objective(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:

@@ -23,9 +23,9 @@ class Graphed(Vectorised):
         self._cursor = torch.zeros((), dtype=torch.long, device=cohort.device)
         self._losses = torch.zeros(0, len(cohort), device=cohort.device)
 
-    def _epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
+    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
         if self.note:
-            return super()._epoch(state, feed, epoch, tick)
+            return super().epoch(state, feed, epoch, tick)
         if self._losses.shape[0] != feed.steps:
             self._losses = self._losses.new_zeros(feed.steps, len(self.cohort))
         try:
@@ -33,7 +33,7 @@ class Graphed(Vectorised):
         except RuntimeError as error:
             self.note = f"step by step, because it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
-            return super()._epoch(state, feed, epoch, tick)
+            return super().epoch(state, feed, epoch, tick)
         self._cursor.zero_()
         for i in range(feed.steps):
             graphs[feed.size(i)].replay()

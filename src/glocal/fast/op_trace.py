@@ -2,8 +2,8 @@
 
 A step of a small network is some fifty short operations, and most of its time goes to finding out which ones they are,
 though they are the same at every step. So they are recorded once, by `make_fx`, tidied, and written down as one
-straight Python function. It makes the same operations on the same numbers in the same order, or two of them as one and
-one in parts where that comes to the same: results agree to the last bit.
+straight Python function. It makes the same operations on the same numbers in the same order: results agree to the last
+bit.
 
 What a recording holds is decided at the time. A function that looks at its tensors' values to choose its way, or makes
 results as long as there are values of some kind, cannot be recorded (an error); one that depends on anything else than
@@ -12,7 +12,6 @@ its arguments must not be.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, TypeAlias
@@ -23,17 +22,12 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 
-from glocal.fast import uneven_bmm
-
 Function: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
 SHAPED = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_full"}
 """Operations that look at nothing but their argument's shape."""
 MOST = 1 << 29
 """Bytes that may be held while a function is recorded. The time of larger ones goes elsewhere."""
-IN_PARTS: dict[Any, Callable[..., Any]] = {torch.bmm: uneven_bmm.bmm, torch.baddbmm: uneven_bmm.baddbmm}
-LARGE = 1 << 18
-"""Bytes from which a result is better written over an argument than to memory that no cache holds yet."""
 
 
 def record(function: Function, example: Sequence[Tensor]) -> Function:
@@ -75,8 +69,6 @@ class Recording:
         self._calls: dict[Node, Callable[..., Any]] = {}
         self._run(example)
         self._fold()
-        self._merge()
-        self._even_out()
         self.function = self._write()
 
     def _run(self, example: list[Tensor]) -> None:
@@ -130,55 +122,6 @@ class Recording:
             if fixed and isinstance(self._values[node], Tensor) and self._storage(node) not in touched | {0}:
                 self._constant.add(node)
 
-    def _merge(self) -> None:
-        """a + Σ_k x_k y_k, where the product is made for this sum alone: its own additions begin from a instead."""
-        graph, aten = self._traced.graph, torch.ops.aten
-        made = [node for node in self._calls if node not in self._same or acts(node)]
-        readers = Counter(self._storage(n) for node in made for n in self._used(node))
-        changed = {self._storage(n) for node in made for n in written(node)}
-        order = {node: place for place, node in enumerate(graph.nodes)}
-        for add in made:
-            terms = [self._same.get(n, n) for n in add.args if isinstance(n, Node)]
-            if add.target is not aten.add.Tensor or add.kwargs or len(terms) != 2:
-                continue
-            start, product, looks = terms[0], terms[1], 1
-            while product.target is aten.view.default:
-                product, looks = self._same.get(product.all_input_nodes[0], product.all_input_nodes[0]), looks + 1
-            if product.target is not aten.bmm.default or self._values[start].shape != self._values[add].shape:
-                continue
-            storages = {self._storage(start), self._storage(product)}
-            apart = (
-                readers[self._storage(product)] == looks and order[start] < order[product] and not storages & changed
-            )
-            shape, factors = self._values[product].shape, product.all_input_nodes
-            whole = self._values[start].is_contiguous() and self._values[add].is_contiguous()
-            if apart and whole and len(factors) == 2:
-                begin, result = (self._values[n].view(shape) for n in (start, add))
-                x, y = (self._values[n] for n in factors)
-                if begins_alike(begin, x, y, result):
-                    self._put_before(product, order, start, add)
-
-    def _put_before(self, product: Node, order: dict[Node, int], start: Node, add: Node) -> None:
-        """The sum where its product was, seen in the product's shape and then in its own."""
-        graph, aten = self._traced.graph, torch.ops.aten
-        value, shape = self._values[add], self._values[product].shape
-        with graph.inserting_before(product):
-            seen = graph.call_function(aten.view.default, (start, list(shape)))
-            both = graph.call_function(aten.baddbmm.default, (seen, *product.args))
-            whole = graph.call_function(aten.view.default, (both, list(value.shape)))
-        self._values |= {seen: self._values[start].view(shape), both: value.view(shape), whole: value}
-        self._calls |= {seen: torch.Tensor.view, both: torch.baddbmm, whole: torch.Tensor.view}
-        order |= dict.fromkeys((seen, both, whole), order[product])
-        self._same |= dict.fromkeys((add, *(n for n, first in self._same.items() if first is add)), whole)
-
-    def _even_out(self) -> None:
-        """Products of so many matrices that threads would wait for each other are made in parts."""
-        for node, call in self._calls.items():
-            given = [self._values[n] for n in node.all_input_nodes][-2:]
-            in_parts = IN_PARTS.get(call)
-            if in_parts and len(given) == 2 and uneven_bmm.lopsided(*given) and in_parts_alike(*given):
-                self._calls[node] = in_parts
-
     def _storage(self, node: Node) -> int:
         value = self._values[node]
         return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
@@ -186,7 +129,6 @@ class Recording:
     def _write(self) -> Function:
         """The function as text: a line an operation, each result forgotten after its last use."""
         output = next(iter(reversed(self._traced.graph.nodes)))
-        lasting = {self._storage(n) for n in self._values if n not in self._calls or n in self._constant}
         needed: set[Node] = set()
         lines: list[str] = []
         for node in reversed(self._traced.graph.nodes):
@@ -198,11 +140,7 @@ class Recording:
                 arguments = [self._text(a) for a in node.args]
                 arguments += [f"{k}={self._text(a)}" for k, a in node.kwargs.items()]
                 forgotten = "".join(f"; {n} = None" for n in sorted(n.name for n in used - needed))
-                call, place = self._calls[node], self._place(node, lasting | {self._storage(n) for n in needed})
-                if place is not None:
-                    call, keyword = (call, "out") if call is uneven_bmm.baddbmm else place[0]
-                    arguments += [f"{keyword}={self._text(place[1])}"]
-                called = self._refer(f"f_{name_of(node)}", call)
+                called = self._refer(f"f_{name_of(node)}", self._calls[node])
                 lines.append(f"{node.name} = {called}({', '.join(arguments)}){forgotten}")
             else:
                 continue
@@ -211,24 +149,6 @@ class Recording:
         text = "\n    ".join([f"def replay(given):\n    {names}, = given", *reversed(lines)])
         exec(text, self._known)
         return self._known["replay"]
-
-    def _place(self, node: Node, lasting: set[int]) -> tuple[tuple[Callable[..., Any], str], Node] | None:
-        """How a result is written over an argument of its shape that nobody looks at again, and which: it is at hand
-        in a cache, where new memory would have to be fetched to be written to."""
-        value = self._values[node]
-        writing = writer(node) if isinstance(value, Tensor) and value.nbytes >= LARGE else None
-        if writing is None:
-            return None
-        used = self._used(node)
-        # A product reads its factors again and again, and what it is added to once.
-        first = node.all_input_nodes[0]
-        over = used if pointwise(node) else used & {self._same.get(first, first)}
-        for n in sorted(over, key=lambda n: n.name):
-            held, storage = self._values[n], self._storage(n)
-            free = storage not in lasting and all(self._storage(other) != storage for other in used - {n})
-            if free and laid_out(held) == laid_out(value):
-                return writing, n
-        return None
 
     def _used(self, node: Node) -> set[Node]:
         """The results that a call needs, made by calls or given."""
@@ -264,10 +184,6 @@ def binding(target: Any) -> Callable[..., Any] | None:
     return None
 
 
-def laid_out(tensor: Tensor) -> Hashable:
-    return tensor.shape, tensor.stride(), tensor.dtype
-
-
 def name_of(node: Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return str(schema.name).split("::")[-1] if schema else node.target.__name__  # type: ignore[union-attr]
@@ -284,44 +200,6 @@ def written(node: Node) -> list[Node]:
         if argument.alias_info and argument.alias_info.is_write:
             map_arg(given.get(argument.name), found.append)
     return found
-
-
-def writer(node: Node) -> tuple[Callable[..., Any], str] | None:
-    """The same operation written to a given place, and the place's keyword; where it goes element by element, or is a
-    sum with a product."""
-    if random(node) or not (pointwise(node) or name_of(node) == "baddbmm"):
-        return None
-    packet = node.target.overloadpacket  # type: ignore[union-attr]
-    own = [(a.name, str(a.type)) for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    for overload in (getattr(packet, name) for name in packet.overloads()):
-        *others, last = overload._schema.arguments
-        tags = (torch.Tag.out in overload.tags, torch.Tag.generated in overload.tags)
-        if tags == (True, False) and [(a.name, str(a.type)) for a in others] == own:
-            direct = binding(node.target)
-            return (direct, "out") if direct is not None and last.name == "out" else (overload, last.name)
-    return None
-
-
-def pointwise(node: Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
-
-
-def begins_alike(a: Tensor, x: Tensor, y: Tensor, result: Tensor) -> bool:
-    """Whether a + Σ_k x_k y_k is the same to the last bit in one operation and in two. Some products add up several
-    blocks of k, and would round in another order: tried on random numbers of these shapes."""
-    if a.shape != result.shape or a.dtype != result.dtype or not a.is_floating_point():
-        return False
-    a, x, y = (torch.randn_like(t) for t in (a, x, y))
-    one, two = torch.baddbmm(a, x, y), a + torch.bmm(x, y)
-    return one.stride() == two.stride() == result.stride() and torch.equal(one, two)
-
-
-def in_parts_alike(x: Tensor, y: Tensor) -> bool:
-    """Whether products made in parts are the same to the last bit, tried likewise."""
-    if not x.is_floating_point():
-        return False
-    x, y = torch.randn_like(x), torch.randn_like(y)
-    return torch.equal(uneven_bmm.bmm(x, y), torch.bmm(x, y))
 
 
 def random(node: Node) -> bool:

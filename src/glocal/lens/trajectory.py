@@ -67,12 +67,9 @@ def record(
     model = cohort.model(vectorised=False)
 
     def keep(finished: int, state: State, later: int = 0) -> None:
-        for run, (member, moments) in enumerate(zip(cohort.members, seen, strict=True)):
+        for run, moments in enumerate(seen):
             own = tree.map_tree(torch.clone, state.select(run).as_tree())
-            params = own["params"]
-            if moments and any(p.shape != params[k].shape for k, p in moments[0].point.params.items()):
-                params = member.algorithm.folded(model.bind(own["buffers"]), params, own["memory"])
-            now = Moment(finished, state.clock + later, Point(params, own["buffers"]), own["memory"])
+            now = Moment(finished, state.clock + later, Point(own["params"], own["buffers"]), own["memory"])
             if moments and moments[-1][:2] == now[:2]:
                 moments.pop()  # the step that ended an epoch
             moments.append(now)
