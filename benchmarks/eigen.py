@@ -51,7 +51,7 @@ from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
 from glocal.networks import NETWORKS
 from glocal.networks.mlp import mlp
-from glocal.networks.preprocess import Door
+from glocal.networks.preprocess import InputTransform
 from glocal.precision import full_precision
 
 IMAGES, ROUNDS, EXACT, GOAL = 2_000, 24, 2e-5, 2.0
@@ -195,7 +195,7 @@ def pictures(images: int, data: Path | None) -> tuple[str, Tensor, Tensor]:
         return "noise", torch.rand(images, 3, 32, 32, generator=stream), torch.randint(10, (images,), generator=stream)
     each = [challenge.task(t, 0).train for t in range(challenge.tasks)]
     x, y = (torch.cat([part[i][: -(-images // len(each))] for part in each])[:images] for i in range(2))
-    return "CIFAR-10", Door(challenge.normalise).ready(x), y
+    return "CIFAR-10", InputTransform(challenge.normalise).normalize(x), y
 
 
 def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, console: Console) -> dict[str, Any]:

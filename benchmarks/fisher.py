@@ -61,7 +61,7 @@ def main() -> None:
     x = torch.randint(0, 256, (IMAGES, 1, 28, 28), dtype=torch.uint8, device=device)
     y = torch.randint(0, 10, (IMAGES,), device=device)
     data = Batch(x, y, torch.rand(IMAGES, device=device), torch.tensor(0, device=device))
-    some = model.admit(x[:LOOPED])
+    some = model.prepare(x[:LOOPED])
     passes = {variant: 10 if variant == "exact" else 1 for variant in FISHERS}
     times: dict[str, list[float]] = {"loop": [], **{v: [] for v in FISHERS}}
     for round_ in range(ROUNDS + 1):

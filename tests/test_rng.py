@@ -67,7 +67,7 @@ def test_on_a_gpu_it_is_the_same() -> None:
 
 
 def uniforms(keys: Tensor, calls: int, elements: int) -> Tensor:
-    """As the network's door draws them, in [0, 1): (keys, calls, elements)."""
+    """As augmentation draws them, in [0, 1): (keys, calls, elements)."""
     words = split(split(keys.unsqueeze(1), torch.arange(calls)).unsqueeze(2), torch.arange(elements))
     return (below(2**31 - 1, words).double() + 0.5) / (2**31 - 1)
 

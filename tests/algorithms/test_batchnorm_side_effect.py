@@ -19,7 +19,7 @@ from glocal.challenges.challenge import Augment
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.networks.model import Model
-from glocal.networks.preprocess import Door
+from glocal.networks.preprocess import InputTransform
 from glocal.networks.resnet import resnet18
 
 NARROW = partial(resnet18, width=2)
@@ -73,7 +73,7 @@ def test_its_images_are_augmented_from_the_runs_own_stream() -> None:
     buffers = {k: b.clone() for k, b in network.named_buffers()}
     x, y = torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
     data = Batch(x, y, torch.rand(6), torch.tensor(0))
-    model = Model(network, losses.get("cross-entropy"), door=Door(augment=Augment(2, flip=True)))
+    model = Model(network, losses.get("cross-entropy"), transform=InputTransform(augment=Augment(2, flip=True)))
     keyed = lambda key: model.bind(buffers, key=torch.tensor(key))  # noqa: E731
     first, again, other = (task_fisher(keyed(k), params, data, "published", "published") for k in (3, 3, 4))
     plain = task_fisher(model.bind(buffers), params, data, "published", "published")

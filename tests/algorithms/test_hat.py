@@ -36,7 +36,7 @@ from glocal.algorithms.hat import HAT
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
-from glocal.networks.hat import Gated
+from glocal.networks.hat import GatedNetwork
 from glocal.networks.mlp import MLP, mlp
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -115,7 +115,7 @@ def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:
 
 def gated(hidden: tuple[int, ...] = (4, 6), tasks: int = 3) -> tuple[Model, Params]:
     torch.manual_seed(0)
-    module = Gated(MLP(FEATURES, CLASSES, hidden), (FEATURES,), tasks).double()
+    module = GatedNetwork(MLP(FEATURES, CLASSES, hidden), (FEATURES,), tasks).double()
     params = {k: p.detach().clone() for k, p in module.named_parameters()}
     return Model(module, losses.get("cross-entropy"), tasks, 4), params
 
@@ -170,7 +170,7 @@ def test_predictions_use_the_hardest_gates_of_their_task() -> None:
     x = at(0.0).x
     for task in range(3):
         gates = [torch.sigmoid(400 * params[f"embeddings.{i}"][task]) for i in range(2)]
-        actual = HAT().predict(model.evaluating(), params, memory_of(HAT(), model, params, 1), x, task)
+        actual = HAT().predict(model.eval_mode(), params, memory_of(HAT(), model, params, 1), x, task)
         torch.testing.assert_close(actual, by_hand(params, x, gates), rtol=1e-10, atol=1e-12)
 
 
@@ -191,11 +191,11 @@ def test_gradients_are_conditioned_weight_by_weight(task: int) -> None:
 
 def test_channels_condition_all_their_positions() -> None:
     torch.manual_seed(0)
-    module = Gated(small_convolutions((1, 4, 4), 3), (1, 4, 4), 2).double()
+    module = GatedNetwork(small_convolutions((1, 4, 4), 3), (1, 4, 4), 2).double()
     wide = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(12, 5))
     for network, head, positions in (
         (module, "network.6.weight", 1),
-        (Gated(wide, (1, 4, 4), 2).double(), "network.2.weight", 4),
+        (GatedNetwork(wide, (1, 4, 4), 2).double(), "network.2.weight", 4),
     ):
         params = {k: p.detach() for k, p in network.named_parameters()}
         model = Model(network, losses.get("cross-entropy"), 2, 4)
@@ -217,7 +217,7 @@ def test_channels_condition_all_their_positions() -> None:
 def residual(tasks: int = 2) -> tuple[Model, Params, Memory]:
     """Groups of units: the stem's, the inside of the block, and what the block and its shortcut add up."""
     torch.manual_seed(0)
-    module = Gated(SmallResidual((1, 4, 4), 3), (1, 4, 4), tasks).double()
+    module = GatedNetwork(SmallResidual((1, 4, 4), 3), (1, 4, 4), tasks).double()
     for b in module.buffers():
         if b.is_floating_point():
             b.copy_(torch.rand_like(b) + 0.5)
@@ -241,7 +241,7 @@ def test_gates_of_a_residual_network_are_where_units_are_read() -> None:
     added = normalised(functional.conv2d(inside, own["second.weight"], padding=1), "norm2")
     summed = (added + functional.conv2d(h, own["shortcut.weight"], stride=2)).relu().mean((2, 3)) * c.flatten()
     expected = summed @ own["head.weight"].T + own["head.bias"]
-    torch.testing.assert_close(HAT().predict(model.evaluating(), params, memory, x, 1), expected)
+    torch.testing.assert_close(HAT().predict(model.eval_mode(), params, memory, x, 1), expected)
 
 
 def test_what_meets_in_a_residual_network_is_conditioned_alike() -> None:

@@ -56,9 +56,9 @@ def gradients_by_hand(variant: type[Orthogonal], model: Model, params: Params, x
     """One plain backward pass a stored gradient, in evaluation mode: (M, P)."""
     rows = []
     for a, b in zip(x, y, strict=True):
-        count = len(scalar_outputs(variant, model.evaluating().outputs(params, a[None])[0], b))
+        count = len(scalar_outputs(variant, model.eval_mode().outputs(params, a[None])[0], b))
         for k in range(count):
-            value = lambda p, a=a, b=b, k=k: scalar_outputs(variant, model.evaluating().outputs(p, a[None])[0], b)[k]  # noqa: E731
+            value = lambda p, a=a, b=b, k=k: scalar_outputs(variant, model.eval_mode().outputs(p, a[None])[0], b)[k]  # noqa: E731
             rows.append(flat(gradient(value, params)))
     return torch.stack(rows)
 

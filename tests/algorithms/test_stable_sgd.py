@@ -29,7 +29,7 @@ from glocal.algorithms.stable_sgd import StableSGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
-from glocal.networks.dropout import Dropped
+from glocal.networks.dropout import DropoutNetwork
 from glocal.networks.mlp import MLP
 from glocal.networks.model import Model
 from glocal.tree import Params, select
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 def dropped(hidden: Sequence[int] = (4, 6), batch_size: int = 6) -> tuple[Model, Params]:
     torch.manual_seed(0)
-    module = Dropped(MLP(FEATURES, CLASSES, hidden), (FEATURES,)).double()
+    module = DropoutNetwork(MLP(FEATURES, CLASSES, hidden), (FEATURES,)).double()
     params = {k: p.detach().clone() for k, p in module.named_parameters()}
     return Model(module, losses.get("cross-entropy"), 3, batch_size), params
 
@@ -125,19 +125,19 @@ def test_nothing_is_dropped_at_test() -> None:
     module = MLP(FEATURES, CLASSES, (4, 6)).double()
     module.load_state_dict({k.removeprefix("network."): p for k, p in params.items()})
     x = examples(5, 3)[0]
-    assert torch.equal(StableSGD().predict(model.evaluating(), params, {}, x, 0), module(x))
+    assert torch.equal(StableSGD().predict(model.eval_mode(), params, {}, x, 0), module(x))
 
 
 def test_pixels_are_never_dropped_and_features_of_convolutions_are() -> None:
     network = small_convolutions((1, 4, 4), 3)
-    assert Dropped(network, (1, 4, 4)).widths == [8, 10]
+    assert DropoutNetwork(network, (1, 4, 4)).widths == [8, 10]
     seen: list[Tensor] = []
     network.get_submodule("0").register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     x = torch.rand(5, 1, 4, 4) + 0.1
-    outputs = Dropped(network, (1, 4, 4))(x, torch.zeros(90), 0.5)
+    outputs = DropoutNetwork(network, (1, 4, 4))(x, torch.zeros(90), 0.5)
     assert torch.equal(seen[-1], x)
     assert torch.equal(outputs, network.get_parameter("8.bias").expand(5, 3)), "all else is dropped"
-    assert not Dropped(nn.Sequential(nn.Linear(4, 3)), (4,)).widths
+    assert not DropoutNetwork(nn.Sequential(nn.Linear(4, 3)), (4,)).widths
 
 
 def test_a_layer_called_twice_has_two_masks() -> None:
@@ -150,7 +150,7 @@ def test_a_layer_called_twice_has_two_masks() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.again(self.again(self.first(x)))
 
-    network = Dropped(Twice(), (5,))
+    network = DropoutNetwork(Twice(), (5,))
     assert network.widths == [5, 5]
     random = torch.tensor([[0.9, 0.1, 0.9, 0.1, 0.9, 0.9, 0.9, 0.1, 0.1, 0.9]])
     assert network(torch.ones(1, 5), random.flatten(), 0.5)[0].tolist() == [4, 0, 0, 0, 4]

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.curvature.diagonal import diagonal
-from glocal.networks.linear import Linear
-from glocal.networks.mlp import MLP
+from glocal.networks.mlp import MLP, Linear
 from glocal.tree import Params, select, stack
 
 CROSS_ENTROPY = losses.get("cross-entropy")

@@ -93,19 +93,19 @@ class Watches(Algorithm):
         return {k: torch.zeros(example.x.shape) for k in ("first", "second", "last", "end")}
 
     def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
-        first, second = model.admit(batch.x), model.admit(batch.x)
-        return model.loss(params, first, batch.y), {"first": first, "second": second, "last": model.admit(batch.x)}
+        first, second = model.prepare(batch.x), model.prepare(batch.x)
+        return model.loss(params, first, batch.y), {"first": first, "second": second, "last": model.prepare(batch.x)}
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         """A gradient in which the direction's images can be recognised."""
-        bright = model.admit(batch.x).sum()
+        bright = model.prepare(batch.x).sum()
         return {k: torch.zeros_like(g) + bright for k, g in grads.items()}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
         return {**step.notes, "end": memory["end"]}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        return {**memory, "end": model.admit(data.x[:BATCH])}
+        return {**memory, "end": model.prepare(data.x[:BATCH])}
 
 
 def given(of: Cohort, execution: Execution, task: int = 0, epoch: int = 0, steps: int = 2) -> list[Memory]:
@@ -194,7 +194,7 @@ def words(key: int) -> Iterator[int]:
 
 
 def seen_by_hand(x: Tensor, key: int, number: int = 0) -> Tensor:
-    """The batch that passes the door as `number` in a step with this key: cut, mirrored, scaled and normalised."""
+    """Batch `number` of a step with this key: cut, mirrored, scaled and normalised."""
     calls = words(key)
     for _ in range(number):
         next(calls)
@@ -336,7 +336,7 @@ def test_the_fisher_matrix_is_that_of_normalised_images() -> None:
 
 
 def test_with_batch_statistics_agem_replays_images_on_the_streams_scale() -> None:
-    """The stream is through the door beforehand, the memory is raw: both must reach the network alike."""
+    """The stream is prepared beforehand, the memory is raw: both must reach the network alike."""
     of = challenge(augment=None, normalise=None)
     ends = [
         finish(cohort(made, AGEM(slots=30), make=Normed), "vectorised").state for made in (of, beforehand(of, None))

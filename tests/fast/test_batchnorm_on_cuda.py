@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from glocal.networks.batchnorm import BatchNorm2d, Normalised
-from glocal.networks.functional import Functional
+from glocal.networks.model import FunctionalModule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -77,7 +77,7 @@ def test_a_layers_running_statistics_are_torchs() -> None:
     torch.testing.assert_close(ours.running_var, theirs.running_var)
     stacked = {k: torch.stack([t, t]) for k, t in (*ours.named_parameters(), *ours.named_buffers())}
     x = torch.randn(2, 4, 5, 3, 3, device="cuda")
-    _, kept = vmap(Functional(ours))({k: t.detach() for k, t in stacked.items()}, x)
+    _, kept = vmap(FunctionalModule(ours))({k: t.detach() for k, t in stacked.items()}, x)
     for run in range(2):
         alone = nn.BatchNorm2d(5).cuda()
         alone.load_state_dict({k: t[run] for k, t in stacked.items()})

@@ -11,7 +11,7 @@ from torch.func import grad, jacrev, vmap
 from torch.nn import functional
 
 from glocal.fast import grouped_conv
-from glocal.networks.convolution import Conv2d, Convolved, Input, Output, Weight, convolve
+from glocal.networks.convolution import Conv2d, Input, Output, ReplaceConv2d, Weight, convolve
 
 SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
 """channels, width, side, k, stride, padding"""
@@ -96,7 +96,7 @@ def test_torchs_layers_are_ours_while_it_lasts(options: dict) -> None:
     torch.manual_seed(0)
     layer, x = nn.Conv2d(4, 6, 3, **options).double(), torch.randn(2, 4, 9, 8, dtype=torch.float64)
     theirs = layer(x)
-    with Convolved():
+    with ReplaceConv2d():
         ours = layer(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     asked = options.items() - {("bias", False), ("stride", 2), ("padding", 2), ("padding", 1)}
@@ -117,7 +117,7 @@ def test_functions_take_numbers_pairs_and_single_images() -> None:
     ]
     for call in calls:
         theirs = call()
-        with Convolved():
+        with ReplaceConv2d():
             torch.testing.assert_close(call(), theirs, rtol=1e-10, atol=1e-12)
 
 
@@ -128,7 +128,7 @@ def test_networks_that_view_their_images_in_order_need_not_know(monkeypatch: pyt
     monkeypatch.setattr(grouped_conv, "output", last)
     x, w = tensors(3, 5, 6, 3)
     expected = functional.conv2d(x, w).flatten(1)
-    with Convolved():
+    with ReplaceConv2d():
         z = torch.conv2d(x, w)
         found = z.view(len(z), -1), z.view(size=(len(z), -1)), z.relu().view(torch.Size([2, 80]))
         bits = z.view(torch.int64)
@@ -146,7 +146,7 @@ def test_what_is_cast_or_complex_is_left_to_torch() -> None:
         outside = torch.autocast("cpu", torch.bfloat16, enabled=kind == torch.float32)
         with outside:
             theirs = torch.conv2d(x, w)
-        with Convolved(), outside:
+        with ReplaceConv2d(), outside:
             ours = torch.conv2d(x, w)
         assert ours.dtype == theirs.dtype
         slopes = (torch.autograd.grad(z.abs().square().sum(), w) for z in (ours, theirs))

@@ -34,7 +34,7 @@ def make(network: Callable[[], nn.Module], seed: int = 0) -> tuple[Model, Params
     module = network()
     params = {k: p.detach().clone() for k, p in module.named_parameters()}
     model = Model(module, losses.get("cross-entropy"))
-    return model.bind({k: b.clone() for k, b in module.named_buffers()}).evaluating(), params, module
+    return model.bind({k: b.clone() for k, b in module.named_buffers()}).eval_mode(), params, module
 
 
 def images(n: int = 6) -> Tensor:
@@ -84,5 +84,5 @@ def test_asking_for_them_leaves_no_hook_behind() -> None:
 
 def test_a_network_without_a_linear_layer_has_none() -> None:
     model, params, _ = make(lambda: nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()))
-    with pytest.raises(GlocalError, match=r"last nn\.Linear layer, and Sequential calls none"):
+    with pytest.raises(GlocalError, match=r"last nn\.Linear layer, but Sequential calls none"):
         model.features(params, images())

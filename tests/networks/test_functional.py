@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
 from glocal.networks.batchnorm import BatchNorm2d
-from glocal.networks.functional import Functional
+from glocal.networks.model import FunctionalModule
 
 
 class Tied(nn.Module):
@@ -44,7 +44,7 @@ def test_as_functional_call(make: Callable[[], nn.Module]) -> None:
     ours = {k: t + 0.5 if t.is_floating_point() else t.clone() for k, t in tensors.items()}
     theirs = {k: t.clone() for k, t in ours.items()}
     x = torch.randn(5, 4)
-    outputs, replaced = Functional(module)(ours, x)
+    outputs, replaced = FunctionalModule(module)(ours, x)
     assert torch.equal(outputs, functional_call(module, theirs, (x,)))
     assert not replaced
     for key, tensor in ours.items():
@@ -56,7 +56,7 @@ def test_as_functional_call(make: Callable[[], nn.Module]) -> None:
 def test_mapped_and_differentiated() -> None:
     torch.manual_seed(0)
     module = Tied()
-    call = Functional(module)
+    call = FunctionalModule(module)
     tensors = {k: t.detach() for k, t in (*module.named_parameters(), *module.named_buffers())}
     stacked = {k: torch.stack([t, 2 * t]) for k, t in tensors.items()}
     x = torch.randn(5, 4)
@@ -74,7 +74,7 @@ def test_tensors_that_the_module_replaces_are_told_and_those_given_stay() -> Non
     module, x = BatchNorm2d(3).train(), torch.randn(4, 3, 2, 2)
     given = {k: t.detach().clone() for k, t in (*module.named_parameters(), *module.named_buffers())}
     kept = {k: t.clone() for k, t in given.items()}
-    _, replaced = Functional(module)(given, x)
+    _, replaced = FunctionalModule(module)(given, x)
     torchs = nn.BatchNorm2d(3).train()
     torchs(x)
     assert replaced.keys() == {"running_mean", "running_var"}
@@ -88,5 +88,5 @@ def test_own_tensors_are_back_after_a_failure() -> None:
     module = nn.Linear(4, 2)
     own = module.weight
     with pytest.raises(RuntimeError):
-        Functional(module)({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, torch.zeros(1, 9))
+        FunctionalModule(module)({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, torch.zeros(1, 9))
     assert module.weight is own

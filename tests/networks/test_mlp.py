@@ -10,8 +10,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from glocal.networks.linear import Linear
-from glocal.networks.mlp import mlp
+from glocal.networks.mlp import Linear, mlp
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_bytes_and_the_floats_they_stand_for_agree() -> None:
     y = torch.arange(16) % CLASSES
     assert torch.equal(model.outputs(params, raw), model.outputs(params, scaled))
     assert_same(model.grad(params, raw, y), model.grad(params, scaled, y))
-    assert torch.equal(model.admit(scaled * 300), scaled * 300)
+    assert torch.equal(model.prepare(scaled * 300), scaled * 300)
 
 
 def test_loss_is_the_mean_and_losses_are_its_terms() -> None:
@@ -162,7 +162,7 @@ def test_evaluation_changes_nothing_and_uses_the_running_statistics() -> None:
     module.train()
     module(images(30, 4)[0])
     trained = buffers_of(module)
-    evaluating = model_of(module).bind(trained).evaluating()
+    evaluating = model_of(module).bind(trained).eval_mode()
     x, y = images(8)
     expected = functional.cross_entropy(module.eval()(x), y).detach()
     torch.testing.assert_close(evaluating.loss(parameters_of(module), x, y), expected)
@@ -174,7 +174,7 @@ def test_evaluation_changes_nothing_and_uses_the_running_statistics() -> None:
 def test_evaluating_does_not_end_training_of_the_model_it_came_from() -> None:
     module = seeded(Normalised)
     bound = model_of(module).bind(buffers_of(module))
-    bound.evaluating()
+    bound.eval_mode()
     bound.loss(parameters_of(module), *images(8))
     assert int(bound.buffers["norm2d.num_batches_tracked"]) == 1
 

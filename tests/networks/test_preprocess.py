@@ -1,4 +1,4 @@
-"""The network's door: crops, flips and normalisation against loops over pixels, and when they happen."""
+"""Input transforms: crops, flips and normalisation against loops over pixels, and when they happen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from glocal.challenges.challenge import Augment, Normalise
 from glocal.errors import GlocalError
 from glocal.networks.mlp import MLP
 from glocal.networks.model import Model
-from glocal.networks.preprocess import Door, crop
+from glocal.networks.preprocess import InputTransform, crop
 from glocal.tree import Params
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
@@ -75,14 +75,16 @@ def test_images_are_scaled_then_normalised_channel_by_channel() -> None:
     x = pictures(4)
     pixels = x.double() / 255
     channels = [(pixels[:, c] - m) / s for c, (m, s) in enumerate(zip(*STATISTICS, strict=True))]
-    torch.testing.assert_close(Door(STATISTICS).ready(x).double(), torch.stack(channels, 1), rtol=1e-5, atol=1e-6)
-    assert torch.equal(Door().ready(x), x.float() / 255)
+    torch.testing.assert_close(
+        InputTransform(STATISTICS).normalize(x).double(), torch.stack(channels, 1), rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(InputTransform().normalize(x), x.float() / 255)
     assert torch.equal(x, pictures(4)), "the raw images stay"
 
 
 def test_zeros_of_the_padding_are_normalised_as_black_pixels_are() -> None:
-    door = Door(STATISTICS, Augment(padding=50, flip=False))
-    moved = door.ready(door.varied(pictures(40), torch.tensor(1)))
+    transform = InputTransform(STATISTICS, Augment(padding=50, flip=False))
+    moved = transform.normalize(transform.augment(pictures(40), torch.tensor(1)))
     black = -torch.tensor(STATISTICS.mean) / torch.tensor(STATISTICS.std)
     outside = (moved == black.view(3, 1, 1)).all(1).flatten(1).all(1)
     assert outside.sum() > 20, "most crops of so wide a margin see no pixel of the image"
@@ -92,7 +94,7 @@ def positions(count: int, augment: Augment, key: int = 3) -> Tensor:
     """Where a lone bright pixel in the middle goes, (count, 2)."""
     x = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
     x[:, 0, 4, 2] = 255
-    return Door(augment=augment).varied(x, torch.tensor(key)).flatten(1).argmax(1)
+    return InputTransform(augment=augment).augment(x, torch.tensor(key)).flatten(1).argmax(1)
 
 
 def test_all_offsets_and_both_sides_are_equally_frequent() -> None:
@@ -112,13 +114,13 @@ def test_without_a_flip_nothing_is_mirrored_and_without_padding_nothing_moves() 
 
 
 def test_an_images_draws_do_not_depend_on_those_behind_it() -> None:
-    door, x = Door(augment=AUGMENT), pictures(10)
-    assert torch.equal(door.varied(x, torch.tensor(7))[:4], door.varied(x[:4], torch.tensor(7)))
+    transform, x = InputTransform(augment=AUGMENT), pictures(10)
+    assert torch.equal(transform.augment(x, torch.tensor(7))[:4], transform.augment(x[:4], torch.tensor(7)))
 
 
 def test_mapped_over_keys_and_images_it_is_the_same() -> None:
-    door, x, keys = Door(STATISTICS, AUGMENT), pictures(6).view(2, 3, *SHAPE), torch.tensor([5, -9])
-    pass_through = lambda x, key: door.ready(door.varied(x, key))  # noqa: E731
+    transform, x, keys = InputTransform(STATISTICS, AUGMENT), pictures(6).view(2, 3, *SHAPE), torch.tensor([5, -9])
+    pass_through = lambda x, key: transform.normalize(transform.augment(x, key))  # noqa: E731
     together = vmap(pass_through)(x, keys)
     assert torch.equal(together, torch.stack([pass_through(*both) for both in zip(x, keys, strict=True)]))
     shared = vmap(pass_through, in_dims=(None, 0))(x[0], keys)
@@ -126,22 +128,22 @@ def test_mapped_over_keys_and_images_it_is_the_same() -> None:
 
 
 def test_floats_pass_as_they_are() -> None:
-    door, x = Door(STATISTICS, AUGMENT), torch.randn(3, *SHAPE)
-    assert door.ready(x) is x and door.varied(x, torch.tensor(1)) is x
+    transform, x = InputTransform(STATISTICS, AUGMENT), torch.randn(3, *SHAPE)
+    assert transform.normalize(x) is x and transform.augment(x, torch.tensor(1)) is x
 
 
 @pytest.mark.parametrize(
-    ("door", "x", "message"),
+    ("transform", "x", "message"),
     [
-        (Door(STATISTICS), torch.zeros(2, 3, 4, 4), "uint8 images"),
-        (Door(augment=AUGMENT), torch.zeros(2, 16, dtype=torch.uint8), r"uint8 images .* shape \(16,\)"),
-        (Door(STATISTICS), torch.zeros(2, 4, 4, 4, dtype=torch.uint8), "normalise has 3 channels"),
+        (InputTransform(STATISTICS), torch.zeros(2, 3, 4, 4), "uint8 images"),
+        (InputTransform(augment=AUGMENT), torch.zeros(2, 16, dtype=torch.uint8), r"uint8 images .* shape \(16,\)"),
+        (InputTransform(STATISTICS), torch.zeros(2, 4, 4, 4, dtype=torch.uint8), "normalise has 3 channels"),
     ],
 )
-def test_what_cannot_pass_is_refused(door: Door, x: Tensor, message: str) -> None:
+def test_what_cannot_pass_is_refused(transform: InputTransform, x: Tensor, message: str) -> None:
     with pytest.raises(GlocalError, match=message):
-        door.check(x, "blobs")
-    Door().check(x, "blobs")
+        transform.check(x, "blobs")
+    InputTransform().check(x, "blobs")
 
 
 # At a model
@@ -162,18 +164,20 @@ ONE: Params = {"scale": torch.ones(())}
 
 
 def echo(vectorised: bool = False) -> Model:
-    return Model(Echo(), losses.get("squared-error"), vectorised=vectorised, door=Door(STATISTICS, AUGMENT))
+    return Model(
+        Echo(), losses.get("squared-error"), vectorised=vectorised, transform=InputTransform(STATISTICS, AUGMENT)
+    )
 
 
 def test_augmented_in_training_with_a_key_and_nowhere_else() -> None:
     x, key = pictures(5), torch.tensor(11)
-    plain = Door(STATISTICS).ready(x).flatten(1)
+    plain = InputTransform(STATISTICS).normalize(x).flatten(1)
     model = echo()
     bound = model.bind({}, key=key)
     assert not torch.equal(bound.outputs(ONE, x), plain)
-    for still in (model, model.evaluating(), bound.evaluating(), bound.bind({}, training=False)):
+    for still in (model, model.eval_mode(), bound.eval_mode(), bound.bind({}, training=False)):
         assert torch.equal(still.outputs(ONE, x), plain)
-        assert torch.equal(still.admit(x).flatten(1), plain)
+        assert torch.equal(still.prepare(x).flatten(1), plain)
 
 
 def test_every_batch_that_passes_has_numbers_of_its_own_and_every_key_begins_anew() -> None:
@@ -205,14 +209,14 @@ def test_gradients_and_copies_of_a_model_share_one_count(vectorised: bool) -> No
 def test_what_was_admitted_passes_again_unchanged_and_uncounted() -> None:
     x, key = pictures(5), torch.tensor(11)
     bound, reference = echo().bind({}, key=key), echo().bind({}, key=key)
-    admitted = bound.admit(x)
+    admitted = bound.prepare(x)
     assert torch.equal(bound.outputs(ONE, admitted), reference.outputs(ONE, x))
-    assert torch.equal(bound.evaluating().outputs(ONE, admitted), admitted.flatten(1))
+    assert torch.equal(bound.eval_mode().outputs(ONE, admitted), admitted.flatten(1))
     assert torch.equal(bound.outputs(ONE, x), reference.outputs(ONE, x)), "the second raw batch for both"
 
 
 def test_without_augmentation_a_key_is_no_reason_for_a_copy() -> None:
-    model = Model(Echo(), losses.get("squared-error"), door=Door(STATISTICS))
+    model = Model(Echo(), losses.get("squared-error"), transform=InputTransform(STATISTICS))
     assert model.bind({}, key=torch.tensor(3)) is model
 
 
@@ -223,8 +227,8 @@ def image_model(tasks: int = 2, vectorised: bool = False) -> tuple[Model, Params
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = MLP(105, 4, (6,))
-    criterion, door = losses.get("cross-entropy"), Door(STATISTICS, AUGMENT)
-    model = Model(module, criterion, tasks, 8, vectorised, lambda task: (2 * task, 2 * task + 1), door)
+    criterion, transform = losses.get("cross-entropy"), InputTransform(STATISTICS, AUGMENT)
+    model = Model(module, criterion, tasks, 8, vectorised, lambda task: (2 * task, 2 * task + 1), transform)
     return model, {k: p.detach().clone() for k, p in module.named_parameters()}
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from glocal.networks.mlp import mlp
-from glocal.networks.progressive import Columns, LateralConvolution
+from glocal.networks.progressive import LateralConvolution, ProgressiveNetwork
 
 
-def columns(tasks: int = 3, hidden: Sequence[int] = (6, 4)) -> Columns:
+def columns(tasks: int = 3, hidden: Sequence[int] = (6, 4)) -> ProgressiveNetwork:
     torch.manual_seed(0)
-    return Columns(lambda shape, outputs: mlp(shape, outputs, hidden), (5,), 3, tasks).double()
+    return ProgressiveNetwork(lambda shape, outputs: mlp(shape, outputs, hidden), (5,), 3, tasks).double()
 
 
-def by_hand(network: Columns, x: Tensor, column: int) -> Tensor:
+def by_hand(network: ProgressiveNetwork, x: Tensor, column: int) -> Tensor:
     """h_i^t = relu(W_i^t h_{i−1}^t + b_i^t + U_i^t [h_{i−1}^1, …]), with nothing but the tensors' names."""
     p = dict(network.named_parameters())
     inputs: list[list[Tensor]] = []
@@ -85,7 +85,7 @@ def test_a_layer_called_twice_is_not_joined() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.again(self.again(self.first(x)).tanh()))
 
-    network = Columns(lambda shape, outputs: Twice(), (5,), 3, 2)
+    network = ProgressiveNetwork(lambda shape, outputs: Twice(), (5,), 3, 2)
     assert network.joined == ["head"]
     assert network(torch.zeros(2, 5), 1).shape == (2, 3)
 
@@ -94,7 +94,7 @@ def test_earlier_columns_are_evaluated_and_their_mode_comes_back() -> None:
     def make(shape: Sequence[int], outputs: int) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, outputs))
 
-    network = Columns(make, (5,), 3, 3).train()
+    network = ProgressiveNetwork(make, (5,), 3, 3).train()
     before = {k: b.clone() for k, b in network.named_buffers()}
     network(torch.randn(8, 5), 1)
     assert all(m.training for m in network.modules())

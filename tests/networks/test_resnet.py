@@ -27,7 +27,7 @@ from glocal.engine.loop import Execution, Snapshot, choose, train
 from glocal.errors import GlocalError
 from glocal.networks import ResNet18, resnet18
 from glocal.networks.model import MakeNetwork, Model
-from glocal.networks.progressive import Columns
+from glocal.networks.progressive import ProgressiveNetwork
 from glocal.tree import Params, flatten
 
 narrow = partial(resnet18, width=2)
@@ -196,7 +196,7 @@ def test_one_command_trains_it(tmp_path: Path) -> None:
 def test_progressive_columns_are_counted_and_connected() -> None:
     torch.manual_seed(0)
     one = narrow((3, 8, 8), 4)
-    columns = Columns(narrow, (3, 8, 8), 4, 3)
+    columns = ProgressiveNetwork(narrow, (3, 8, 8), 4, 3)
     layers = [m for m in one.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     assert len(layers) == 21 and len(columns.joined) == 20
     lateral = sum(m.weight.shape[0] * m.weight.shape[1] for m in layers[1:])  # 1 × 1 for every convolution
@@ -270,4 +270,4 @@ def test_ogd_leaves_the_outputs_of_stored_images_in_evaluation_mode() -> None:
 def test_its_features_are_the_means_over_positions() -> None:
     model, params, _, _ = trained_model()
     assert isinstance(model.module, ResNet18)
-    assert model.evaluating().features(params, some_data().x).shape == (5, 16)
+    assert model.eval_mode().features(params, some_data().x).shape == (5, 16)

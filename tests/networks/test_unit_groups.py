@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from glocal.errors import GlocalError
-from glocal.networks.hat import Gated
+from glocal.networks.hat import GatedNetwork
 from glocal.networks.mlp import MLP
 from glocal.networks.resnet import resnet18
 from glocal.networks.unit_groups import Link, Norm, wiring
@@ -90,7 +90,7 @@ def test_gates_act_on_units_whatever_lies_between_them_and_the_next_layer(shut: 
     """Shutting channel j is taking its weights out of the linear layer that follows, positions and all."""
     torch.manual_seed(0)
     network = convolutional().eval()
-    gated = Gated(network, IMAGE, 2).eval()
+    gated = GatedNetwork(network, IMAGE, 2).eval()
     x = torch.randn(3, *IMAGE)
     ones = [torch.ones(3), torch.ones(5), torch.ones(7)]
     torch.testing.assert_close(gated(x, *ones), network(x), rtol=0, atol=0)
@@ -110,7 +110,7 @@ def test_a_gates_derivative_is_that_of_the_units_it_multiplies() -> None:
     x = torch.randn(7, 5).double()
     first, second, head = network.layers
     hidden = second(first(x).relu() * gates[0]).relu() * gates[1]
-    torch.testing.assert_close(Gated(network, (5,), 2)(x, *gates), head(hidden))
+    torch.testing.assert_close(GatedNetwork(network, (5,), 2)(x, *gates), head(hidden))
 
 
 class Three(nn.Module):
@@ -152,13 +152,13 @@ def residual() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Upsample(scale_factor=3), resnet18((6, 3, 3), 3, 3))
 
 
-def gated_and_drawn(network: nn.Module, seed: int) -> tuple[Gated, list[Tensor], Tensor]:
+def gated_and_drawn(network: nn.Module, seed: int) -> tuple[GatedNetwork, list[Tensor], Tensor]:
     """A network with gates that are open and shut, and inputs; BatchNorm with statistics of its own."""
     torch.manual_seed(seed)
     for b in network.buffers():
         if b.is_floating_point():
             b.copy_(torch.rand(b.shape) + 0.5)
-    gated = Gated(network, (6,), 2).double().eval()
+    gated = GatedNetwork(network, (6,), 2).double().eval()
     gates = [(torch.randperm(units) < (units + 1) // 2).double() for units in gated.wiring.groups]
     return gated, gates, torch.randn(16, 6).double()
 
@@ -376,7 +376,7 @@ class Shuffled(nn.Module):
 )
 def test_where_units_do_not_stay_apart_it_is_refused_with_its_reason(network: nn.Module, reason: str) -> None:
     with pytest.raises(GlocalError, match="hat needs a network of linear and convolutional layers") as error:
-        Gated(network, (6,), 2)
+        GatedNetwork(network, (6,), 2)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -418,7 +418,7 @@ def softmax_of_nothing() -> nn.Module:
 )
 def test_what_slopes_do_not_tell_numbers_do(network: nn.Module) -> None:
     with pytest.raises(GlocalError, match="shut units are of no consequence"):
-        Gated(network, (6,), 2)
+        GatedNetwork(network, (6,), 2)
 
 
 class Keeping(Three):
@@ -431,7 +431,7 @@ class Keeping(Three):
 
 def test_a_network_that_keeps_tensors_is_left_as_it_was() -> None:
     network = Keeping()
-    Gated(network, (6,), 2)
+    GatedNetwork(network, (6,), 2)
     assert not hasattr(network, "features")
 
 
@@ -441,4 +441,4 @@ def test_a_layer_that_is_called_by_keyword_is_named() -> None:
             return self.head(input=self.two(self.one(x)))
 
     with pytest.raises(GlocalError, match="'head' of this network is called with a keyword"):
-        Gated(Keyword(), (6,), 2)
+        GatedNetwork(Keyword(), (6,), 2)

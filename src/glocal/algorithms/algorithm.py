@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     random: Tensor  # in a step: `uniforms` numbers; in `consolidate`: one number an example
     task: Tensor  # the task's number, counted from 0
     progress: Tensor = torch.ones(())  # through the epoch: 0 at its first step, 1 at its last and after it
-    key: Tensor = torch.zeros((), dtype=torch.long)  # what the network's door draws from, where images are augmented
+    key: Tensor = torch.zeros((), dtype=torch.long)  # the random key of augmentation
 
 
 class Step(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from glocal.networks.batchnorm import BatchNorm2d, PassingNorm2d, image_by_image
+from glocal.networks.batchnorm import BatchNorm2d, SequentialBatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -26,7 +26,7 @@ def disturbed(model: Model, params: Params, x: Tensor) -> Params:
     """The network's buffers after a pass in training mode over every image by itself, augmented as in training."""
     norms = [part for part in model.module.modules() if isinstance(part, _BatchNorm)]
     if norms and all(type(part) is BatchNorm2d for part in norms):
-        model.outputs_through(image_by_image(model.module, PassingNorm2d), params, x[-LAST:])
+        model.outputs_of(per_image_batchnorm(model.module, SequentialBatchNorm2d), params, x[-LAST:])
     elif norms:
         for image in x[-LAST:]:
             model.outputs(params, image.unsqueeze(0))

@@ -78,11 +78,11 @@ def draw_beside(model: Model, batch: Batch, memory: Memory, count: int, random: 
     Batch statistics see every row, whatever its weight: there the stream's examples stand in for missing ones.
     """
     # Augmentation gives the i-th of a batch the i-th random numbers: which is the i-th must not depend on the device.
-    drawn = draw(memory, count, random, ordered=model.door.augment is not None)
-    if not model.has_batch_statistics:
+    drawn = draw(memory, count, random, ordered=model.transform.augmentation is not None)
+    if not model.has_batchnorm:
         return drawn
-    # A stream that nobody keeps is through the door already.
-    x = drawn.x if drawn.x.dtype == batch.x.dtype else model.admit(drawn.x)
+    # A stream that nobody keeps is prepared already.
+    x = drawn.x if drawn.x.dtype == batch.x.dtype else model.prepare(drawn.x)
     repeated = torch.arange(drawn.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
     stored = (drawn.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
     return drawn._replace(x=torch.where(stored, x, take(batch.x, repeated)))

@@ -49,7 +49,7 @@ class DER(Algorithm):
         return model.batch_size + self.slots
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        logits = model.evaluating().outputs(params, example.x[:1])
+        logits = model.eval_mode().outputs(params, example.x[:1])
         return buffer.empty(self.slots, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:

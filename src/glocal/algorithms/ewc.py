@@ -26,7 +26,7 @@ from glocal.curvature.chunk_size import chunk_size
 from glocal.curvature.diagonal import diagonal
 from glocal.errors import require, unknown
 from glocal.losses import Loss
-from glocal.networks.batchnorm import image_by_image
+from glocal.networks.batchnorm import per_image_batchnorm
 from glocal.networks.model import Model
 from glocal.tree import Params, total
 
@@ -68,19 +68,19 @@ def task_fisher(
 
     In evaluation mode; with published statistics as in training, image by image and augmented.
     """
-    evaluated = model.evaluating()
-    alone = statistics == "published" and model.has_batch_statistics
-    module = image_by_image(evaluated.module) if alone else evaluated.module
-    inputs = model.vary(data.x) if alone else data.x
+    evaluated = model.eval_mode()
+    alone = statistics == "published" and model.has_batchnorm
+    module = per_image_batchnorm(evaluated.module) if alone else evaluated.module
+    inputs = model.augment(data.x) if alone else data.x
     if chunk is None:
-        first = evaluated.admit(data.x[:1])
+        first = evaluated.prepare(data.x[:1])
         directions = partial(_directions, variant, model.criterion, data.y[:1], data.random[:1])
         most = 500 if data.y.device.type == "cpu" else 5000
         chunk = chunk_size(module, params, evaluated.buffers, first, directions, most)
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
         directions = partial(_directions, variant, model.criterion, y, random)
-        part = diagonal(module, params, evaluated.buffers, evaluated.admit(x), directions)
+        part = diagonal(module, params, evaluated.buffers, evaluated.prepare(x), directions)
         fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
     return fisher
 
@@ -142,7 +142,7 @@ class EWC(Algorithm):
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         new = task_fisher(model, params, data, self.fisher, self.statistics)
         kept = {k: self.decay * f for k, f in memory["fisher"].items()}
-        reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
+        reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "reached": reached}
         return together | self._add_anchor(memory, kept, params, new) if self.anchors == "each" else together
 

@@ -84,8 +84,8 @@ class GEM(Algorithm):
     @staticmethod
     def _gradients(model: Model, params: Params, memory: Memory) -> Params:
         """∇\\hat L_o(θ) of every finished task, stacked."""
-        # Through the door together, so that mapped or not the same examples come out.
-        x = model.admit(memory["x"].flatten(0, 1)).unflatten(0, memory["y"].shape[:2])
+        # Prepared together, so that mapped or not the same examples come out.
+        x = model.prepare(memory["x"].flatten(0, 1)).unflatten(0, memory["y"].shape[:2])
         stored = x, memory["y"], memory["weight"]
         if model.vectorised and not model.buffers:
             return vmap(model.grad, in_dims=(None, 0, 0, 0))(params, *stored)

@@ -17,7 +17,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.partition import Partition, current, settled
 from glocal.errors import require
-from glocal.networks.hat import Gated
+from glocal.networks.hat import GatedNetwork
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params, inner, total
 
@@ -55,7 +55,7 @@ class HAT(Partition):
         require(self.sparsity >= 0, f"hat needs a sparsity of at least 0; {self.sparsity} was given.")
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
-        return lambda shape, outputs: Gated(make(shape, outputs), shape, tasks)
+        return lambda shape, outputs: GatedNetwork(make(shape, outputs), shape, tasks)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         used = {k: e.new_zeros(e.shape[1]) for k, e in _embeddings(model, params).items()}
@@ -141,6 +141,6 @@ def _inwards(direction: Tensor, e: Tensor) -> Tensor:
     return torch.where((e.abs() > WIDEST) & (direction * e < 0), 0, direction)
 
 
-def _gated(model: Model) -> Gated:
-    assert isinstance(model.module, Gated)
+def _gated(model: Model) -> GatedNetwork:
+    assert isinstance(model.module, GatedNetwork)
     return model.module

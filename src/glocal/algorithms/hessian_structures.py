@@ -80,9 +80,11 @@ class Kronecker:
     def check(self, params: Params) -> None: ...
 
     def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        evaluated = model.evaluating()
+        evaluated = model.eval_mode()
         directions = lambda outputs: model.criterion.output_hessian_sqrt(outputs)  # noqa: E731
-        found = kronecker.mean_factors(evaluated.module, params, evaluated.buffers, evaluated.admit(data.x), directions)
+        found = kronecker.mean_factors(
+            evaluated.module, params, evaluated.buffers, evaluated.prepare(data.x), directions
+        )
         found = {kind: parts for kind, parts in found.items() if parts}  # a memory has no empty branches
         return found if self.merge else map_tree(lambda leaf: leaf[None], found)
 
@@ -145,8 +147,8 @@ class Full:
         )
 
     def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        evaluated = model.evaluating()
-        network = (evaluated.module, params, evaluated.buffers, evaluated.admit(data.x))
+        evaluated = model.eval_mode()
+        network = (evaluated.module, params, evaluated.buffers, evaluated.prepare(data.x))
         if self.matrix == "ggn":
             return {"full": outer_product(*network, model.criterion)}
         return {"full": hessian(*network, data.y, model.criterion)}
@@ -187,8 +189,8 @@ def half_square(kept: Form, held: Tree, moved: Params) -> Tensor:
 
 def task_product(model: Model, params: Params, data: Batch, matrix: Matrix) -> Product:
     """v ↦ H_o v on a task's data."""
-    evaluated = model.evaluating()
-    module, buffers, x = evaluated.module, evaluated.buffers, evaluated.admit(data.x)
+    evaluated = model.eval_mode()
+    module, buffers, x = evaluated.module, evaluated.buffers, evaluated.prepare(data.x)
     if matrix == "ggn":
         return gauss_newton_product(module, params, buffers, x, model.criterion)
     return hessian_product(module, params, buffers, x, data.y, model.criterion, alike=True)
@@ -196,7 +198,7 @@ def task_product(model: Model, params: Params, data: Batch, matrix: Matrix) -> P
 
 def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:
     """∇L_o(θ_o) over all the task's data, a bounded number of examples at a time."""
-    evaluated = model.evaluating()
+    evaluated = model.eval_mode()
     total = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
         part = evaluated.grad(params, x, y)

@@ -75,7 +75,7 @@ class ICaRL(Algorithm):
         needed = sum(len(model.classes(task)) for task in range(model.tasks))
         enough = self.slots >= needed
         require(enough, f"{self.name} with slots={self.slots} cannot hold one exemplar of each of {needed} classes.")
-        evaluated = model.evaluating()
+        evaluated = model.eval_mode()
         outputs = evaluated.outputs(params, example.x[:1])
         return {
             "network": {k: v.clone() for k, v in {**params, **model.buffers}.items()},
@@ -93,7 +93,7 @@ class ICaRL(Algorithm):
         return joined["x"], joined["y"]
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        x = model.admit(batch.x)  # both networks see the same one
+        x = model.prepare(batch.x)  # both networks see the same one
         outputs = model.outputs(params, x)
         classes = torch.arange(outputs.shape[-1], device=outputs.device)
         targets = (batch.y.unsqueeze(-1) == classes).to(outputs.dtype)
@@ -102,7 +102,7 @@ class ICaRL(Algorithm):
         return _distances(outputs, targets, memory["old"] | memory["new"]).mean()
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        evaluated = model.evaluating()
+        evaluated = model.eval_mode()
         task = len(_exemplars(memory))
         old, new = memory["old"] | memory["new"], torch.zeros_like(memory["new"])
         if task + 1 < model.tasks:

@@ -71,7 +71,7 @@ class Laplace(Algorithm):
         new = self._form.at(model, params, sample(data, self.samples))
         if "precision" in memory:
             new = self._form.add(memory["precision"], new)
-        reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
+        reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         return {"anchor": params, "reached": reached, "precision": new}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:

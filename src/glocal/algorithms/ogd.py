@@ -84,7 +84,7 @@ class Orthogonal(Algorithm):
         rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
         rows, lengths = normalised(model.module, rows)
         start, _ = jvp_and_vjp(model.module, rows, params)
-        reached = model.evaluating().mean_loss(params, data.x, data.y)
+        reached = model.eval_mode().mean_loss(params, data.x, data.y)
         new = {
             "start": start,
             "curvature": lengths.unsqueeze(-1) * curvature * lengths.unsqueeze(-2),
@@ -108,12 +108,12 @@ class Orthogonal(Algorithm):
 
     def _gradients(self, model: Model, params: Params, x: Tensor, y: Tensor) -> tuple[FactoredJacobian, Tensor]:
         """The gradients to store of some inputs, and ∇²_f ℓ there, in the coordinates u·f of the stored directions."""
-        evaluated = model.evaluating()
+        evaluated = model.eval_mode()
         outputs = evaluated.outputs(params, x)
         directions = self.directions(y)
         u = directions(outputs)
         root = model.criterion.output_hessian_sqrt(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
-        return jacobian(evaluated.module, params, evaluated.buffers, evaluated.admit(x), directions), root.mT @ root
+        return jacobian(evaluated.module, params, evaluated.buffers, evaluated.prepare(x), directions), root.mT @ root
 
     def directions(self, y: Tensor) -> Cotangents:
         """From outputs (n, K) to the u of every input, (n, C, K), orthogonal to each other."""

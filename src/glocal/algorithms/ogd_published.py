@@ -78,7 +78,7 @@ class OGDPublished(Algorithm):
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         drawn = self._drawn(model, data)
         x, y = data.x[drawn], data.y[drawn]
-        evaluated = model.evaluating()
+        evaluated = model.eval_mode()
 
         def last_of_the_true(params: Params) -> tuple[Tensor, Tensor]:
             # All go through the network: a batch of one would round differently alone and in a cohort.

@@ -85,7 +85,7 @@ class OptimalHard(Algorithm):
         total = kept.at(model, params, sample(data, self.samples))
         if "hessian" in memory:
             total = kept.add(memory["hessian"], total)
-        reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
+        reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         return {"reached": reached, "hessian": total, "steep": self._steep(total), "anchor": params}
 
     def _steep(self, total: Tree) -> Tensor:

@@ -101,7 +101,7 @@ class OptimalSoft(Algorithm):
         if self.gradient:
             new = task_gradient(model, params, data)
             slope = {k: s + new[k] for k, s in slope.items()}
-        reached = torch.cat([memory["reached"], model.evaluating().mean_loss(params, data.x, data.y)[None]])
+        reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         return {"anchor": params, "slope": slope, "level": level, "reached": reached, "hessian": hessian}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.partition import Partition, current, settled
 from glocal.errors import require
-from glocal.networks.layer_calls import layers
+from glocal.networks.layer_calls import named_layers
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -43,7 +43,7 @@ class PackNet(Partition):
         require(in_range, f"packnet needs a prune_at above 0 and at most 1; {self.prune_at} was given.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        names = [f"{name}.weight" if name else "weight" for name in layers(model.module)]
+        names = [f"{name}.weight" if name else "weight" for name in named_layers(model.module)]
         owner = {k: torch.zeros_like(params[k], dtype=torch.int16) for k in names if k in params}
         require(bool(owner), "packnet deals out weights of linear and convolutional layers; this network has none.")
         # The task from which on a weight is there. Free weights are those of the current task until it is pruned.

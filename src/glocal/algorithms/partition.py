@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Setting
-from glocal.networks.layer_calls import evaluated
+from glocal.networks.layer_calls import eval_mode
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -41,7 +41,7 @@ class Partition(Algorithm):
         return {"reached": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of every finished task
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        reached = self._mean_loss(model.evaluating(), params, memory, data, current(model, memory))
+        reached = self._mean_loss(model.eval_mode(), params, memory, data, current(model, memory))
         return {**memory, "reached": torch.cat([memory["reached"], reached[None]])}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -69,5 +69,5 @@ def settled(model: Model, task: int) -> Iterator[Model]:
     if task == 0:
         yield model
         return
-    with evaluated(m for m in model.module.modules() if isinstance(m, _BatchNorm)):
+    with eval_mode(m for m in model.module.modules() if isinstance(m, _BatchNorm)):
         yield model.bind(model.buffers, model.training)

@@ -10,7 +10,7 @@ from torch import Tensor
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.partition import Partition, current
 from glocal.networks.model import MakeNetwork, Model
-from glocal.networks.progressive import Columns
+from glocal.networks.progressive import ProgressiveNetwork
 from glocal.tree import Params
 
 
@@ -28,7 +28,7 @@ class PNN(Partition):
     grows: ClassVar[str] = "T P + T (T − 1)/2 Q, Q the weights between two columns"
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
-        return lambda shape, outputs: Columns(make, shape, outputs, tasks)
+        return lambda shape, outputs: ProgressiveNetwork(make, shape, outputs, tasks)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         outputs = model.outputs(params, batch.x, current(model, memory))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.errors import require
-from glocal.networks.dropout import Dropped
+from glocal.networks.dropout import DropoutNetwork
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 
@@ -38,10 +38,10 @@ class StableSGD(Algorithm):
         require(self.decay >= 0, f"stable-sgd needs a decay of at least 0; {self.decay} was given.")
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
-        return lambda shape, outputs: Dropped(make(shape, outputs), shape)
+        return lambda shape, outputs: DropoutNetwork(make(shape, outputs), shape)
 
     def uniforms(self, model: Model) -> int:
-        assert isinstance(model.module, Dropped)
+        assert isinstance(model.module, DropoutNetwork)
         return model.batch_size * sum(model.module.widths)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:

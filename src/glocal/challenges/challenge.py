@@ -18,7 +18,7 @@ LossName = Literal["cross-entropy", "squared-error"]
 class Data(NamedTuple):
     """Examples as two tensors.
 
-    `x` is (n, *input_shape): uint8 images, which the network's door scales to [0, 1], or floats, taken as they are.
+    `x` is (n, *input_shape): uint8 images, which the model scales to [0, 1], or floats, which it takes as they are.
     `y` is (n,) int64 class labels, or (n, outputs) floats for squared error.
     """
 

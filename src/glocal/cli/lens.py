@@ -218,7 +218,7 @@ def _seen(retraced: Retraced) -> str:
             "the algorithm's own approximation may be made of all of them, and then the difference between the two "
             "samples is an error too."
         )
-    if retraced.trajectory.model.has_batch_statistics:
+    if retraced.trajectory.model.has_batchnorm:
         said += (
             " The network has statistics: what is the algorithm's own is compared with L_o by those of the moment, "
             "expansions with L_o by those of θ_o."

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.layers import Params
-from glocal.networks.linear import Linear
-from glocal.networks.mlp import MLP
+from glocal.networks.mlp import MLP, Linear
 from glocal.networks.vmap_utils import is_batched
 
 if TYPE_CHECKING:

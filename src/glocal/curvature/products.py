@@ -34,7 +34,7 @@ from glocal.curvature.differentiable import differentiable
 from glocal.curvature.layers import Params
 from glocal.curvature.relu_mask import Rectified
 from glocal.losses import AutogradLoss
-from glocal.networks.convolution import Convolved
+from glocal.networks.convolution import ReplaceConv2d
 
 if TYPE_CHECKING:
     from glocal.losses import Loss
@@ -164,7 +164,7 @@ def _second_derivative(value: Callable[[Params], Tensor], params: Mapping[str, T
 def _passes(module: nn.Module, x: Tensor) -> Iterator[None]:
     """No graph reaches out of a product, even where the parameters are leaves of one. On a GPU convolutions are ours,
     whose second derivatives are as fast as the first."""
-    with torch.no_grad(), differentiable(module), Rectified(), Convolved() if x.is_cuda else nullcontext():
+    with torch.no_grad(), differentiable(module), Rectified(), ReplaceConv2d() if x.is_cuda else nullcontext():
         yield
 
 

@@ -14,7 +14,7 @@ from glocal.algorithms.algorithm import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.step import Hyper, scalars
 from glocal.networks.model import MakeNetwork, Model
-from glocal.networks.preprocess import Door
+from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
 from glocal.rng import generator
 from glocal.tree import Params
@@ -72,12 +72,12 @@ class Cohort:
         loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
         tasks, size = self.challenge.tasks, self.batch_size
-        return Model(module, loss, tasks, size, vectorised, classes, self.door, self.precision)
+        return Model(module, loss, tasks, size, vectorised, classes, self.transform, self.precision)
 
     @cached_property
-    def door(self) -> Door:
+    def transform(self) -> InputTransform:
         """What the challenge's inputs pass on their way into the network."""
-        return Door(self.challenge.normalise, self.challenge.augment, self.device)
+        return InputTransform(self.challenge.normalise, self.challenge.augment, self.device)
 
     def initial(self) -> tuple[Params, Params]:
         """θ_0 and what is not learnt (buffers, frozen parameters), stacked; they depend on the seed alone."""

@@ -46,11 +46,11 @@ class Feed:
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self.uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
         self.end = torch.ones((), device=self.device)
-        self.door = cohort.door
+        self.transform = cohort.transform
         self._unkeyed = torch.zeros(len(cohort), dtype=torch.long, device=self.device)
-        # Who does not observe the steps cannot keep their examples: through the door once a task, they serve all its
+        # Who does not observe the steps cannot keep their examples: transformed once a task, they serve all its
         # steps, unless they are to be augmented in every one of them.
-        self._raw = type(cohort.algorithm).observe is not Algorithm.observe or self.door.augment is not None
+        self._raw = type(cohort.algorithm).observe is not Algorithm.observe or self.transform.augmentation is not None
 
     def load_task(self, task: int, memory: Memory | None = None) -> None:
         """Bring the task's training data to the device: once for all runs that share them.
@@ -67,11 +67,11 @@ class Feed:
         self.joint = self.examples + (0 if self.replayed is None else self.replayed[1].shape[1])
         self.steps = -(-self.joint // self.cohort.batch_size)
         self._place("x", torch.cat([p.x for p in parts]))
-        self.door.check(self.x, challenge.name)
+        self.transform.check(self.x, challenge.name)
         if self._raw:
             self.inputs = self.x
         else:
-            self._place("inputs", self.door.ready(self.x))
+            self._place("inputs", self.transform.normalize(self.x))
         self._place("y", torch.cat([p.y for p in parts]))
         self._place("task", torch.tensor(task))
         self._place("rows", torch.zeros(len(self.cohort), self.joint, dtype=torch.long))
@@ -88,7 +88,7 @@ class Feed:
         if not parts or not parts[0][1].shape[0]:
             return None
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
-        return x if self._raw else self.door.ready(x), y
+        return x if self._raw else self.transform.normalize(x), y
 
     def tensors(self) -> list[Tensor]:
         """All that a batch is made from, for a captured graph to look at."""
@@ -115,7 +115,7 @@ class Feed:
             shape = (self.steps, self.uniforms)
             draws = [torch.rand(shape, generator=generator(s, "buffer", *key)) for s in self.seeds]
             self.random.copy_(torch.stack(draws))
-        if self.door.augment is not None:
+        if self.transform.augmentation is not None:
             draw = lambda s: torch.randint(2**63 - 1, (self.steps + 1,), generator=generator(s, "augmentation", *key))  # noqa: E731
             self.keys.copy_(torch.stack([draw(s) for s in self.seeds]))
 
@@ -179,8 +179,8 @@ class Feed:
         return Batch(self.x[:size], self.y[:size], self.random.new_zeros(self.uniforms), self.task)
 
     def keys_at(self, step: int | Tensor) -> Tensor:
-        """What the network's door draws from in a step, one key a run; in consolidation, after the epoch's last."""
-        if self.door.augment is None:
+        """The random keys of a step's augmentation, one per run; in consolidation, after the epoch's last."""
+        if self.transform.augmentation is None:
             return self._unkeyed
         keys = self.keys[:, step] if isinstance(step, int) else self.keys.index_select(1, step.view(1)).squeeze(1)
         return keys.index_select(0, self._seed_of_run)

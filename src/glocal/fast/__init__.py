@@ -1,12 +1,40 @@
-"""Optional accelerations, registered at the seams of `glocal.accelerate`. Delete this folder and everything works, only
-slower."""
+"""Optional accelerations, registered at the seams of `glocal.accelerate`.
+
+Delete this folder and everything works, only slower. The kernels are written in Triton, which comes with PyTorch for
+CUDA. Without a GPU they run in Triton's interpreter, for tests: set TRITON_INTERPRET=1 before importing them.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from glocal import accelerate
 
-ACCELERATIONS: dict[str, str] = {}
-"""Name at a seam -> "module:attribute"; nothing is imported before it is used."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TRITON = {
+    "layers.from_bf16": "glocal.fast.elementwise:from_bf16",
+    "layers.sgd_update": "glocal.fast.elementwise:sgd_update",
+}
+"""Accelerations that need Triton; their modules are imported when they are first used."""
 
 
 def register() -> None:
-    for name, target in ACCELERATIONS.items():
-        accelerate.register(name, target)
+    """Register every acceleration that can be imported here."""
+    if find_spec("triton") is not None:
+        for name, target in TRITON.items():
+            accelerate.register(name, target)
+
+
+def supports(x: Tensor) -> bool:
+    """Return whether Triton kernels can run on this tensor: they use torch's current GPU."""
+    import torch
+
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    return x.is_cuda and x.device.index == torch.cuda.current_device()

@@ -139,7 +139,7 @@ class Monitor:
         few = MOST if self.form is None else max(LEAST, self.cohort.epochs * feed.examples // PART)
         rows = evenly_spaced_indices(feed.examples, self.examples or min(MOST, few)).to(feed.x.device)
         x, y = (part.unflatten(0, (-1, feed.examples)).index_select(1, rows) for part in (feed.x, feed.y))
-        return Data(self.cohort.door.ready(x), y)
+        return Data(self.cohort.transform.normalize(x), y)
 
     def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:
         """Of one run."""

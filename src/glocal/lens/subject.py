@@ -233,7 +233,7 @@ def of_run(cohort: Cohort, run: int, points: Sequence[Point], examples: int = CH
 
     def some(data: Data) -> Data:
         x, y = evenly_spaced(data, examples)
-        return Data(cohort.door.ready(x.to(cohort.device)), y.to(cohort.device))
+        return Data(cohort.transform.normalize(x.to(cohort.device)), y.to(cohort.device))
 
     both = [(some(task.train), some(task.test)) for task in (challenge.task(t, seed) for t in range(challenge.tasks))]
     return Subject(module, losses.get(challenge.loss), [a for a, _ in both], points, [b for _, b in both])

@@ -23,7 +23,7 @@ from glocal.curvature.differentiable import differentiable
 from glocal.errors import GlocalError, require
 from glocal.lens.subject import Point, Subject
 from glocal.networks.model import Model
-from glocal.networks.preprocess import Open
+from glocal.networks.preprocess import Identity
 from glocal.tree import Params, Tree, inner
 
 ORDERS = (0, 1, 2)
@@ -57,7 +57,7 @@ def taylor(
     point, data = solution(subject, task), subject.tasks[task]
     # A model sets its network to training mode: it is given one of its own. A subject's data are as its network takes
     # them, whole numbers too.
-    model = Model(copy.deepcopy(subject.module), subject.loss, door=Open()).bind(point.buffers, training=False)
+    model = Model(copy.deepcopy(subject.module), subject.loss, transform=Identity()).bind(point.buffers, training=False)
     return expand(model, point.params, data, order, kept)
 
 
@@ -80,7 +80,7 @@ def chosen(order: int, structure: Structure, matrix: Matrix | None = None, rank:
 
 def expand(model: Model, params: Params, data: Data, order: int, kept: Form | None) -> Taylor:
     """The same of one run's network, `model`, at θ_o = `params`."""
-    evaluated = model.evaluating()
+    evaluated = model.eval_mode()
     batch = Batch(data.x, data.y, data.y.new_zeros(len(data.y), dtype=torch.float32), data.y.new_zeros(()))
     with torch.no_grad(), differentiable(evaluated.module):
         parts: Tree = {

@@ -47,7 +47,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         return x * scale.view(-1, 1, 1) + (self.bias - mean * scale).view(-1, 1, 1)
 
 
-class ImageNorm2d(BatchNorm2d):
+class PerImageBatchNorm2d(BatchNorm2d):
     """Batch norm with the mean and variance of every image by itself: what a batch of one image meets in training."""
 
     def _plainly(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
@@ -62,7 +62,7 @@ class ImageNorm2d(BatchNorm2d):
         return z, own.flatten(1), spread.flatten(1)
 
 
-class PassingNorm2d(ImageNorm2d):
+class SequentialBatchNorm2d(PerImageBatchNorm2d):
     """The same, whose running statistics move on as by one image after the other, each a batch in training."""
 
     def _plainly(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
@@ -75,7 +75,7 @@ class PassingNorm2d(ImageNorm2d):
         return z
 
 
-def image_by_image(module: nn.Module, kind: type[ImageNorm2d] = ImageNorm2d) -> nn.Module:
+def per_image_batchnorm(module: nn.Module, kind: type[PerImageBatchNorm2d] = PerImageBatchNorm2d) -> nn.Module:
     """The network, in evaluation mode, as it is in training for batches of one image: a sample's outputs and gradients
     are its own, and many can be computed at once."""
     made = _ALONE.setdefault(module, {})
@@ -87,7 +87,7 @@ def image_by_image(module: nn.Module, kind: type[ImageNorm2d] = ImageNorm2d) -> 
     return made[kind]
 
 
-_ALONE: WeakKeyDictionary[nn.Module, dict[type[ImageNorm2d], nn.Module]] = WeakKeyDictionary()
+_ALONE: WeakKeyDictionary[nn.Module, dict[type[PerImageBatchNorm2d], nn.Module]] = WeakKeyDictionary()
 
 
 class Normalised(Function):

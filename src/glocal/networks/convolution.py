@@ -32,7 +32,7 @@ class Conv2d(nn.Conv2d):
         return super()._conv_forward(input, weight, bias) if made is None else made
 
 
-class Convolved(TorchFunctionMode):
+class ReplaceConv2d(TorchFunctionMode):
     """While it lasts torch's convolutions are those of this file, but for what is particular. These may order their
     numbers in another way, so that a view of them is a copy where it must be."""
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 from torch import Tensor, nn
 
-from glocal.networks.layer_calls import calls, layers
+from glocal.networks.layer_calls import layer_calls, named_layers
 
 
-class Dropped(nn.Module):
+class DropoutNetwork(nn.Module):
     """Drops inputs of every linear layer, unless that is the network's first layer: pixels are never dropped.
 
     A layer that is called several times has masks of its own at every call.
@@ -20,7 +20,7 @@ class Dropped(nn.Module):
     def __init__(self, network: nn.Module, shape: Sequence[int]) -> None:
         super().__init__()
         self.network = network
-        made = calls(network, shape)
+        made = layer_calls(network, shape)
         self.spared = int(bool(made) and isinstance(made[0].layer, nn.Linear))
         self.widths = [math.prod(call.input_shape) for call in made[1:] if isinstance(call.layer, nn.Linear)]
 
@@ -35,7 +35,7 @@ class Dropped(nn.Module):
             return args if mask is None else (args[0] * mask.to(args[0].dtype).view_as(args[0]), *args[1:])
 
         with ExitStack() as hooks:
-            for layer in layers(self.network).values():
+            for layer in named_layers(self.network).values():
                 if isinstance(layer, nn.Linear):
                     hooks.enter_context(layer.register_forward_pre_hook(drop))
             return self.network(x)

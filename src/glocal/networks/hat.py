@@ -15,7 +15,7 @@ from glocal.networks.unit_groups import Link, wiring
 from glocal.tree import Params
 
 
-class Gated(nn.Module):
+class GatedNetwork(nn.Module):
     """A network whose layers, but for those that read the inputs, are given h ⊙ a: what they read, times the units'
     gates.
 
@@ -72,7 +72,7 @@ def spread_out(units: Tensor, each: int) -> Tensor:
 
 
 @torch.no_grad()
-def shut_off(gated: Gated, shape: Sequence[int]) -> bool:
+def shut_off(gated: GatedNetwork, shape: Sequence[int]) -> bool:
     """Whether outputs through gates of 0 and 1 stay the same when all that these leave free is changed: tried once."""
     tried, draw = copy.deepcopy(gated).eval(), torch.Generator().manual_seed(0)
 

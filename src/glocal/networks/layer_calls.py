@@ -21,11 +21,11 @@ class Call(NamedTuple):
     input_shape: torch.Size
 
 
-def layers(module: nn.Module) -> dict[str, Layer]:
+def named_layers(module: nn.Module) -> dict[str, Layer]:
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, LAYERS)}
 
 
-def calls(module: nn.Module, shape: Sequence[int]) -> list[Call]:
+def layer_calls(module: nn.Module, shape: Sequence[int]) -> list[Call]:
     """It is a matter of the network's structure, so one pass over an input of zeros tells."""
     made: list[Call] = []
 
@@ -36,8 +36,8 @@ def calls(module: nn.Module, shape: Sequence[int]) -> list[Call]:
 
         return hook
 
-    with ExitStack() as hooks, torch.no_grad(), evaluated(module.modules()):
-        for name, layer in layers(module).items():
+    with ExitStack() as hooks, torch.no_grad(), eval_mode(module.modules()):
+        for name, layer in named_layers(module).items():
             hooks.enter_context(layer.register_forward_pre_hook(note(name)))
         module(torch.zeros(1, *shape, dtype=dtype_of(module)))
     return made
@@ -48,7 +48,7 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 
 
 @contextmanager
-def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
+def eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Some modules in evaluation mode, for as long as the context lasts; modules inside them stay as they are."""
     before = [(module, module.training) for module in modules]
     try:

@@ -1,4 +1,4 @@
-r"""The network as functions of its parameters: f_θ(x), the loss L(θ; x, y) and its gradient."""
+r"""A network as pure functions of its parameters: f_θ(x), the loss L(θ; x, y) and its gradient."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from glocal.accelerate import accelerated
 from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
-from glocal.networks.bf16 import halve
-from glocal.networks.functional import Functional
-from glocal.networks.preprocess import Door
+from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
 from glocal.rng import split
 from glocal.tree import Params
@@ -26,13 +26,24 @@ MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shap
 
 
 class Model:
-    """What an algorithm sees of the network: pure functions of θ.
+    """A network as an algorithm uses it: pure functions of θ.
 
-    Inputs are as the challenge keeps them: uint8 images are scaled to [0, 1] and normalised here, at the network's
-    door, so that buffers stay as small as the data. Inside a step, in training mode, the door also augments: a model
-    that is bound to the step's key gives every batch that passes the key's next random numbers. A train-mode forward
-    pass of BatchNorm changes the network's buffers; the model it ran through holds the new ones in `buffers`, beside
-    the network's frozen parameters, and the engine carries them from step to step with the run.
+    Inputs are as the challenge stores them. The model applies the input transform: it scales uint8 images to [0, 1]
+    and normalizes them, so that replay buffers stay as small as the data. In training mode, bound to a step's key, it
+    also augments them; every batch in the step draws its own random numbers from that key.
+
+    A train-mode forward pass of BatchNorm changes the network's buffers. The model keeps the new ones in `buffers`,
+    beside the network's frozen parameters, and the engine carries them from step to step.
+
+    Args:
+        module: The network.
+        loss: The loss of one batch of outputs and targets.
+        tasks: The number of tasks of the challenge.
+        batch_size: The mini-batch size of training.
+        vectorised: Whether the model runs under `vmap` over runs.
+        classes: Returns the classes of a task.
+        transform: The input transform; by default uint8 inputs are scaled to [0, 1].
+        precision: The precision of the network's own products.
     """
 
     def __init__(
@@ -43,90 +54,96 @@ class Model:
         batch_size: int = 1,
         vectorised: bool = False,
         classes: Callable[[int], Sequence[int]] | None = None,
-        door: Door | None = None,
+        transform: InputTransform | None = None,
         precision: Precision = "fp32",
     ) -> None:
-        self._modes = {True: Functional(module.train()), False: Functional(copy.deepcopy(module).eval())}
+        self._functions = {
+            True: FunctionalModule(module.train()),
+            False: FunctionalModule(copy.deepcopy(module).eval()),
+        }
         self.criterion = loss
         self.tasks = tasks
         self.batch_size = batch_size
-        self._classes = None if classes is None else cache(classes)  # finding them may mean making the task
-        self.has_batch_statistics = any(isinstance(m, _BatchNorm) for m in module.modules())
+        self._classes = None if classes is None else cache(classes)  # computing them may load the task
+        self.has_batchnorm = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
-        self.door = door or Door()
+        self.transform = transform or InputTransform()
         self.key: Tensor | None = None
-        self._passed = count()
+        self._batch_numbers = count()
         self.training = True
         self.buffers: Params = {}
-        self._changing = changed_in_place(module)
+        self._mutable_buffers = _mutable_buffers(module)
         self.precision = precision
-        self._halved = halved(module) if precision == "bf16" else frozenset()
+        self._bf16_params = _bf16_params(module) if precision == "bf16" else frozenset()
 
     @property
     def module(self) -> nn.Module:
-        """The network's structure in the model's mode; its own tensors are never used."""
-        return self._modes[self.training].module
+        """The network in the model's mode; the tensors it holds itself are never used."""
+        return self._functions[self.training].module
 
     def bind(
         self, buffers: Mapping[str, Tensor], training: bool = True, key: Tensor | None = None, first: int = 0
     ) -> Model:
-        """The same network with one run's buffers, which stay untouched: the copies change.
+        """Return the model with one run's buffers. The given tensors are not modified.
 
-        With a key the batches that pass its door are counted anew, from `first` on; without one it has the same door,
-        and all that share a door share the count.
+        Args:
+            buffers: The run's buffers and frozen parameters.
+            training: Train or evaluation mode.
+            key: The step's random key for augmentation. Without one, the returned model continues this model's
+                sequence of augmentations.
+            first: The number of the first batch that is augmented with `key`.
         """
-        keyed = key is not None and self.door.augment is not None
+        keyed = key is not None and self.transform.augmentation is not None
         if not buffers and training == self.training and not keyed:
             return self
         bound = copy.copy(self)
         if keyed:
-            bound.key, bound._passed = key, count(first)
-        changes = self._changing if training else ()
-        bound.buffers = {k: b.clone() if k in changes else b for k, b in buffers.items()}
+            bound.key, bound._batch_numbers = key, count(first)
+        mutable = self._mutable_buffers if training else ()
+        bound.buffers = {k: b.clone() if k in mutable else b for k, b in buffers.items()}
         bound.training = training
         return bound
 
-    def evaluating(self) -> Model:
-        """The same network in evaluation mode: no augmentation, no dropout, BatchNorm by its running statistics."""
+    def eval_mode(self) -> Model:
+        """Return the model in evaluation mode: no augmentation, no dropout, BatchNorm with running statistics."""
         return self.bind(self.buffers, training=False)
 
     def classes(self, task: int) -> tuple[int, ...]:
-        """The classes that occur in a task."""
+        """Return the classes that occur in a task."""
         return () if self._classes is None else tuple(self._classes(task))
 
-    def admit(self, x: Tensor) -> Tensor:
-        """Inputs as the network takes them, for whoever needs the very same ones twice: floats pass every door."""
-        return self.door.ready(self.vary(x))
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return inputs as the network takes them. Prepared inputs are floats and pass through `prepare` unchanged."""
+        return self.transform.normalize(self.augment(x))
 
-    def vary(self, x: Tensor) -> Tensor:
-        """Inputs as a training step sees them, augmented, and still as the challenge keeps them."""
+    def augment(self, x: Tensor) -> Tensor:
+        """Augment raw inputs as in a training step."""
         if self.training and self.key is not None and not x.is_floating_point():
-            return self.door.varied(x, split(self.key, next(self._passed)))
+            return self.transform.augment(x, split(self.key, next(self._batch_numbers)))
         return x
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
-        """f_θ(x), one row an input; a network that an algorithm built may take more than inputs."""
-        return self._through(self._modes[self.training], params, x, *args)
+        """Return f_θ(x), one row per input. `args` are passed on to the network."""
+        return self._call(self._functions[self.training], params, x, *args)
 
-    def outputs_through(self, module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Those of another network with the same tensors. What it puts in its buffers' places is kept."""
-        return self._through(Functional(module), params, x)
+    def outputs_of(self, module: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return the outputs of another module that has the same parameters and buffers."""
+        return self._call(FunctionalModule(module), params, x)
 
-    def _through(self, function: Functional, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
-        """The network in its precision. Mapped over runs torch's own autocast fails: it is done by hand."""
-        tensors, x = {**params, **self.buffers}, self.admit(x)
-        exact = x.dtype
-        if self._halved:
-            tensors = {k: halve(t) if k in self._halved else t for k, t in tensors.items()}
+    def _call(self, function: FunctionalModule, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
+        tensors, x = {**params, **self.buffers}, self.prepare(x)
+        dtype = x.dtype
+        if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
+            tensors = {k: to_bf16(t) if k in self._bf16_params else t for k, t in tensors.items()}
             x = x.bfloat16()
         outputs, changed = function(tensors, x, *args)
         if changed:
             self.buffers = {**self.buffers, **changed}
-        return outputs.to(exact) if exact.is_floating_point else outputs
+        return outputs.to(dtype) if dtype.is_floating_point else outputs
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
-        """φ_θ(x), one row an input: what the last linear layer that is called makes its outputs from."""
-        function, last = self._modes[self.training], {}
+        """Return φ_θ(x), one row per input: the input of the last `nn.Linear` that the forward pass calls."""
+        function, last = self._functions[self.training], {}
 
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             last["input"] = inputs[0]
@@ -134,20 +151,20 @@ class Model:
         layers = [layer for layer in function.module.modules() if isinstance(layer, nn.Linear)]
         handles = [layer.register_forward_pre_hook(keep) for layer in layers]
         try:
-            given = self._through(function, params, x, *args).dtype
+            dtype = self._call(function, params, x, *args).dtype
         finally:
             for handle in handles:
                 handle.remove()
         name = type(function.module).__name__
-        require(bool(last), f"features are the inputs of a network's last nn.Linear layer, and {name} calls none.")
-        return last["input"].flatten(1).to(given)
+        require(bool(last), f"Features are the inputs of a network's last nn.Linear layer, but {name} calls none.")
+        return last["input"].flatten(1).to(dtype)
 
     def losses(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """ℓ(f_θ(x_i), y_i), one number an input."""
+        """Return ℓ(f_θ(x_i), y_i), one scalar per input."""
         return self.criterion.per_sample(self.outputs(params, x), y)
 
     def loss(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """L(θ), the mean over the batch; with weights, the weighted mean (0 where all weights are 0)."""
+        """Return L(θ), the mean over the batch; with weights, the weighted mean (0 if all weights are 0)."""
         losses = self.losses(params, x, y)
         if weight is None:
             return losses.mean()
@@ -155,12 +172,12 @@ class Model:
         return (weight * losses).sum() / torch.where(total > 0, total, 1)
 
     def mean_loss(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, chunk: int = 2000) -> Tensor:
-        """L(θ) over a whole data set, a bounded number of examples at a time."""
+        """Return L(θ) over a data set, computed in chunks."""
         parts = [self.losses(params, a, b).sum() for a, b in zip(x.split(chunk), y.split(chunk), strict=True)]
         return torch.stack(parts).sum() / y.shape[0]
 
     def grad(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Params:
-        """∇L(θ) on a batch. One whose weights are all 0 is no batch: it leaves the network's buffers alone."""
+        """Return ∇L(θ) on a batch. A batch whose weights are all 0 leaves the network's buffers unchanged."""
 
         def value(params: Mapping[str, Tensor], buffers: Params) -> tuple[Tensor, Params]:
             bound = self.bind(buffers, self.training)
@@ -172,21 +189,104 @@ class Model:
             leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
             with torch.enable_grad():
                 loss, buffers = value(leaves, self.buffers)
-                slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-            grads = dict(zip(leaves, slopes, strict=True))
+                gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            grads = dict(zip(leaves, gradients, strict=True))
         if weight is not None:
             buffers = {k: torch.where(weight.sum() > 0, b, self.buffers[k]) for k, b in buffers.items()}
         self.buffers = buffers
         return grads
 
 
-def halved(module: nn.Module) -> frozenset[str]:
-    """The parameters that bf16 rounds: all but BatchNorm's, whose few numbers stand at sums over many."""
+def _bf16_params(module: nn.Module) -> frozenset[str]:
+    """Return the parameters that are cast to bf16: all but BatchNorm's, which scale sums over many values."""
     exact = {id(p) for part in module.modules() if isinstance(part, _BatchNorm) for p in part.parameters()}
     return frozenset(k for k, p in module.named_parameters() if id(p) not in exact)
 
 
-def changed_in_place(module: nn.Module) -> frozenset[str]:
-    """The buffers that a forward pass may write to. Our own BatchNorm puts new ones in their place instead."""
-    kept = {id(b) for part in module.modules() if isinstance(part, BatchNorm2d) for b in part.buffers()}
-    return frozenset(k for k, b in module.named_buffers() if id(b) not in kept)
+def _mutable_buffers(module: nn.Module) -> frozenset[str]:
+    """Return the buffers that a forward pass may modify in place. Our own BatchNorm replaces its buffers instead."""
+    replaced = {id(b) for part in module.modules() if isinstance(part, BatchNorm2d) for b in part.buffers()}
+    return frozenset(k for k, b in module.named_buffers() if id(b) not in replaced)
+
+
+class FunctionalModule:
+    """`torch.func.functional_call` for one module, with the bookkeeping done once instead of at every call.
+
+    Locating every tensor takes a tenth of a small network's step. Tied tensors are passed once, under their first name.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+        self._slots = [
+            (holder, attribute, names[id(tensor)])
+            for part in module.modules()
+            for holder in (part._parameters, part._buffers)
+            for attribute, tensor in holder.items()
+            if tensor is not None
+        ]
+        buffers = {id(part._buffers) for part in module.modules()}
+        self._buffer_slots = [slot for slot in self._slots if id(slot[0]) in buffers]
+
+    def __call__(self, tensors: Mapping[str, Tensor], *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Call the module with these parameters and buffers.
+
+        Returns:
+            The module's output, and the buffers that the module replaced.
+        """
+        before = [holder[attribute] for holder, attribute, _ in self._slots]
+        try:
+            for holder, attribute, name in self._slots:
+                holder[attribute] = tensors[name]  # type: ignore[assignment]
+            output = self.module(*args)
+            after = ((name, holder[attribute]) for holder, attribute, name in self._buffer_slots)
+            return output, {name: tensor for name, tensor in after if tensor is not tensors[name]}  # type: ignore[misc]
+        finally:
+            for (holder, attribute, _), tensor in zip(self._slots, before, strict=True):
+                holder[attribute] = tensor  # type: ignore[assignment]
+
+
+def to_bf16(x: Tensor) -> Tensor:
+    """Cast to bf16; the gradient comes back in the dtype of x."""
+    return _ToBf16.apply(x, x.dtype)
+
+
+@accelerated("layers.from_bf16")
+def from_bf16(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
+class _ToBf16(Function):
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.bfloat16()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.dtype = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _FromBf16.apply(grad, ctx.dtype), None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return _ToBf16.apply(x, dtype), dims[0]
+
+
+class _FromBf16(Function):
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return from_bf16(x, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.dtype = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _ToBf16.apply(grad, ctx.dtype), None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return _FromBf16.apply(x, dtype), dims[0]

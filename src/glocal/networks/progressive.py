@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from glocal.networks.layer_calls import Layer, calls, evaluated
-from glocal.networks.linear import Linear
+from glocal.networks.layer_calls import Layer, eval_mode, layer_calls
+from glocal.networks.mlp import Linear
 from glocal.networks.model import MakeNetwork
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-class Columns(nn.Module):
+class ProgressiveNetwork(nn.Module):
     """As many copies of a network as there are tasks, each with an initialisation of its own.
 
     A lateral connection ends in every linear and convolutional layer that is called once, the first one excepted; it
@@ -33,7 +33,7 @@ class Columns(nn.Module):
     def __init__(self, make: MakeNetwork, shape: Sequence[int], outputs: int, tasks: int) -> None:
         super().__init__()
         self.columns = nn.ModuleList(make(shape, outputs) for _ in range(tasks))
-        made = calls(self.columns[0], shape)
+        made = layer_calls(self.columns[0], shape)
         times = Counter(call.name for call in made)
         joined = [call for call in made[1:] if times[call.name] == 1]
         self.joined = [call.name for call in joined]
@@ -45,7 +45,7 @@ class Columns(nn.Module):
         """The outputs of one column. Those before it are constants: no gradient enters them, no statistic changes."""
         heard: list[list[Tensor]] = [[] for _ in self.joined]
         earlier = self.columns[:column]
-        with torch.no_grad(), evaluated(earlier.modules()):
+        with torch.no_grad(), eval_mode(earlier.modules()):
             for number in range(column):
                 self._run(number, x, heard)
         return self._run(column, x, heard)

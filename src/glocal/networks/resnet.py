@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from glocal.errors import require
 from glocal.networks.batchnorm import BatchNorm2d
 from glocal.networks.convolution import Conv2d
-from glocal.networks.linear import Linear
+from glocal.networks.mlp import Linear
 
 BLOCKS = 2
 """In every one of the four stages."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.errors import GlocalError, require
-from glocal.networks.layer_calls import Layer, dtype_of, evaluated, layers
+from glocal.networks.layer_calls import Layer, dtype_of, eval_mode, named_layers
 
 OWN = ("weight", "bias")
 """What a layer may learn."""
@@ -147,8 +147,8 @@ def _cut(module: nn.Module, shape: Sequence[int]) -> Pass:
 
     learnt = {k: p for k, p in module.named_parameters() if p.requires_grad}
     x = random((2, *shape), dtype_of(module))
-    with ExitStack() as hooks, torch.enable_grad(), evaluated(module.modules()):
-        for name, layer in layers(module).items():
+    with ExitStack() as hooks, torch.enable_grad(), eval_mode(module.modules()):
+        for name, layer in named_layers(module).items():
             hooks.enter_context(layer.register_forward_hook(cut(name, layer)))
         for name, norm in module.named_modules():
             if isinstance(norm, _BatchNorm):

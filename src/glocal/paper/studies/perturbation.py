@@ -32,7 +32,7 @@ from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbat
 from glocal.lens.subject import Subject, of_module
 from glocal.networks import ResNet18
 from glocal.networks.model import MakeNetwork
-from glocal.networks.preprocess import Door
+from glocal.networks.preprocess import InputTransform
 from glocal.paper import table1
 from glocal.paper.studies.row_filters import column, distinct, where
 from glocal.store.run import Run
@@ -192,11 +192,14 @@ def _network(piece: Piece) -> str | MakeNetwork:
 def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
     """The piece's task at its solution, and its test data."""
     challenge = challenges.make(piece["challenge"], piece["tasks"], place.data)
-    task, door = challenge.task(piece["task"], piece["seed"]), Door(challenge.normalise, device=place.device)
+    task, transform = (
+        challenge.task(piece["task"], piece["seed"]),
+        InputTransform(challenge.normalise, device=place.device),
+    )
 
     def ready(data: Data) -> Data:
         some = evenly_spaced(data, max(piece["samples"], piece["examples"]))
-        return Data(door.ready(some.x.to(place.device)), some.y.to(place.device))
+        return Data(transform.normalize(some.x.to(place.device)), some.y.to(place.device))
 
     module = seeded_network(resolve.network(_network(piece), challenge).value, challenge, piece["seed"])
     states = [run.state(piece["task"]), run.state(piece["task"] + 1)]
