@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glocal.algorithms import Algorithm, Batch, Step
     from glocal.challenges import Challenge, from_tasks
     from glocal.runs import Runs
+    from glocal.sweeps.options import SweepOptions
     from glocal.sweeps.sweep import load, sweep
 
 _PUBLIC = {
@@ -27,6 +28,7 @@ _PUBLIC = {
     "from_tasks": "glocal.challenges",
     "load": "glocal.sweeps.sweep",
     "sweep": "glocal.sweeps.sweep",
+    "SweepOptions": "glocal.sweeps.options",
     "Runs": "glocal.runs",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "GlocalError",
     "Runs",
     "Step",
+    "SweepOptions",
     "__version__",
     "from_tasks",
     "load",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from glocal.cli.common import TrainingOptions
 from glocal.cli.main import COMMANDS, main
 
 QUICK = ["--tasks", "2", "--epochs", "1", "--batch-size", "500"]
@@ -41,6 +42,19 @@ def test_help_does_not_wait_for_torch() -> None:
     code = "import sys; from glocal.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_flags_override_the_sweep_file(elsewhere: Path) -> None:
+    """In both directions, also to a value that is the default."""
+    from glocal.cli.main import _parse
+
+    file = elsewhere / "sweep.toml"
+    file.write_text('challenge = "split-digits"\nlrs = [1]\nepochs = 3\nprecision = "bf16"\nkeep_parameters = true\n')
+    sweep = _parse(["sweep", "--file", str(file), "--epochs", "2", "--precision", "fp32", "--seeds", "5"])
+    assert (sweep.challenge, sweep.lrs, sweep.seeds) == ("split-digits", (1,), (5,))
+    assert sweep.training == TrainingOptions(epochs=2, keep_parameters=True)
+    assert _parse(["sweep", f"--file={file}", "--keep-parameters"]).training.keep_parameters
+    assert not _parse(["sweep", f"--file={file}", "--no-keep-parameters"]).training.keep_parameters
 
 
 def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,6 +187,25 @@ def test_part_of_an_interrupted_cohort_can_be_finished_alone(tmp_path: Path, mon
     whole = glocal.sweep("rotated-digits", ["er"], [0.1, 0.2, 0.4], [1], store=tmp_path / "a", **QUICK)
     arrays_equal(whole, rest)
     arrays_equal(whole[1:2], one)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"epoch": 2}, "unknown option of a sweep 'epoch'. Did you mean 'epochs'"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1; 0 was given"),
+        ({"cohort_size": True}, "cohort_size must be a whole number"),
+        ({"memory_budget": 1.5}, "memory_budget must be a whole number"),
+        ({"precision": "fp23"}, "unknown precision 'fp23'. Did you mean 'fp32'"),
+        ({"execution": "vectorized"}, "unknown execution 'vectorized'. Did you mean 'vectorised'"),
+        ({"keep_parameters": "yes"}, "keep_parameters must be true or false"),
+        ({"monitor": math.inf}, "monitor must be a positive number"),
+        ({"store": 3}, "store must be a string; 3"),
+    ],
+)
+def test_options_are_checked_before_training(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(glocal.GlocalError, match=re.escape(message)):
+        glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], **option)
 
 
 def test_a_diverged_run_is_a_result(tmp_path: Path) -> None:

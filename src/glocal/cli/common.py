@@ -1,42 +1,65 @@
-"""What several commands take."""
+"""Argument types and parsers that several commands share."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
 from glocal.errors import GlocalError, unknown
+from glocal.sweeps.options import SweepOptions
 
-_unless_given = {"help_behavior_hint": ""}
-Count = Annotated[int | None, tyro.conf.arg(metavar="N", **_unless_given)]
-Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", **_unless_given)]
-Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", **_unless_given)]
-Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", **_unless_given)]
-Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="LR ...", **_unless_given)]
-Integers = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED ...", **_unless_given)]
-Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", **_unless_given)]
-PathName = Annotated[Path | None, tyro.conf.arg(metavar="PATH", **_unless_given)]
-Flag = Annotated[bool, tyro.conf.arg(**_unless_given)]
+_no_hint = {"help_behavior_hint": ""}  # the description says what happens by default
+Count = Annotated[int | None, tyro.conf.arg(metavar="N", **_no_hint)]
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", **_no_hint)]
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", **_no_hint)]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", **_no_hint)]
+Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="LR ...", **_no_hint)]
+Integers = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED ...", **_no_hint)]
+Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", **_no_hint)]
+PathName = Annotated[Path | None, tyro.conf.arg(metavar="PATH", **_no_hint)]
+Flag = Annotated[bool, tyro.conf.arg(**_no_hint)]
 ChallengeName = Annotated[str, tyro.conf.arg(metavar="CHALLENGE"), tyro.conf.Positional]
 AlgorithmName = Annotated[str, tyro.conf.arg(metavar="ALGORITHM"), tyro.conf.Positional]
 StorePath = Annotated[Path, tyro.conf.arg(metavar="STORE"), tyro.conf.Positional]
 
-Options = dict[str, dict[str, list[Any]]]  # algorithm -> option -> the values it takes
+
+def _flag_types(kind: type[SweepOptions]) -> type[SweepOptions]:
+    """Annotate fields for the command line: names instead of Python objects, no `None` in the help."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        union = get_origin(hints[field.name]) in (Union, UnionType)
+        types = [t for t in (get_args(hints[field.name]) if union else [hints[field.name]]) if t is not type(None)]
+        choices = [value for t in types if get_origin(t) is Literal for value in get_args(t)]
+        value_type: Any = str if str in types or choices else hints[field.name]
+        plain = {int: "N", float: "FLOAT", str: "NAME"}
+        metavar = f"{{{','.join(choices)}}}" if choices else "PATH" if Path in types else plain.get(types[0])
+        hint = "" if field.default is None or value_type is bool else None
+        value_type = value_type | None if field.default is None else value_type
+        argument = tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+        kind.__annotations__[field.name] = Annotated[value_type, argument]
+    return kind
+
+
+@_flag_types
+class TrainingOptions(SweepOptions):
+    __doc__ = SweepOptions.__doc__
 
 
 def short_name(algorithm: str) -> str:
-    """'ewc' for ewc, 'Mine' for path/to/file.py:Mine."""
+    """Return 'ewc' for ewc, 'Mine' for path/to/file.py:Mine."""
     return algorithm.rpartition(":")[2]
 
 
-def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> Options:
-    """'ewc.penalty=1,10' or, with one algorithm, 'penalty=10'."""
+def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """Parse 'ewc.penalty=1,10', or 'penalty=10' for a single algorithm, to {algorithm: {option: values}}."""
     names = [short_name(a) for a in algorithms]
-    options: Options = {}
+    options: dict[str, dict[str, list[Any]]] = {}
     for text in texts:
         target, equals, values = text.partition("=")
         algorithm, dot, option = target.rpartition(".")
@@ -44,7 +67,7 @@ def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> Options:
             raise GlocalError(f"an option is written NAME=VALUE or ALGORITHM.NAME=VALUE; '{text}' was given.")
         if not dot:
             if len(names) != 1:
-                raise GlocalError(f"with several algorithms say whose option it is: ALGORITHM.{text}.")
+                raise GlocalError(f"with several algorithms name the one that the option is for: ALGORITHM.{text}.")
             algorithm = names[0]
         if algorithm not in names:
             raise unknown("algorithm in --options:", algorithm, names)
@@ -52,10 +75,6 @@ def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> Options:
     return options
 
 
-def with_options(algorithms: Iterable[str], options: Options) -> list[tuple[str, dict[str, Any]]]:
-    """Every algorithm with every combination of its options' values."""
-    return [(name, choice) for name in algorithms for choice in combinations(options.get(short_name(name), {}))]
-
-
 def combinations(options: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return every combination of the options' values."""
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]

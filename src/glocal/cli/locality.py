@@ -112,7 +112,7 @@ class Locality:
             else:
                 met = challenge(self.challenge, self.setting)
             if self.algorithms:
-                resolve.suited(algorithm, met)
+                resolve.check_setting(algorithm, met)
             elif met.setting not in algorithm.settings:
                 continue
             pairs.append((algorithm, met))

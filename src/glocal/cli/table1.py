@@ -20,7 +20,7 @@ from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
 from glocal.precision import PRECISIONS
 from glocal.runs import Runs
 from glocal.store.run import Run
-from glocal.sweeps.sweep import NullProgress, ProgressReporter
+from glocal.sweeps.training import NullProgress, ProgressReporter
 
 
 @dataclass(frozen=True)

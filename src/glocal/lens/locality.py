@@ -117,7 +117,7 @@ def locality(
     require(trained, f"solutions take an lr above 0, and epochs, batch_size, examples of at least 1; {given}.")
     tested = resolve.algorithm(algorithm).value
     met = resolve.challenge(challenge).value
-    resolve.suited(tested, met)
+    resolve.check_setting(tested, met)
     shared = _shared(met, seed, examples)
     make = resolve.network(network, shared).value
     apart = -(-probes // len(PLACES))

@@ -14,6 +14,7 @@ That was made with all of the task's data, or with others, and ξ_o then contain
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -37,6 +38,7 @@ from glocal.lens.subject import Point
 from glocal.lens.taylor import after, chosen, expand
 from glocal.lens.trajectory import Moment
 from glocal.networks.model import Model
+from glocal.sweeps.training import MonitorSummary
 from glocal.tree import Params, Tree
 
 Watched: TypeAlias = Literal["diagonal", "kronecker", "own"]
@@ -119,6 +121,21 @@ class Monitor:
             return found
         # It held at the first task's solution, where an expansion has no error.
         return replace(found, first_break=found.first_break._replace(after=self._began))
+
+    def summary(self, run: int) -> MonitorSummary:
+        """Return where a run left an old task's ε-region, and all measurements, for its record in a store."""
+        result, curves = self.assumption(run), self.curves(run)
+        outcome = f"{result.first_break}"
+        if result.first_break is None:
+            largest = float(result.smallest.max()) if len(result.smallest) else 0.0
+            outcome = f"inside every old task's region, with errors up to {largest:.3g}"
+        finished, steps = curves.finished.tolist(), curves.step.tolist()
+        errors = [
+            [error if math.isfinite(error) else None for error in row[:tasks]]
+            for row, tasks in zip(curves.error.tolist(), finished, strict=True)
+        ]
+        record = {"epsilon": result.epsilon, "finished": finished, "step": steps, "errors": errors}
+        return MonitorSummary(outcome, record)
 
     def _finish(self, task: int, state: State, feed: Feed) -> None:
         """Keep some of the task's examples, and what its expansion is made of; θ is at the task's solution."""

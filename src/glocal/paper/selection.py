@@ -14,7 +14,8 @@ from glocal.paper import published
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.runs import Runs
 from glocal.sweeps.resolve import choose_device
-from glocal.sweeps.sweep import ProgressReporter, sweep
+from glocal.sweeps.sweep import sweep
+from glocal.sweeps.training import ProgressReporter
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ def _in_setting(made: Challenge, setting: str) -> Challenge:
     return dataclasses.replace(made, setting=typing.cast(Setting, setting), options=options)
 
 
-def suited(algorithm: Algorithm, challenge: Challenge) -> None:
-    """Whether the algorithm makes sense in the challenge's setting."""
+def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
+    """Raise an error if the algorithm does not support the setting of the challenge."""
     if challenge.setting in algorithm.settings:
         return
     name, allowed = name_of(algorithm), " or ".join(algorithm.settings)

@@ -37,7 +37,8 @@ from glocal.paper import table1
 from glocal.paper.studies.row_filters import column, distinct, where
 from glocal.store.run import Run
 from glocal.sweeps import resolve
-from glocal.sweeps.sweep import NullProgress, sweep
+from glocal.sweeps.sweep import sweep
+from glocal.sweeps.training import NullProgress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
