@@ -22,7 +22,7 @@ from checkpoints import make_subject  # noqa: E402
 import glocal  # noqa: E402
 from glocal.lens import examine  # noqa: E402
 from glocal.lens.error_curves import along  # noqa: E402
-from glocal.lens.retrace import retrace  # noqa: E402
+from glocal.lens.record import open_run  # noqa: E402
 from glocal.report.error_curves import table  # noqa: E402
 
 NEAR, FAR = 0.1, 0.5
@@ -75,9 +75,9 @@ that task's), or `all`. In Python they take a subject:
 
 ```python
 from glocal.lens.instruments import look
-from glocal.lens.subject import of_module
+from glocal.lens.trace import trace_checkpoints
 
-subject = of_module(network, nn.CrossEntropyLoss(), tasks, checkpoints, examples=500)
+subject = trace_checkpoints(network, nn.CrossEntropyLoss(), tasks, checkpoints, examples=500)
 look(subject, "theorem1").plot("theorem1.png")  # and .rows, a list of dicts
 ```
 
@@ -139,14 +139,14 @@ both losses from their values at θ_o, which is all that training follows. In Py
 
 ```python
 from glocal.lens.error_curves import along
-from glocal.lens.retrace import retrace
+from glocal.lens.record import open_run
 
-found = along(retrace("runs/runs/0123456789abcdef", steps=1).trajectory)
+found = along(open_run("runs/runs/0123456789abcdef").retrace(every_steps=1).run)
 found.assumptions["own"].first_break  # and .curves, .stays, .rows()
 found.plot("way.png")
 ```
 
-and `along` takes each of the trajectories that `glocal.lens.trajectory.record(cohort, steps=1)` returns. During
+and `along` takes each of the runs that `glocal.lens.record.record(cohort, every_steps=1)` returns. During
 training, `glocal run --monitor EPSILON` watches it at the ends of epochs.
 
 ## What is recommended, and why
@@ -192,7 +192,7 @@ def _way() -> str:
     with tempfile.TemporaryDirectory() as store:
         (run,) = glocal.sweep("rotated-digits", ["ewc"], [NEAR], [1], tasks=3, epochs=1, store=store, device="cpu")
         assert run.path is not None
-        found = along(retrace(run.path, steps=1).trajectory)
+        found = along(open_run(run.path).retrace(every_steps=1).run)
     found.plot(HERE / "images" / "lens-along.png")
     console = Console(file=StringIO(), width=100, record=True)
     console.print(table(found))

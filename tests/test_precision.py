@@ -15,7 +15,7 @@ from glocal import losses
 from glocal.curvature.eigenpairs import eigenpairs
 from glocal.lens.examination import examine
 from glocal.lens.instruments import look
-from glocal.lens.subject import of_module
+from glocal.lens.trace import trace_checkpoints
 from glocal.paper.study import Piece, Place, Row, conduct
 from glocal.precision import CUDNN, Precision, allow_tf32, conv_uses_tf32, full_precision, matmul_precision
 
@@ -59,9 +59,9 @@ def pairs(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tenso
 
 
 def one_instrument(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tensor]]) -> None:
-    subject = of_module(network, "cross-entropy", [(x, y), (x.flip(0), y)], states)  # which tries the network
+    trace = trace_checkpoints(network, "cross-entropy", [(x, y), (x.flip(0), y)], states)  # which tries the network
     Recording.recorded = []
-    look(subject, "flatness")
+    look(trace, "flatness")
 
 
 def examination(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tensor]]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.vector import flatten, unflatten
-from glocal.lens.subject import Point, Subject, of_module
+from glocal.lens.trace import Checkpoint, TrainingTrace, trace_checkpoints
 from glocal.losses import get
 from glocal.networks.mlp import MLP
 
@@ -21,9 +21,9 @@ FEATURES, OUTPUTS, EXAMPLES = 4, 2, 12
 
 
 class Quadratics(NamedTuple):
-    """A subject, and beside it all that numpy needs to know of it."""
+    """A trace, and beside it all that numpy needs to know of it."""
 
-    subject: Subject
+    trace: TrainingTrace
     data: list[tuple[np.ndarray, np.ndarray]]
     thetas: list[np.ndarray]  # θ_0 … θ_N, each (P,)
 
@@ -51,7 +51,7 @@ def of_data(data: list[tuple[np.ndarray, np.ndarray]], thetas: Sequence[np.ndarr
     module = nn.Linear(features, outputs, bias=False).double()
     states = [{"weight": torch.from_numpy(theta.reshape(outputs, features))} for theta in thetas]
     tasks = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data]
-    return Quadratics(of_module(module, "squared-error", tasks, states), data, list(thetas))
+    return Quadratics(trace_checkpoints(module, "squared-error", tasks, states), data, list(thetas))
 
 
 def anywhere(seed: int, tasks: int = 4, spans: int = FEATURES, step: float = 1.0) -> Quadratics:
@@ -86,7 +86,7 @@ def apart(seed: int, tasks: int = 3, strays: float = 0.0) -> Quadratics:
 
 def network(
     seed: int = 0, tasks: int = 3, step: float = 0.3, loss: str = "cross-entropy", dtype: torch.dtype = torch.float64
-) -> Subject:
+) -> TrainingTrace:
     """A tanh network, random tasks and a random walk."""
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
@@ -101,28 +101,26 @@ def network(
         x = torch.randn(15, 5, dtype=torch.float64, generator=draw).to(dtype)
         y = torch.randint(3, (15,), generator=draw)
         data.append((x, torch.eye(3, dtype=dtype)[y] if loss == "squared-error" else y))
-    return of_module(module, get(loss), data, [unflatten(theta, start) for theta in walk])
+    return trace_checkpoints(module, get(loss), data, [unflatten(theta, start) for theta in walk])
 
 
-def at(subject: Subject, theta: Tensor) -> Point:
-    point = subject.solutions[0]
-    return Point(unflatten(theta, point.params), point.buffers)
+def at(trace: TrainingTrace, theta: Tensor) -> Checkpoint:
+    point = trace.checkpoints[0]
+    return Checkpoint(unflatten(theta, point.params), point.buffers)
 
 
-def theta_of(subject: Subject, task: int) -> Tensor:
-    return flatten(subject.solutions[task + 1].params)
+def theta_of(trace: TrainingTrace, task: int) -> Tensor:
+    return flatten(trace.checkpoints[task + 1].params)
 
 
-def dense_hessian(subject: Subject, task: int) -> Tensor:
+def dense_hessian(trace: TrainingTrace, task: int) -> Tensor:
     """H_o at θ_o, by plain autograd."""
-    return torch.autograd.functional.hessian(
-        lambda theta: subject.value(task, at(subject, theta)), theta_of(subject, task)
-    )
+    return torch.autograd.functional.hessian(lambda theta: trace.value(task, at(trace, theta)), theta_of(trace, task))
 
 
-def diverged(subject: Subject, point: int) -> Subject:
+def diverged(trace: TrainingTrace, point: int) -> TrainingTrace:
     """The same with parameters beyond numbers at one point."""
-    points = list(subject.solutions)
+    points = list(trace.checkpoints)
     params = {k: torch.full_like(p, torch.nan) for k, p in points[point].params.items()}
-    points[point] = Point(params, points[point].buffers)
-    return Subject(subject.module, subject.loss, subject.tasks, points)
+    points[point] = Checkpoint(params, points[point].buffers)
+    return TrainingTrace(trace.module, trace.loss, trace.tasks, points)

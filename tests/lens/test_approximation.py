@@ -17,26 +17,25 @@ from torch import nn
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
-from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import fit, on_rays, order, own_curves, taylor_curves
 from glocal.lens.perturbation import unit_directions
-from glocal.lens.subject import of_module
+from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole
-from glocal.lens.trajectory import Moment, Trajectory, record
+from glocal.lens.trace import trace_checkpoints
 
 
-def run_of(watched: Cohort, every: int = 1) -> Trajectory:
+def run_of(watched: Cohort, every: int = 1) -> RecordedRun:
     (found,) = record(watched, every)
     return found
 
 
 def test_expansions_of_quadratics_have_no_error_and_lower_orders_what_is_left_out() -> None:
     problem = anywhere(2)
-    subject = problem.subject
-    exact = taylor_curves(subject, 2, "full")
+    trace = problem.trace
+    exact = taylor_curves(trace, 2, "full")
     assert exact.error[exact.known].max() < 1e-12 * exact.true[exact.known].max()
-    linear_part = taylor_curves(subject, 1)
+    linear_part = taylor_curves(trace, 1)
     for t in range(1, 5):
         for o in range(t):
             moved = problem.thetas[t] - problem.solution(o)
@@ -51,26 +50,26 @@ def test_expansions_of_quadratics_have_no_error_and_lower_orders_what_is_left_ou
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
 @pytest.mark.parametrize("p", [0, 1, 2])
 def test_an_expansion_of_order_p_errs_by_the_next_power_of_the_distance(p: int, loss: str) -> None:
-    subject = network(4, loss=loss)
-    (direction,) = unit_directions(subject, 1, 1, seed=3)
+    trace = network(4, loss=loss)
+    (direction,) = unit_directions(trace, 1, 1, seed=3)
     radii = [10.0 ** (-3 + i / 4) for i in range(5)]
-    found = order(subject, 1, taylor(subject, 1, p), 7 * direction, radii)
+    found = order(trace, 1, taylor(trace, 1, p), 7 * direction, radii)
     assert found.used.all()
     assert abs(found.exponent - (p + 1)) < 0.02
     assert 0 < found.standard_error < 0.01
 
 
 def test_an_error_that_is_rounding_alone_has_no_order() -> None:
-    subject = anywhere(0).subject
-    found = order(subject, 0, taylor(subject, 0), torch.ones(8, dtype=torch.float64))
+    trace = anywhere(0).trace
+    found = order(trace, 0, taylor(trace, 0), torch.ones(8, dtype=torch.float64))
     assert math.isnan(found.exponent) and not found.used.any()
 
 
 def test_in_single_precision_rounding_is_left_out_of_the_fit() -> None:
-    subject = network(4, dtype=torch.float32)
-    (direction,) = unit_directions(subject, 1, 1, seed=3)
+    trace = network(4, dtype=torch.float32)
+    (direction,) = unit_directions(trace, 1, 1, seed=3)
     radii = [10.0 ** (-5 + i / 4) for i in range(20)]
-    found = order(subject, 1, taylor(subject, 1), direction, radii)
+    found = order(trace, 1, taylor(trace, 1), direction, radii)
     assert not found.used[0] and found.used[-1]
     assert abs(found.exponent - 3) < 0.4
 
@@ -106,22 +105,22 @@ def test_few_errors_tell_little(count: int) -> None:
 
 
 def test_on_rays_a_network_is_the_same_mapped_and_one_by_one() -> None:
-    subject = network(0)
-    directions = unit_directions(subject, 0, 3, seed=0)
+    trace = network(0)
+    directions = unit_directions(trace, 0, 3, seed=0)
     radii = torch.tensor([[0.1, 1.0], [0.2, 2.0], [0.3, 3.0]], dtype=torch.float64)
-    expansion = taylor(subject, 0, 1)
-    mapped = on_rays(subject, 0, expansion, directions, radii)
+    expansion = taylor(trace, 0, 1)
+    mapped = on_rays(trace, 0, expansion, directions, radii)
 
     def looking(params: dict) -> torch.Tensor:
         found = expansion(params)
         return found if float(found) != math.pi else -found  # nothing that looks at its numbers can be mapped
 
-    single = on_rays(subject, 0, looking, directions, radii)  # type: ignore[arg-type]
+    single = on_rays(trace, 0, looking, directions, radii)  # type: ignore[arg-type]
     for a, b in zip(mapped, single, strict=True):
         assert a.shape == (3, 2)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    theta = theta_of(subject, 0) + 2 * directions[1]
-    torch.testing.assert_close(mapped[0][1, 1], subject.value(0, at(subject, theta)))
+    theta = theta_of(trace, 0) + 2 * directions[1]
+    torch.testing.assert_close(mapped[0][1, 1], trace.value(0, at(trace, theta)))
 
 
 def test_replay_of_everything_has_no_error() -> None:
@@ -158,10 +157,10 @@ def test_counted_from_the_solution_the_error_of_sgd_is_forgetting() -> None:
     seen = run_of(cohort(blobs(), SGD()))
     stated, levelled = own_curves(seen), own_curves(seen, levelled=True)
     torch.testing.assert_close(stated.error[stated.known], stated.true[stated.known])
-    for i, moment in enumerate(seen.moments):
+    for i, moment in enumerate(seen.snapshots):
         for o in range(moment.finished):
-            reached = float(seen.subject.value(o, seen.subject.solutions[o + 1]))
-            forgotten = float(seen.subject.value(o, moment.point)) - reached
+            reached = float(seen.trace.value(o, seen.trace.checkpoints[o + 1]))
+            forgotten = float(seen.trace.value(o, moment.checkpoint)) - reached
             assert float(levelled.error[i, o]) == pytest.approx(abs(forgotten), abs=1e-6)
 
 
@@ -180,17 +179,19 @@ def test_every_algorithm_has_curves_of_what_is_finished(name: str) -> None:
 
 def test_expansions_along_a_recording() -> None:
     seen = run_of(cohort(blobs(), SGD()))
-    found = taylor_curves(seen.subject, 2, "diagonal", moments=seen.moments)
-    expansion = taylor(seen.subject, 0, 2, "diagonal")
+    found = taylor_curves(seen.trace, 2, "diagonal", snapshots=seen.snapshots)
+    expansion = taylor(seen.trace, 0, 2, "diagonal")
     i = 5
-    expected = abs(float(expansion(seen.moments[i].point.params) - seen.subject.value(0, seen.moments[i].point)))
+    expected = abs(
+        float(expansion(seen.snapshots[i].checkpoint.params) - seen.trace.value(0, seen.snapshots[i].checkpoint))
+    )
     assert float(found.error[i, 0]) == pytest.approx(expected, rel=1e-5, abs=1e-7)
     assert found.error[3, 0] < 1e-6 and found.distance[3, 0] == 0  # at θ_o itself
 
 
 def test_errors_beyond_numbers_are_infinite() -> None:
-    subject = diverged(network(0), 2)
-    found = taylor_curves(subject)
+    trace = diverged(network(0), 2)
+    found = taylor_curves(trace)
     assert found.error[1, 0] < 1e-12
     assert found.error[2:, 1].isinf().all() and found.error[2, 0].isinf()
     assert found.error[3, 0].isfinite() and found.past[3].isinf()
@@ -204,28 +205,28 @@ def test_a_diverged_run_has_curves_too() -> None:
 
 
 def test_bad_input_is_said() -> None:
-    subject = network(0)
-    expansion = taylor(subject, 0)
-    ones = torch.ones(theta_of(subject, 0).shape, dtype=torch.float64)
-    with pytest.raises(GlocalError, match="every=-1"):
-        record(cohort(blobs(), SGD(), hidden), every=-1)
+    trace = network(0)
+    expansion = taylor(trace, 0)
+    ones = torch.ones(theta_of(trace, 0).shape, dtype=torch.float64)
+    with pytest.raises(GlocalError, match="every_epochs = -1"):
+        record(cohort(blobs(), SGD(), hidden), every_epochs=-1)
     with pytest.raises(GlocalError, match=r"length above 0; 0\.0"):
-        order(subject, 0, expansion, 0 * ones)
+        order(trace, 0, expansion, 0 * ones)
     with pytest.raises(GlocalError, match="radii are positive"):
-        order(subject, 0, expansion, ones, [0.0, 1.0])
-    with pytest.raises(GlocalError, match="task 5 was asked for"):
-        order(subject, 5, expansion, ones)
+        order(trace, 0, expansion, ones, [0.0, 1.0])
+    with pytest.raises(GlocalError, match="task 5 was given"):
+        order(trace, 5, expansion, ones)
     with pytest.raises(GlocalError, match="no moment"):
-        taylor_curves(subject, moments=[])
+        taylor_curves(trace, snapshots=[])
     with pytest.raises(GlocalError, match="task 3 was asked for"):
-        taylor_curves(subject, moments=[Moment(4, 0, subject.solutions[0])])
+        taylor_curves(trace, snapshots=[Snapshot(4, 0, trace.checkpoints[0])])
 
 
 def test_in_double_precision_the_order_of_a_smooth_network_is_found() -> None:
     """What an expansion of the second order leaves out is of the third; in single precision rounding hides it."""
-    subject = network(seed=5, tasks=2, dtype=torch.float32)
-    exact = subject.double()
-    found = order(exact, 0, whole(exact, 0), flat.update(exact, 1), [10 ** (-i / 4) for i in range(3, 10)])
+    trace = network(seed=5, tasks=2, dtype=torch.float32)
+    exact = trace.double()
+    found = order(exact, 0, whole(exact, 0), exact.update(1), [10 ** (-i / 4) for i in range(3, 10)])
     assert found.exponent == pytest.approx(3, abs=0.1) and bool(found.used.all())
 
 
@@ -239,5 +240,5 @@ def test_curves_of_expansions_are_of_parameters_alone() -> None:
         module(x)  # moves the statistics alone
         tasks.append((x, torch.randint(2, (30,))))
         states.append(copy.deepcopy(module.state_dict()))
-    found = taylor_curves(of_module(module, "cross-entropy", tasks, states))
+    found = taylor_curves(trace_checkpoints(module, "cross-entropy", tasks, states))
     assert float(found.error[2, 0]) < 1e-6

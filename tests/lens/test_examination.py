@@ -22,9 +22,9 @@ import glocal
 from glocal.errors import GlocalError
 from glocal.lens import examine
 from glocal.lens.advice import advise
-from glocal.lens.examination import of_subject
-from glocal.lens.stored import of_stored_run
-from glocal.lens.subject import of_module
+from glocal.lens.examination import examine_trace
+from glocal.lens.record import open_run
+from glocal.lens.trace import trace_checkpoints
 from glocal.report.examination import draw
 
 matplotlib.use("Agg")
@@ -33,7 +33,7 @@ QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
 
 def test_a_quadratic_is_its_expansion_everywhere() -> None:
     known = anywhere(seed=0)
-    found = of_subject(known.subject, epsilon=1e-3, eigenvalues=8)
+    found = examine_trace(known.trace, epsilon=1e-3, eigenvalues=8)
     later = torch.ones(4, 4).tril(-1) > 0
     assert torch.equal(found.inside, later)
     assert found.radius[later].isinf().all() and found.steepest.isinf().all() and found.random.isinf().all()
@@ -55,9 +55,11 @@ def test_a_quadratic_is_its_expansion_everywhere() -> None:
 def test_epsilon_is_a_tenth_of_what_is_learnt() -> None:
     known = apart(seed=1)
     gains = [known.loss(o, known.thetas[0]) - known.loss(o, known.solution(o)) for o in range(3)]
-    assert of_subject(known.subject).epsilon == pytest.approx(0.1 * np.mean(gains))
+    assert examine_trace(known.trace).epsilon == pytest.approx(0.1 * np.mean(gains))
     with pytest.raises(GlocalError, match="give epsilon"):
-        of_subject(of_module(nn.Linear(1, 1), "squared-error", [(torch.ones(2, 1), torch.ones(2, 1))], [ONE, ONE]))
+        examine_trace(
+            trace_checkpoints(nn.Linear(1, 1), "squared-error", [(torch.ones(2, 1), torch.ones(2, 1))], [ONE, ONE])
+        )
 
 
 ONE = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
@@ -93,10 +95,10 @@ def test_rounding_leaves_no_region() -> None:
 
 def test_the_largest_eigenvalue_is_not_that_of_largest_magnitude() -> None:
     """Of those of largest magnitude it is the largest where one is positive; where none is, nobody knows."""
-    subject = network(seed=3, tasks=2, step=2.0)
-    found = of_subject(subject, 0.1, eigenvalues=8)
+    trace = network(seed=3, tasks=2, step=2.0)
+    found = examine_trace(trace, 0.1, eigenvalues=8)
     for o in range(2):
-        every = torch.linalg.eigvalsh(dense_hessian(subject, o))
+        every = torch.linalg.eigvalsh(dense_hessian(trace, o))
         assert float(found.largest[o]) == pytest.approx(float(every.max()), rel=1e-6)
         assert found.rows()[o]["largest_eigenvalue"] == float(found.largest[o])
     downwards = replace(found, eigenvalues=torch.tensor([[-9.0, -5.0], [-9.0, 5.0]]))
@@ -125,31 +127,30 @@ def test_the_radius_on_the_way_is_a_root(b: float) -> None:
 
 
 def test_who_is_inside_by_a_dense_hessian() -> None:
-    subject = network(seed=3, tasks=4, step=0.4)
+    trace = network(seed=3, tasks=4, step=0.4)
     for epsilon in (0.003, 0.03, 0.3):
-        found = of_subject(subject, epsilon)
+        found = examine_trace(trace, epsilon)
         for o in range(4):
-            hessian, gradient = dense_hessian(subject, o), subject.gradient(o, subject.solutions[o + 1])
-            slope = torch.cat([gradient[k].flatten() for k in gradient])
+            hessian, slope = dense_hessian(trace, o), trace.gradient(o)
             values = torch.linalg.eigvalsh(hessian)
             order = values.abs().argsort(descending=True)[:10]
             torch.testing.assert_close(found.eigenvalues[o], values[order], rtol=1e-6, atol=1e-9)
             assert float(found.trace[o]) == pytest.approx(float(values.sum()), abs=4 * float(found.trace_error[o]))
             for t in range(o + 1, 4):
-                move = theta_of(subject, t) - theta_of(subject, o)
-                expanded = subject.value(o, subject.solutions[o + 1]) + slope @ move + move @ hessian @ move / 2
-                error = float((subject.value(o, subject.solutions[t + 1]) - expanded).abs())
+                move = theta_of(trace, t) - theta_of(trace, o)
+                expanded = trace.value(o, trace.checkpoints[o + 1]) + slope @ move + move @ hessian @ move / 2
+                error = float((trace.value(o, trace.checkpoints[t + 1]) - expanded).abs())
                 assert bool(found.inside[t, o]) == (error < epsilon)
                 if float(found.distance[t, o]) < float(found.radius[t, o]):
                     assert error < epsilon  # the way there is inside, and so is its end
 
 
 def test_data_in_any_shape_and_losses_of_ones_own() -> None:
-    subject = network(seed=1, tasks=2, dtype=torch.float32)
-    module, states = subject.module, [point.params for point in subject.solutions]
+    trace = network(seed=1, tasks=2, dtype=torch.float32)
+    module, states = trace.module, [point.params for point in trace.checkpoints]
     before, module_mode = copy.deepcopy(module.state_dict()), module.train().training
-    sets = [TensorDataset(*task) for task in subject.tasks]
-    tensors = [(x, y) for x, y in subject.tasks]
+    sets = [TensorDataset(*task) for task in trace.tasks]
+    tensors = [(x, y) for x, y in trace.tasks]
     batches = [[(x[:10], y[:10]), (x[10:], y[10:])] for x, y in tensors]
     expected = str(examine(module, "cross-entropy", tensors, states, 0.1))
     for given in (sets, [DataLoader(s, batch_size=4) for s in sets], batches):
@@ -222,7 +223,7 @@ def test_what_statistics_do_is_no_error_of_the_expansion() -> None:
 
 def test_checkpoints_that_tell_nothing_are_refused() -> None:
     module, loss, tasks, states = quartic(3.0, 1.0, 2.0)
-    with pytest.raises(GlocalError, match=r"checkpoints 1 and 2 are equal: task 1 moved nothing.*deepcopy"):
+    with pytest.raises(GlocalError, match=r"checkpoints 1 and 2 are equal.*deepcopy"):
         examine(module, loss, tasks, [states[0], states[1], states[1]], 0.1)
     lost = {"theta": torch.tensor([math.nan], dtype=torch.float64)}
     with pytest.raises(GlocalError, match="checkpoint 2 has numbers that are not finite, first in 'theta'"):
@@ -230,22 +231,22 @@ def test_checkpoints_that_tell_nothing_are_refused() -> None:
 
 
 def test_data_that_tell_nothing_are_refused() -> None:
-    subject = network(seed=1, tasks=2, dtype=torch.float32)
-    states = [point.params for point in subject.solutions]
-    (x, y), other = subject.tasks
+    trace = network(seed=1, tasks=2, dtype=torch.float32)
+    states = [point.params for point in trace.checkpoints]
+    (x, y), other = trace.tasks
     broken = x.clone()
     broken[3, 0] = math.nan
     with pytest.raises(GlocalError, match=r"x of task 0 contains NaN or infinity in 1 of 15 examples.*index 3"):
-        examine(subject.module, "cross-entropy", [(broken, y), other], states, 0.1)
+        examine(trace.module, "cross-entropy", [(broken, y), other], states, 0.1)
     with pytest.raises(GlocalError, match=r"a dict with the keys 'image', 'label'; batches must be pairs"):
-        examine(subject.module, "cross-entropy", [[{"image": x, "label": y}], other], states, 0.1)  # type: ignore[list-item]
+        examine(trace.module, "cross-entropy", [[{"image": x, "label": y}], other], states, 0.1)  # type: ignore[list-item]
     with pytest.raises(GlocalError, match="a tuple of length 3"):
-        examine(subject.module, "cross-entropy", [[(x, x, y)], other], states, 0.1)  # type: ignore[list-item]
+        examine(trace.module, "cross-entropy", [[(x, x, y)], other], states, 0.1)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("point", [1, 2, 3])
 def test_a_run_that_diverged_is_outside(point: int, tmp_path: Path) -> None:
-    found = of_subject(diverged(network(seed=2), point), 0.1)
+    found = examine_trace(diverged(network(seed=2), point), 0.1)
     touched = [(t, o) for t in range(3) for o in range(t) if point in (t + 1, o + 1)]
     assert all(not bool(found.inside[pair]) and math.isnan(found.distance[pair]) for pair in touched)
     assert found.advice.family == "replay" and "nan" in str(found)
@@ -293,7 +294,7 @@ def test_of_one_task(far: float, family: str, told: str) -> None:
 
 
 def test_a_figure_of_all_pairs(tmp_path: Path) -> None:
-    found = of_subject(network(seed=3, tasks=4, step=0.4), 0.03)
+    found = examine_trace(network(seed=3, tasks=4, step=0.4), 0.03)
     figure = Figure()
     draw(found, figure)
     where, forgot, bend = figure.axes
@@ -310,9 +311,9 @@ def test_a_figure_of_all_pairs(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_told() -> None:
-    subject = network(seed=1, dtype=torch.float32)
-    module, states = subject.module, [point.params for point in subject.solutions]
-    tasks: Any = [tuple(task) for task in subject.tasks]
+    trace = network(seed=1, dtype=torch.float32)
+    module, states = trace.module, [point.params for point in trace.checkpoints]
+    tasks: Any = [tuple(task) for task in trace.tasks]
 
     def summed(outputs: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, y, reduction="sum")
@@ -322,7 +323,7 @@ def test_mistakes_are_told() -> None:
         ((module, 3, tasks, states), "a loss is 'cross-entropy'"),
         ((module, summed, tasks, states), "no mean over samples"),
         ((module, "cross-entropy", tasks, states[:1]), "1 checkpoints"),
-        ((module, "cross-entropy", tasks[:1], states), "4 checkpoints were given for 1 tasks, which have 2"),
+        ((module, "cross-entropy", tasks[:1], states), "4 checkpoints were given for 1 tasks, which need 2"),
         ((module, "cross-entropy", tasks, states[1:]), "3 checkpoints were given for 3 tasks, which have 4"),
         ((module, "cross-entropy", tasks[:1], [{}, {}]), "does not fit the network"),
         ((module, "cross-entropy", [3], states[:2]), "task 0 is a int"),
@@ -341,14 +342,14 @@ def test_mistakes_are_told() -> None:
 def test_a_run_of_the_store_has_the_losses_that_it_measured(tmp_path: Path) -> None:
     (run,) = glocal.sweep("rotated-digits", ["er"], [0.1], [7], store=tmp_path, keep_parameters=True, **QUICK)
     assert run.path is not None
-    subject = of_stored_run(run.path)
-    for t, point in enumerate(subject.solutions):
+    trace = open_run(run.path).trace()
+    for t, point in enumerate(trace.checkpoints):
         for o in range(2):
-            assert float(subject.value(o, point)) == pytest.approx(run.arrays["train_class_loss"][t, o], rel=1e-4)
-    with pytest.raises(GlocalError, match="another one"):
-        of_stored_run(run.path, network="resnet18")
-    with pytest.raises(GlocalError, match="no run of a store"):
-        of_stored_run(tmp_path)
+            assert float(trace.value(o, point)) == pytest.approx(run.arrays["train_class_loss"][t, o], rel=1e-4)
+    with pytest.raises(GlocalError, match="is not the one of the run"):
+        open_run(run.path, network="resnet18").trace()
+    with pytest.raises(GlocalError, match="not a run of a store"):
+        open_run(tmp_path).trace()
 
 
 def test_runs_of_the_store_that_need_more(tmp_path: Path) -> None:
@@ -362,17 +363,15 @@ def test_runs_of_the_store_that_need_more(tmp_path: Path) -> None:
     (own,) = glocal.sweep("split-digits", ["sgd"], [0.1], [7], network=f"{mine}:net", keep_parameters=True, **store)
     assert own.path is not None
     with pytest.raises(GlocalError, match=r"--network path\.py:Name"):
-        of_stored_run(own.path)
-    subject = of_stored_run(own.path, network=f"{mine}:net")
-    assert float(subject.value(0, subject.solutions[1])) == pytest.approx(
-        own.arrays["train_class_loss"][1, 0], rel=1e-4
-    )
+        open_run(own.path).trace()
+    trace = open_run(own.path, network=f"{mine}:net").trace()
+    assert float(trace.value(0, trace.checkpoints[1])) == pytest.approx(own.arrays["train_class_loss"][1, 0], rel=1e-4)
     (bare,) = glocal.sweep("rotated-digits", ["sgd"], [0.1], [7], **store)
     (parts,) = glocal.sweep("rotated-digits", ["packnet"], [0.1], [7], keep_parameters=True, **store)
-    for run, told in ((bare, "not kept its parameters"), (parts, "answers by a task's number")):
+    for run, told in ((bare, "not kept its parameters"), (parts, "predicts with a task's number")):
         assert run.path is not None
         with pytest.raises(GlocalError, match=told):
-            of_stored_run(run.path)
+            open_run(run.path).trace()
 
 
 def test_common_mistakes_with_checkpoints_and_losses_are_named() -> None:
@@ -398,9 +397,9 @@ def test_single_numbers_are_inputs_too() -> None:
 
     module = Column()
     states = [{k: p + i for k, p in module.state_dict().items()} for i in range(2)]
-    subject = of_module(module, "squared-error", [(torch.rand(50), torch.rand(50, 1))], states)
-    assert float(subject.value(0, subject.solutions[1])) > 0
-    with pytest.raises(GlocalError, match=r"computes in torch.bfloat16, .* give module\.float\(\)"):
-        of_module(
+    trace = trace_checkpoints(module, "squared-error", [(torch.rand(50), torch.rand(50, 1))], states)
+    assert float(trace.value(0, trace.checkpoints[1])) > 0
+    with pytest.raises(GlocalError, match=r"of torch.bfloat16, .* give module\.float\(\)"):
+        trace_checkpoints(
             nn.Linear(2, 2).bfloat16(), "cross-entropy", [(torch.rand(5, 2).bfloat16(), torch.zeros(5).long())], []
         )

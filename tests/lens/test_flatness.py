@@ -14,7 +14,7 @@ from glocal.lens.flatness import flatness
 @pytest.mark.parametrize("spans", [1, 4])
 def test_on_quadratics_it_is_exact(spans: int) -> None:
     known = anywhere(0, 3, spans)
-    found = flatness(known.subject)
+    found = flatness(known.trace)
     for o in range(3):
         matrix = known.hessian(o)
         np.testing.assert_allclose(found.top[o], np.linalg.eigvalsh(matrix)[-1], rtol=1e-10)
@@ -31,14 +31,14 @@ def test_on_quadratics_it_is_exact(spans: int) -> None:
 
 
 def test_on_a_network_it_is_as_near_as_it_says() -> None:
-    subject = network(tasks=3)
-    found = flatness(subject, steps=8, probes=8)
+    trace = network(tasks=3)
+    found = flatness(trace, steps=8, probes=8)
     assert found.trace_error.min() > 1e-4
     for o in range(3):
-        matrix = dense_hessian(subject, o)
+        matrix = dense_hessian(trace, o)
         assert abs(found.top[o] - torch.linalg.eigvalsh(matrix)[-1]) <= found.top_error[o] + 1e-12
         assert abs(found.trace[o] - matrix.trace()) < 5 * found.trace_error[o]
-    torch.testing.assert_close(found.moved[0], (theta_of(subject, 2) - theta_of(subject, 0)).norm())
+    torch.testing.assert_close(found.moved[0], (theta_of(trace, 2) - theta_of(trace, 0)).norm())
 
 
 def test_a_seed_decides_all_that_is_random() -> None:

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import Quadratics, anywhere, dense_hessian, diverged, network, theta_of
 
-from glocal.curvature.vector import flatten
 from glocal.errors import GlocalError
 from glocal.lens.forgetting import average, forgetting, measured, recursion
-from glocal.lens.subject import Subject
+from glocal.lens.trace import TrainingTrace
 from glocal.metrics import OVER, Over, average_forgetting
 
 
@@ -41,7 +40,7 @@ def by_hand(known: Quadratics, over: Over) -> dict[str, list[float]]:
 @given(seed=st.integers(0, 1000), tasks=st.integers(1, 5), spans=st.integers(1, 4))
 def test_on_quadratics_every_pair_is_predicted_exactly(seed: int, tasks: int, spans: int) -> None:
     known = anywhere(seed, tasks, spans)
-    found = forgetting(known.subject)
+    found = forgetting(known.trace)
     for t in range(tasks):
         for o in range(tasks):
             if o > t:
@@ -63,7 +62,7 @@ def test_on_quadratics_every_pair_is_predicted_exactly(seed: int, tasks: int, sp
 @given(seed=st.integers(0, 1000), tasks=st.integers(2, 5), spans=st.integers(1, 4), over=st.sampled_from(OVER))
 def test_on_quadratics_the_recursion_adds_up_term_by_term(seed: int, tasks: int, spans: int, over: Over) -> None:
     known = anywhere(seed, tasks, spans)
-    found = recursion(forgetting(known.subject), over)
+    found = recursion(forgetting(known.trace), over)
     for name, expected in by_hand(known, over).items():
         np.testing.assert_allclose(getattr(found, name)[1:], expected, rtol=1e-9, atol=1e-9, err_msg=name)
     added_up = found.before + found.gradient + found.quadratic + found.v
@@ -73,7 +72,7 @@ def test_on_quadratics_the_recursion_adds_up_term_by_term(seed: int, tasks: int,
 
 @pytest.mark.parametrize("over", OVER)
 def test_the_factor_before_the_last_average_is_the_definitions(over: Over) -> None:
-    found = recursion(forgetting(anywhere(3, 5).subject), over)
+    found = recursion(forgetting(anywhere(3, 5).trace), over)
     t = torch.arange(3, 6, dtype=torch.float64)  # the paper's count
     factor = (t - 1) / t if over == "t" else (t - 2) / (t - 1)
     torch.testing.assert_close(found.before[2:], factor * found.predicted[1:-1], rtol=1e-12, atol=0)
@@ -84,17 +83,17 @@ def test_averages_are_those_of_the_metrics(over: Over) -> None:
     known = anywhere(0, 4)
     losses = np.array([[known.loss(o, theta) for o in range(4)] for theta in known.thetas])
     expected = [average_forgetting(losses, t, over, by="loss") for t in range(1, 5)]
-    np.testing.assert_allclose(average(measured(known.subject), over), expected, rtol=1e-12)
+    np.testing.assert_allclose(average(measured(known.trace), over), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
 def test_on_a_network_the_terms_are_those_of_its_dense_hessian(loss: str) -> None:
-    subject = network(loss=loss)
-    found = forgetting(subject)
+    trace = network(loss=loss)
+    found = forgetting(trace)
     for o in range(3):
-        matrix, slope = dense_hessian(subject, o), flatten(subject.gradient(o, subject.solutions[o + 1]))
+        matrix, slope = dense_hessian(trace, o), trace.gradient(o, trace.checkpoints[o + 1])
         for t in range(o + 1, 3):
-            moved, delta = theta_of(subject, t) - theta_of(subject, o), theta_of(subject, t) - theta_of(subject, t - 1)
+            moved, delta = theta_of(trace, t) - theta_of(trace, o), theta_of(trace, t) - theta_of(trace, t - 1)
             expected = [
                 slope @ moved,
                 moved @ matrix @ moved / 2,
@@ -121,7 +120,7 @@ def test_shares_sum_to_one_and_follow_the_terms() -> None:
     assert torch.equal(found.shares.gradient.isnan(), ~below)
     torch.testing.assert_close(sum(found.shares)[below], torch.ones(3, dtype=torch.float64))  # type: ignore[index]
     torch.testing.assert_close(found.shares.quadratic[below], (found.quadratic.abs() / total)[below])
-    exact = forgetting(anywhere(0).subject).shares
+    exact = forgetting(anywhere(0).trace).shares
     assert exact.remainder[1:, 0].max() < 1e-10
 
 
@@ -142,18 +141,18 @@ def test_a_run_that_diverged_has_no_numbers_from_there_on() -> None:
 
 
 def test_a_loss_that_overflowed_is_infinitely_forgotten() -> None:
-    subject = network(loss="squared-error", dtype=torch.float32)
-    points = list(subject.solutions)
+    trace = network(loss="squared-error", dtype=torch.float32)
+    points = list(trace.checkpoints)
     points[2] = points[2]._replace(params={k: p * 1e30 for k, p in points[2].params.items()})
-    found = forgetting(Subject(subject.module, subject.loss, subject.tasks, points))
+    found = forgetting(TrainingTrace(trace.module, trace.loss, trace.tasks, points))
     assert found.measured[1, 0] == torch.inf
     assert not found.remainder[1, 0].isfinite()
 
 
 def test_mistakes_are_told() -> None:
-    subject = network()
+    trace = network()
     with pytest.raises(GlocalError, match=r"unknown average of forgetting over 't-2'.*Allowed: t, t-1"):
-        recursion(forgetting(subject), "t-2")  # type: ignore[arg-type]
-    untrained = Subject(subject.module, subject.loss, subject.tasks, subject.solutions[:1])
-    with pytest.raises(GlocalError, match="without a learnt task"):
+        recursion(forgetting(trace), "t-2")  # type: ignore[arg-type]
+    untrained = TrainingTrace(trace.module, trace.loss, trace.tasks, trace.checkpoints[:1])
+    with pytest.raises(GlocalError, match="no learned task"):
         forgetting(untrained)

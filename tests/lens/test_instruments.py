@@ -18,9 +18,9 @@ from torch import nn
 
 from glocal.cli.main import main
 from glocal.errors import GlocalError
-from glocal.lens.examination import of_subject
+from glocal.lens.examination import examine_trace
 from glocal.lens.instruments import BINS, EXPANSIONS, INSTRUMENTS, Look, Row, look
-from glocal.lens.subject import Subject, of_module
+from glocal.lens.trace import TrainingTrace, trace_checkpoints
 from glocal.paper.tables import read_table
 from glocal.report.instruments import draw, tables
 
@@ -28,12 +28,12 @@ matplotlib.use("Agg")
 
 
 @pytest.fixture(scope="module")
-def small() -> Subject:
+def small() -> TrainingTrace:
     return network(seed=3, tasks=3, step=0.4)
 
 
 @pytest.fixture(scope="module")
-def looks(small: Subject) -> dict[str, Look]:
+def looks(small: TrainingTrace) -> dict[str, Look]:
     return {name: look(small, name) for name in INSTRUMENTS}
 
 
@@ -44,16 +44,16 @@ def number(row: Row, name: str) -> float:
 
 
 def test_quadratics_have_no_error_and_are_foretold() -> None:
-    subject = anywhere(seed=1, tasks=4).subject
-    second = [row for row in look(subject, "error").rows if row["expansion"] == "order 2"]
+    trace = anywhere(seed=1, tasks=4).trace
+    second = [row for row in look(trace, "error").rows if row["expansion"] == "order 2"]
     assert len(second) == 1 + 2 + 3 and max(number(row, "error") for row in second) < 1e-9
-    assert max(number(row, "smallest") for row in look(subject, "assumption").rows) < 1e-9
-    pairs = look(subject, "forgetting").rows
+    assert max(number(row, "smallest") for row in look(trace, "assumption").rows) < 1e-9
+    pairs = look(trace, "forgetting").rows
     assert [(row["learnt"], row["task"]) for row in pairs] == [(t, o) for t in (2, 3, 4) for o in range(t - 1)]
     for row in pairs:
         assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
         assert number(row, "gradient_share") + number(row, "quadratic_share") == pytest.approx(1)
-    for row in look(subject, "recursion").rows:
+    for row in look(trace, "recursion").rows:
         terms = sum(number(row, k) for k in ("before", "gradient", "quadratic", "v"))
         assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
         assert number(row, "predicted") == pytest.approx(terms, rel=1e-9)
@@ -81,7 +81,7 @@ def test_expansions_by_all_forms_of_the_hessian(looks: dict[str, Look]) -> None:
         assert found[name] == pytest.approx(found["order 1"], abs=0.5)
 
 
-def test_a_spectrum_is_counted(small: Subject, looks: dict[str, Look]) -> None:
+def test_a_spectrum_is_counted(small: TrainingTrace, looks: dict[str, Look]) -> None:
     values = torch.linalg.eigvalsh(dense_hessian(small, 0) / 2)  # one task, before a second
     radius = float(values.abs().max())
     expected, edges = np.histogram(values.numpy(), BINS, (-radius, radius))
@@ -91,7 +91,7 @@ def test_a_spectrum_is_counted(small: Subject, looks: dict[str, Look]) -> None:
     assert counts.sum() == pytest.approx(len(values)) and np.abs(np.cumsum(counts - expected)).max() < 0.01
 
 
-def test_curvature_is_that_of_dense_matrices(small: Subject, looks: dict[str, Look]) -> None:
+def test_curvature_is_that_of_dense_matrices(small: TrainingTrace, looks: dict[str, Look]) -> None:
     values = [torch.linalg.eigvalsh(dense_hessian(small, o)) for o in range(3)]
     for row, own in zip(looks["flatness"].rows, values, strict=True):
         assert row["top"] == pytest.approx(float(own.max()), rel=1e-6)
@@ -129,9 +129,9 @@ def test_every_row_is_drawn(name: str, looks: dict[str, Look], tmp_path: Path) -
 
 
 def test_one_task_has_what_one_task_can_have() -> None:
-    subject = network(seed=2, tasks=1)
+    trace = network(seed=2, tasks=1)
     for name in INSTRUMENTS:
-        rows = look(subject, name).rows
+        rows = look(trace, name).rows
         assert bool(rows) is (name in ("ground-truth", "perturbation", "flatness", "rank", "spectrum")), name
 
 
@@ -252,9 +252,9 @@ def test_layers_without_second_derivatives_are_told_in_python_too() -> None:
     bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
     states = [{k: p + 0.1 * t for k, p in bag.state_dict().items()} for t in range(3)]
     tasks = [(torch.randint(5, (8, 3)), torch.arange(8) % 2) for _ in range(2)]
-    for asked in (lambda s: look(s, "theorem1"), lambda s: of_subject(s, 0.1)):
+    for asked in (lambda s: look(s, "theorem1"), lambda s: examine_trace(s, 0.1)):
         with pytest.raises(GlocalError, match="differentiated twice"):
-            asked(of_module(bag, "cross-entropy", tasks, states))
+            asked(trace_checkpoints(bag, "cross-entropy", tasks, states))
 
 
 def test_an_empty_panel_leaves_its_neighbour_alone() -> None:
@@ -295,6 +295,6 @@ def test_counts_are_whole_numbers_on_their_axis() -> None:
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
 
 
-def test_no_such_instrument(small: Subject) -> None:
+def test_no_such_instrument(small: TrainingTrace) -> None:
     with pytest.raises(GlocalError, match=r"instrument 'flatnes'\. Did you mean 'flatness'"):
         look(small, "flatnes")

@@ -1,4 +1,4 @@
-"""On a GPU every instrument finds what it finds on a CPU: in double precision, of one trained subject."""
+"""On a GPU every instrument finds what it finds on a CPU: in double precision, of one trained trace."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import train
 from glocal.lens.approximation import order, own_curves, taylor_curves
-from glocal.lens.examination import of_subject
+from glocal.lens.examination import examine_trace
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.locality import locality
 from glocal.lens.monitor import Monitor
 from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank
+from glocal.lens.record import record
 from glocal.lens.region import principal_directions, radii, random_directions
-from glocal.lens.subject import Subject, of_module
 from glocal.lens.taylor import taylor
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
-from glocal.lens.trajectory import record
+from glocal.lens.trace import TrainingTrace, trace_checkpoints
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 THERE = "cuda"
@@ -36,7 +36,7 @@ RUNS = [(0, 0.3), (0, 0.05), (1, 0.1)]
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def trace() -> TrainingTrace:
     """A small network that has learnt three tasks by plain gradient descent."""
     challenge = blobs()
     torch.manual_seed(0)
@@ -50,16 +50,16 @@ def subject() -> Subject:
                 for p, slope in zip(module.parameters(), slopes, strict=True):
                     p.sub_(0.3 * slope)
         states.append({k: v.clone() for k, v in module.state_dict().items()})
-    return of_module(module, "cross-entropy", tasks, states)
+    return trace_checkpoints(module, "cross-entropy", tasks, states)
 
 
-def regions(subject: Subject) -> Any:
-    ways = torch.cat([principal_directions(subject, 0, 2), random_directions(subject, 0, 3)])
-    return radii(subject, 0, taylor(subject, 0, 2), ways, 0.05).radii
+def regions(trace: TrainingTrace) -> Any:
+    ways = torch.cat([principal_directions(trace, 0, 2), random_directions(trace, 0, 3)])
+    return radii(trace, 0, taylor(trace, 0, 2), ways, 0.05).radii
 
 
-INSTRUMENTS: dict[str, Callable[[Subject], Any]] = {
-    "all of it": lambda s: of_subject(s, eigenvalues=4),
+INSTRUMENTS: dict[str, Callable[[TrainingTrace], Any]] = {
+    "all of it": lambda s: examine_trace(s, eigenvalues=4),
     "flatness": flatness,
     "forgetting": forgetting,
     "recursion": lambda s: recursion(forgetting(s)),
@@ -88,10 +88,10 @@ def numbers(found: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", INSTRUMENTS)
-def test_an_instrument(subject: Subject, name: str) -> None:
-    here = numbers(INSTRUMENTS[name](subject))
-    there = numbers(INSTRUMENTS[name](subject.on(THERE)))
-    subject.on("cpu")
+def test_an_instrument(trace: TrainingTrace, name: str) -> None:
+    here = numbers(INSTRUMENTS[name](trace))
+    there = numbers(INSTRUMENTS[name](trace.to(THERE)))
+    trace.to("cpu")
     torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-8, equal_nan=True)
 
 
@@ -112,7 +112,9 @@ def test_recordings(algorithm: Algorithm) -> None:
     trained = cohort(blobs(), algorithm, hidden, RUNS)
     for here, other in zip(record(trained), record(there(trained)), strict=True):
         for structure in ("diagonal", "kronecker", "full"):
-            a, b = (numbers(taylor_curves(seen.subject, 2, structure, moments=seen.moments)) for seen in (here, other))
+            a, b = (
+                numbers(taylor_curves(seen.trace, 2, structure, snapshots=seen.snapshots)) for seen in (here, other)
+            )
             torch.testing.assert_close(b, a, rtol=1e-2, atol=1e-4, equal_nan=True)
         if algorithm.name != "sgd":
             a, b = numbers(own_curves(here)), numbers(own_curves(other))

@@ -16,7 +16,7 @@ from glocal.engine.loop import Snapshot, train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import taylor_curves
 from glocal.lens.monitor import Monitor
-from glocal.lens.trajectory import record
+from glocal.lens.record import record
 
 RUNS = [(0, 0.3), (0, 0.05), (1, 0.1)]
 
@@ -42,9 +42,9 @@ def afterwards(trained: Cohort, structure: str, examples: int) -> list:
     """The same expansions from a recording, at the ends of epochs in which something is finished."""
     found = []
     for seen in record(trained, examples=examples):
-        in_tasks = [m for a, m in zip(seen.moments, seen.moments[1:], strict=False) if m.finished == a.finished]
+        in_tasks = [m for a, m in zip(seen.snapshots, seen.snapshots[1:], strict=False) if m.finished == a.finished]
         in_tasks = [m for m in in_tasks if m.finished]
-        found.append(taylor_curves(seen.subject, 2, structure, moments=in_tasks))  # type: ignore[arg-type]
+        found.append(taylor_curves(seen.trace, 2, structure, snapshots=in_tasks))  # type: ignore[arg-type]
     return found
 
 

@@ -16,18 +16,18 @@ from glocal.challenges.challenge import Data
 from glocal.errors import GlocalError
 from glocal.lens import perturbation as module
 from glocal.lens.perturbation import RADII, perturbation, principal, unit_directions
-from glocal.lens.subject import Subject, of_module
+from glocal.lens.trace import TrainingTrace, trace_checkpoints
 from glocal.tree import Params
 
 FEATURES, EXAMPLES = 6, 40
 
 
-def regression(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> Subject:
+def regression(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> TrainingTrace:
     """One task of linear regression without a bias, L(θ) = mean ½ (xᵀθ − y)², and its 'solution', any θ."""
     network = nn.Linear(x.shape[1], 1, bias=False).double()
     data = Data(torch.from_numpy(x), torch.from_numpy(y)[:, None])
     state = {"weight": torch.from_numpy(at)[None]}
-    return of_module(network, "squared-error", [data], [state, state])
+    return trace_checkpoints(network, "squared-error", [data], [state, state])
 
 
 def correlated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -42,8 +42,8 @@ def correlated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_a_quadratic_by_its_closed_form(off: float) -> None:
     x, y, best = correlated()
     theta = best + off * np.random.default_rng(1).normal(size=FEATURES)
-    subject = regression(theta, x, y)
-    found = perturbation(subject, 0, eigenvectors=FEATURES, directions=7, chunk=11)
+    trace = regression(theta, x, y)
+    found = perturbation(trace, 0, eigenvectors=FEATURES, directions=7, chunk=11)
 
     hessian, slope = x.T @ x / EXAMPLES, x.T @ (x @ theta - y) / EXAMPLES
     values, vectors = np.linalg.eigh(hessian)
@@ -53,7 +53,7 @@ def test_a_quadratic_by_its_closed_form(off: float) -> None:
     r = np.array(RADII)
     eigen = vectors.T[::-1]
     eigen = eigen * np.sign(eigen[np.arange(FEATURES), np.abs(eigen).argmax(1)])[:, None]
-    random = unit_directions(subject, 0, 7, seed=0).numpy()
+    random = unit_directions(trace, 0, 7, seed=0).numpy()
     np.testing.assert_allclose((random**2).sum(1), 1, rtol=1e-12)
 
     def change(v: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_no_change_beside_no_change_is_no_ratio() -> None:
     assert found.known().item() == 0 and found.score().isnan().all()
 
 
-def classifier(double: bool = False) -> tuple[nn.Module, Subject]:
+def classifier(double: bool = False) -> tuple[nn.Module, TrainingTrace]:
     """A network with batch statistics, and some classes."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -117,45 +117,45 @@ def classifier(double: bool = False) -> tuple[nn.Module, Subject]:
     if double:
         network, x = network.double(), x.double()
     state = {k: v.clone() for k, v in network.state_dict().items()}
-    return network, of_module(network, "cross-entropy", [Data(x, y)], [state, state])
+    return network, trace_checkpoints(network, "cross-entropy", [Data(x, y)], [state, state])
 
 
-def by_hand(network: nn.Module, subject: Subject, direction: Tensor, r: float) -> float:
+def by_hand(network: nn.Module, trace: TrainingTrace, direction: Tensor, r: float) -> float:
     """L(θ + r v) with the whole network in float64, one state dict."""
     moved, begin = {k: v.double() for k, v in network.state_dict().items()}, 0
     for name, p in network.named_parameters():
         moved[name] = p.detach().double() + r * direction[begin : begin + p.numel()].double().view_as(p)
         begin += p.numel()
-    outputs = torch.func.functional_call(network.eval(), moved, (subject.tasks[0].x.double(),))
-    return functional.cross_entropy(outputs, subject.tasks[0].y).item()
+    outputs = torch.func.functional_call(network.eval(), moved, (trace.tasks[0].x.double(),))
+    return functional.cross_entropy(outputs, trace.tasks[0].y).item()
 
 
 def test_losses_of_a_network_in_float32_are_taken_in_float64() -> None:
-    network, subject = classifier()
-    found = perturbation(subject, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3], chunk=7)
-    ways = {"eigen": principal(subject, 0, 2, 2_000, 0, 7).vectors, "random": unit_directions(subject, 0, 3, 0)}
+    network, trace = classifier()
+    found = perturbation(trace, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3], chunk=7)
+    ways = {"eigen": principal(trace, 0, 2, 2_000, 0, 7).vectors, "random": unit_directions(trace, 0, 3, 0)}
     for kind, vectors in ways.items():
-        expected = [[by_hand(network, subject, v, r) for r in found.radii] for v in vectors]
+        expected = [[by_hand(network, trace, v, r) for r in found.radii] for v in vectors]
         np.testing.assert_allclose(found.losses["train"][kind].numpy(), np.array(expected), rtol=1e-12)  # type: ignore[index]
 
 
 def test_outputs_beyond_numbers_have_an_infinite_loss() -> None:
-    _, subject = classifier()
-    values = perturbation(subject, 0, eigenvectors=2, radii=[1.0, 1e306]).losses["train"]["random"]
+    _, trace = classifier()
+    values = perturbation(trace, 0, eigenvectors=2, radii=[1.0, 1e306]).losses["train"]["random"]
     assert values[:, 0].isfinite().all() and not values.isnan().any()
     assert (values[:, 1] == torch.inf).any()
 
 
 def test_eigenvectors_are_those_of_the_dense_hessian() -> None:
-    network, subject = classifier(double=True)
-    found = principal(subject, 0, 4, 2_000, 0, 13)
+    network, trace = classifier(double=True)
+    found = principal(trace, 0, 4, 2_000, 0, 13)
     theta = torch.cat([p.detach().flatten() for p in network.parameters()])
 
     def loss(theta: Tensor) -> Tensor:
         parts = theta.split([p.numel() for p in network.parameters()])
         params = {k: part.view_as(p) for (k, p), part in zip(network.named_parameters(), parts, strict=True)}
-        outputs = torch.func.functional_call(network.eval(), params, (subject.tasks[0].x,))
-        return functional.cross_entropy(outputs, subject.tasks[0].y)
+        outputs = torch.func.functional_call(network.eval(), params, (trace.tasks[0].x,))
+        return functional.cross_entropy(outputs, trace.tasks[0].y)
 
     values, vectors = np.linalg.eigh(torch.autograd.functional.hessian(loss, theta).numpy())
     order = np.abs(values).argsort()[::-1][:4]
@@ -164,9 +164,9 @@ def test_eigenvectors_are_those_of_the_dense_hessian() -> None:
 
 
 def test_test_losses_are_means_over_the_test_data() -> None:
-    _, subject = classifier(double=True)
-    x, y = subject.tasks[0]
-    found = perturbation(subject, 0, Data(torch.cat([x, x, x]), torch.cat([y, y, y])), eigenvectors=2, directions=2)
+    _, trace = classifier(double=True)
+    x, y = trace.tasks[0]
+    found = perturbation(trace, 0, Data(torch.cat([x, x, x]), torch.cat([y, y, y])), eigenvectors=2, directions=2)
     assert found.base["test"] == pytest.approx(found.base["train"], rel=1e-12)
     for kind in ("eigen", "random"):
         torch.testing.assert_close(found.losses["test"][kind], found.losses["train"][kind])
@@ -175,15 +175,15 @@ def test_test_losses_are_means_over_the_test_data() -> None:
 
 def test_losses_on_some_examples_and_the_hessian_of_others() -> None:
     """The losses of the first, middle and last example of each split; eigenvectors of all of them."""
-    _, subject = classifier(double=True)
-    x, y = subject.tasks[0]
-    whole = perturbation(subject, 0, Data(x, y), eigenvectors=2, directions=2)
-    few = perturbation(subject, 0, Data(x, y), eigenvectors=2, directions=2, examples=3)
+    _, trace = classifier(double=True)
+    x, y = trace.tasks[0]
+    whole = perturbation(trace, 0, Data(x, y), eigenvectors=2, directions=2)
+    few = perturbation(trace, 0, Data(x, y), eigenvectors=2, directions=2, examples=3)
     chosen = np.linspace(0, len(y) - 1, 3).round().astype(int)
-    point = subject.solutions[1]
+    point = trace.checkpoints[1]
     with torch.no_grad():
-        outputs = functional_call(subject.module, {**point.params, **point.buffers}, (x[chosen],))
-    expected = subject.loss.per_sample(outputs, y[chosen]).mean().item()
+        outputs = functional_call(trace.module, {**point.params, **point.buffers}, (x[chosen],))
+    expected = trace.loss.per_sample(outputs, y[chosen]).mean().item()
     for base in few.base.values():
         assert base == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(few.eigenvalues, whole.eigenvalues)
@@ -193,10 +193,10 @@ def test_the_hessian_is_of_random_examples_and_not_of_the_first() -> None:
     """Only the second half of the data has any curvature."""
     x = np.zeros((40, 2))
     x[20:, 0] = 1.0
-    subject = regression(np.zeros(2), x, np.zeros(40))
-    seen = [float(perturbation(subject, 0, eigenvectors=1, samples=20, seed=s).eigenvalues) for s in range(5)]
+    trace = regression(np.zeros(2), x, np.zeros(40))
+    seen = [float(perturbation(trace, 0, eigenvectors=1, samples=20, seed=s).eigenvalues) for s in range(5)]
     assert all(0 < value < 1 for value in seen) and len(set(seen)) > 1
-    assert float(perturbation(subject, 0, eigenvectors=1, samples=40).eigenvalues) == pytest.approx(0.5)
+    assert float(perturbation(trace, 0, eigenvectors=1, samples=40).eigenvalues) == pytest.approx(0.5)
 
 
 class Stubborn(nn.Linear):
@@ -207,18 +207,18 @@ class Stubborn(nn.Linear):
 
 
 def test_neither_chunks_nor_neighbours_change_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, subject = classifier()
-    together = perturbation(subject, 0, eigenvectors=2, chunk=60).losses["train"]["random"]
+    _, trace = classifier()
+    together = perturbation(trace, 0, eigenvectors=2, chunk=60).losses["train"]["random"]
     monkeypatch.setattr(module, "AT_ONCE", 0)
-    torch.testing.assert_close(perturbation(subject, 0, eigenvectors=2, chunk=9).losses["train"]["random"], together)
+    torch.testing.assert_close(perturbation(trace, 0, eigenvectors=2, chunk=9).losses["train"]["random"], together)
 
 
 def test_a_network_that_cannot_be_mapped() -> None:
     x, y, best = correlated()
     plain = regression(best, x, y)
     stubborn = Stubborn(FEATURES, 1, bias=False).double()
-    subject = Subject(stubborn, losses.get("squared-error"), plain.tasks, plain.solutions)
-    found, expected = (perturbation(s, 0, eigenvectors=2) for s in (subject, plain))  # more than go side by side
+    trace = TrainingTrace(stubborn, losses.get("squared-error"), plain.tasks, plain.checkpoints)
+    found, expected = (perturbation(s, 0, eigenvectors=2) for s in (trace, plain))  # more than go side by side
     torch.testing.assert_close(found.losses["train"]["random"], expected.losses["train"]["random"])
     torch.testing.assert_close(found.score(), expected.score(), rtol=1e-6, atol=0)
 
@@ -229,7 +229,7 @@ def nowhere(params: Params) -> Params:
 
 def test_what_cannot_be_measured_is_told() -> None:
     x, y, best = correlated()
-    subject = regression(best, x, y)
+    trace = regression(best, x, y)
     for wrong, told in (
         ({"task": 1}, "solutions of 1 tasks"),
         ({"task": 0, "eigenvectors": 7}, "1 to 6 eigenvectors"),
@@ -239,22 +239,22 @@ def test_what_cannot_be_measured_is_told() -> None:
         ({"task": 0, "eigenvectors": 1, "samples": 0}, "at least 1"),
     ):
         with pytest.raises(GlocalError, match=told):
-            perturbation(subject, **wrong)
+            perturbation(trace, **wrong)
     with pytest.raises(GlocalError, match="diverged"):
         perturbation(
-            replace(subject, solutions=[p._replace(params=nowhere(p.params)) for p in subject.solutions]),
+            replace(trace, checkpoints=[p._replace(params=nowhere(p.params)) for p in trace.checkpoints]),
             0,
             eigenvectors=1,
         )
     with pytest.raises(GlocalError, match="unknown split 'test'"):
-        perturbation(subject, 0, eigenvectors=1).score("test")
+        perturbation(trace, 0, eigenvectors=1).score("test")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu() -> None:
-    _, subject = classifier(double=True)
-    here = perturbation(subject, 0, subject.tasks[0], eigenvectors=3)
-    there = perturbation(subject.on("cuda"), 0, subject.on("cuda").tasks[0], eigenvectors=3)
+    _, trace = classifier(double=True)
+    here = perturbation(trace, 0, trace.tasks[0], eigenvectors=3)
+    there = perturbation(trace.to("cuda"), 0, trace.to("cuda").tasks[0], eigenvectors=3)
     torch.testing.assert_close(there.eigenvalues, here.eigenvalues, rtol=1e-6, atol=0)
     for split in here.losses:
         torch.testing.assert_close(there.losses[split]["random"], here.losses[split]["random"])

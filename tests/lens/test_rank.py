@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from glocal.curvature.spectrum import of_eigenvalues
 from glocal.errors import GlocalError
-from glocal.lens import flat_vectors as flat
 from glocal.lens import rank as lens_rank
+from glocal.lens import trace as lens_trace
 from glocal.lens.rank import effective_rank, participation_ratio, rank, ranks, spectra
-from glocal.lens.subject import of_module
+from glocal.lens.trace import trace_checkpoints
 
 
 def averages(known: Quadratics) -> list[np.ndarray]:
@@ -28,7 +28,7 @@ def averages(known: Quadratics) -> list[np.ndarray]:
 @given(seed=st.integers(0, 1000), tasks=st.integers(1, 4), spans=st.integers(1, 2))
 def test_on_quadratics_it_is_numpys_rank_and_grows_with_the_tasks(seed: int, tasks: int, spans: int) -> None:
     known = anywhere(seed, tasks, spans)
-    found = rank(known.subject, absolute=(1e-2, 0.3), relative=(1e-9, 0.2))
+    found = rank(known.trace, absolute=(1e-2, 0.3), relative=(1e-9, 0.2))
     assert found.size == 8
     for row, matrix in enumerate(averages(known)):
         values = abs(np.linalg.eigvalsh(matrix))
@@ -69,28 +69,28 @@ def test_zero_has_rank_zero() -> None:
 
 
 def test_a_networks_dense_hessians() -> None:
-    subject = network(tasks=3)
-    found = spectra(subject, "dense")
-    total = torch.zeros_like(dense_hessian(subject, 0))
+    trace = network(tasks=3)
+    found = spectra(trace, "dense")
+    total = torch.zeros_like(dense_hessian(trace, 0))
     for o, one in enumerate(found):
-        total = total + dense_hessian(subject, o)
+        total = total + dense_hessian(trace, o)
         torch.testing.assert_close(one.nodes[0], torch.linalg.eigvalsh(total / (o + 2)), rtol=1e-9, atol=1e-12)
 
 
 def test_the_average_as_a_product_kept_or_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = network(tasks=3)
-    v = torch.randn(flat.size(subject), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = (dense_hessian(subject, 0) + dense_hessian(subject, 1)) @ v / 3
-    torch.testing.assert_close(flat.average_hessian(subject, 2)(v), expected, rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr(flat, "LARGEST_SMALL", 10)
-    torch.testing.assert_close(flat.average_hessian(subject, 2)(v), expected, rtol=1e-9, atol=1e-12)
-    assert flat.at_once(subject) == 1
+    trace = network(tasks=3)
+    v = torch.randn(trace.num_params, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = (dense_hessian(trace, 0) + dense_hessian(trace, 1)) @ v / 3
+    torch.testing.assert_close(trace.average_hessian(2)(v), expected, rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(lens_trace, "MAX_BATCHED_HVP_PARAMS", 10)
+    torch.testing.assert_close(trace.average_hessian(2)(v), expected, rtol=1e-9, atol=1e-12)
+    assert trace.hvp_batch_size == 1
 
 
 def test_the_density_counts_what_the_eigenvalues_are() -> None:
-    subject = network(tasks=2)
-    exact = rank(subject, absolute=(1e-2,), relative=(1e-2,), method="dense")
-    found = rank(subject, absolute=(1e-2,), relative=(1e-2,), method="density", probes=40)
+    trace = network(tasks=2)
+    exact = rank(trace, absolute=(1e-2,), relative=(1e-2,), method="dense")
+    found = rank(trace, absolute=(1e-2,), relative=(1e-2,), method="density", probes=40)
     torch.testing.assert_close(found.top, exact.top, rtol=1e-9, atol=0)
     for count, error, true in (
         (found.absolute, found.absolute_errors, exact.absolute),
@@ -108,11 +108,11 @@ def test_the_density_counts_what_the_eigenvalues_are() -> None:
 
 
 def test_the_density_is_the_same_with_vectors_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = network(tasks=2)
+    trace = network(tasks=2)
     found = []
     for largest in (10, 1000):
-        monkeypatch.setattr(flat, "LARGEST_SMALL", largest)
-        found.append(rank(subject, absolute=(1e-2,), method="density", probes=3))
+        monkeypatch.setattr(lens_trace, "MAX_BATCHED_HVP_PARAMS", largest)
+        found.append(rank(trace, absolute=(1e-2,), method="density", probes=3))
     for name in ("top", "absolute", "absolute_errors", "effective", "participation"):
         torch.testing.assert_close(*(getattr(one, name) for one in found), rtol=1e-6, atol=1e-9)
 
@@ -132,12 +132,12 @@ class Many(nn.Module):
 def test_large_networks_get_a_density_and_are_refused_a_dense_matrix() -> None:
     module = Many()
     x, y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(9, 2)
-    subject = of_module(module, "squared-error", [(x, y)], [module.state_dict()] * 2)
+    trace = trace_checkpoints(module, "squared-error", [(x, y)], [module.state_dict()] * 2)
     with pytest.raises(
         GlocalError, match=r"dense Hessian of 20,006 parameters was asked for; up to 20,000 are allowed"
     ):
-        rank(subject, method="dense")
-    found = rank(subject, relative=(1e-3,), steps=8, probes=60)
+        rank(trace, method="dense")
+    found = rank(trace, relative=(1e-3,), steps=8, probes=60)
     assert abs(found.relative[0, 0] - 6) < 4 * found.relative_errors[0, 0]
     np.testing.assert_allclose(found.top[0], np.linalg.eigvalsh(x.T @ x / 9)[-1] / 2, rtol=1e-5)
 
@@ -162,5 +162,5 @@ def test_mistakes_are_told() -> None:
         GlocalError, match=r"unknown method 'densest'. Did you mean 'dense'\? Allowed: auto, dense, density"
     ):
         rank(network(), method="densest")  # type: ignore[arg-type]
-    with pytest.raises(GlocalError, match="probes = 0 was given; allowed: 1 and more"):
+    with pytest.raises(GlocalError, match="probes = 0 was given; it must be at least 1"):
         rank(network(), probes=0)

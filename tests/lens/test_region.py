@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from glocal.errors import GlocalError
 from glocal.lens.approximation import Curves
 from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
-from glocal.lens.subject import Subject, of_module
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole
+from glocal.lens.trace import TrainingTrace, trace_checkpoints
 
 
 class OfNumber(nn.Module):
@@ -33,11 +33,11 @@ class OfNumber(nn.Module):
         return (self.theta.square() if self.g == "square" else self.theta.exp()) * x
 
 
-def one_number(g: str, theta: float, dtype: torch.dtype = torch.float64) -> Subject:
+def one_number(g: str, theta: float, dtype: torch.dtype = torch.float64) -> TrainingTrace:
     module = OfNumber(g).to(dtype)
     state = {"theta": torch.tensor([theta], dtype=dtype)}
     data = (torch.ones(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype))
-    return of_module(module, "squared-error", [data], [state, state])
+    return trace_checkpoints(module, "squared-error", [data], [state, state])
 
 
 BOTH = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
@@ -55,10 +55,10 @@ def test_rounding_of_large_losses_is_no_border(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module = nn.Linear(4, 2).to(dtype)
     data = (torch.randn(30, 4, dtype=dtype), torch.randn(30, 2, dtype=dtype))
-    subject = of_module(module, "squared-error", [data], [module.state_dict()] * 2)
-    directions = random_directions(subject, 0, 5)
-    assert radii(subject, 0, whole(subject, 0), directions, 0.01).radii.tolist() == [math.inf] * 5
-    assert bool((radii(subject, 0, taylor(subject, 0, 1), directions, 0.01).radii < 10).all())
+    trace = trace_checkpoints(module, "squared-error", [data], [module.state_dict()] * 2)
+    directions = random_directions(trace, 0, 5)
+    assert radii(trace, 0, whole(trace, 0), directions, 0.01).radii.tolist() == [math.inf] * 5
+    assert bool((radii(trace, 0, taylor(trace, 0, 1), directions, 0.01).radii < 10).all())
 
 
 @settings(deadline=None, max_examples=25)
@@ -68,8 +68,8 @@ def test_the_radii_of_a_quartic_are_roots(a: float, epsilon: float, order: int) 
     """L = ½ θ⁴ at θ = a ± r, less its expansion: 2a³s r + 3a² r² + 2a s r³ + ½ r⁴ without the terms up to the order."""
     for peak in (13.5 * a**4, 0.5 * a**4):  # of the second and zeroth order's error: ε just below is left for a moment
         assume(abs(peak - epsilon) > 0.05 * epsilon)
-    subject = one_number("square", a)
-    found = radii(subject, 0, taylor(subject, 0, order), BOTH, epsilon, tolerance=1e-6)
+    trace = one_number("square", a)
+    found = radii(trace, 0, taylor(trace, 0, order), BOTH, epsilon, tolerance=1e-6)
     for sign, radius in zip((1, -1), found.radii.tolist(), strict=True):
         terms = [0.5, 2 * a * sign, 3 * a * a, 2 * a**3 * sign]  # of r⁴ … r
         left = [*terms[: 4 - order], *[0.0] * order]
@@ -85,54 +85,54 @@ def test_along_eigenvectors_of_a_quadratic_the_radius_goes_with_the_curvature() 
     module = nn.Linear(4, 1, bias=False).double()
     best = {"weight": torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=torch.float64)}
     data = (torch.from_numpy(x), torch.from_numpy(x) @ best["weight"].T)
-    subject = of_module(module, "squared-error", [data], [best, best])
-    directions = principal_directions(subject, 0, 4)
+    trace = trace_checkpoints(module, "squared-error", [data], [best, best])
+    directions = principal_directions(trace, 0, 4)
     assert directions.shape == (8, 4)
     torch.testing.assert_close(directions[:4], -directions[4:])
-    found = radii(subject, 0, taylor(subject, 0, 0), 5 * directions, 0.3, tolerance=1e-7)
+    found = radii(trace, 0, taylor(trace, 0, 0), 5 * directions, 0.3, tolerance=1e-7)
     expected = np.sqrt(2 * 0.3 / scales**2)
     np.testing.assert_allclose(found.radii, [*expected, *expected], rtol=1e-6)
     torch.testing.assert_close(found.directions.norm(dim=1), torch.ones(8, dtype=torch.float64))
 
 
 def test_an_exact_approximation_has_no_border_and_a_wrong_one_no_region() -> None:
-    subject = anywhere(0).subject
-    directions = random_directions(subject, 1, 5)
-    exact = taylor(subject, 1)
-    assert radii(subject, 1, exact, directions, 1e-3, grid=(0.1, 1.0, 100.0)).radii.isinf().all()
-    wrong = radii(subject, 1, lambda params: exact(params) + 0.5, directions, 0.5 - 1e-9)
+    trace = anywhere(0).trace
+    directions = random_directions(trace, 1, 5)
+    exact = taylor(trace, 1)
+    assert radii(trace, 1, exact, directions, 1e-3, grid=(0.1, 1.0, 100.0)).radii.isinf().all()
+    wrong = radii(trace, 1, lambda params: exact(params) + 0.5, directions, 0.5 - 1e-9)
     assert wrong.radii.tolist() == [0.0] * 5
 
 
 def test_the_first_crossing_counts() -> None:
     """An error of |sin r| is small again at π."""
-    subject = one_number("square", 0.0)
+    trace = one_number("square", 0.0)
     wavy = lambda params: 0.5 * params["theta"][0] ** 4 + params["theta"][0].sin()  # noqa: E731
-    found = radii(subject, 0, wavy, BOTH, 0.9, tolerance=1e-6)
+    found = radii(trace, 0, wavy, BOTH, 0.9, tolerance=1e-6)
     np.testing.assert_allclose(found.radii, [math.asin(0.9)] * 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_losses_that_overflow_are_outside(dtype: torch.dtype) -> None:
     """L = ½ e^{2θ}, which is inf at most radii of the grid."""
-    subject = one_number("exp", 0.0, dtype)
-    found = radii(subject, 0, taylor(subject, 0), BOTH, 1.0)
+    trace = one_number("exp", 0.0, dtype)
+    found = radii(trace, 0, taylor(trace, 0), BOTH, 1.0)
     for sign, radius in zip((1, -1), found.radii.tolist(), strict=True):
         error = abs(0.5 * math.exp(2 * sign * radius) - (0.5 + sign * radius + radius**2))
         assert error == pytest.approx(1.0, rel=1e-3)
-    beyond = radii(subject, 0, lambda params: params["theta"].sum() * torch.nan, BOTH, 1.0)
+    beyond = radii(trace, 0, lambda params: params["theta"].sum() * torch.nan, BOTH, 1.0)
     assert beyond.radii.tolist() == [0.0, 0.0]
 
 
 def test_in_any_network_the_error_reaches_epsilon_just_there() -> None:
-    subject = network(1)
-    expansion = taylor(subject, 0, structure="diagonal")
-    found = radii(subject, 0, expansion, random_directions(subject, 0, 4), 0.05)
+    trace = network(1)
+    expansion = taylor(trace, 0, structure="diagonal")
+    found = radii(trace, 0, expansion, random_directions(trace, 0, 4), 0.05)
     for unit, radius in zip(found.directions, found.radii, strict=True):
         errors = []
         for r in (radius, radius * (1 + 2e-4)):
-            point = at(subject, theta_of(subject, 0) + r * unit)
-            errors.append(float((expansion(point.params) - subject.value(0, point)).abs()))
+            point = at(trace, theta_of(trace, 0) + r * unit)
+            errors.append(float((expansion(point.params) - trace.value(0, point)).abs()))
         assert errors[0] < 0.05 <= errors[1]
 
 
@@ -209,11 +209,11 @@ def test_along_the_trajectory_the_radius_is_the_way_before_it_was_left() -> None
         ({"tolerance": 0.0}, "between 0 and 1; 0.0 was given"),
         ({"directions": torch.zeros(1, 1)}, "finite lengths above 0"),
         ({"directions": torch.ones(1)}, "rows of P numbers"),
-        ({"task": 1}, "task 1 was asked for"),
+        ({"task": 1}, "task 1 was given"),
     ],
 )
 def test_bad_input_is_said(given: dict, message: str) -> None:
-    subject = one_number("square", 1.0)
+    trace = one_number("square", 1.0)
     arguments = {"task": 0, "directions": BOTH, "epsilon": 1.0} | given
     with pytest.raises(GlocalError, match=message):
-        radii(subject, approximation=taylor(subject, 0), **arguments)
+        radii(trace, approximation=taylor(trace, 0), **arguments)

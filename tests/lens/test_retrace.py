@@ -17,11 +17,10 @@ import glocal
 from glocal.algorithms import ER, EWC, PNN, SGD, Joint
 from glocal.cli.main import main
 from glocal.errors import GlocalError
-from glocal.lens import retrace as module
+from glocal.lens import record as module
 from glocal.lens.approximation import taylor_curves
 from glocal.lens.error_curves import along
-from glocal.lens.retrace import retrace
-from glocal.lens.trajectory import record
+from glocal.lens.record import StoredRun, open_run, record
 from glocal.store.run import Run
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 1_000}  # 4 steps an epoch
@@ -36,25 +35,24 @@ def swept(store: Path, algorithm: str, **more: Any) -> Run:
 def test_it_goes_the_stored_runs_way(tmp_path: Path, algorithm: str) -> None:
     run = swept(tmp_path, algorithm, keep_parameters=True)
     assert run.path is not None
-    found = retrace(run.path, steps=1, examples=100)
-    assert found.astray == 0 and found.sizes == [4_000, 4_000]
-    for t, point in enumerate(found.trajectory.subject.solutions):
+    found = open_run(run.path).retrace(1, 100)
+    assert found.deviation == 0 and found.task_sizes == [4_000, 4_000]
+    for t, point in enumerate(found.run.trace.checkpoints):
         assert all(torch.equal(p, run.state(t)[k]) for k, p in point.params.items())
-    steps = [(m.finished, m.step) for m in found.trajectory.moments]
+    steps = [(m.finished, m.step) for m in found.run.snapshots]
     assert steps == [(0, s) for s in range(9)] + [(1, s) for s in range(8, 17)] + [(2, 16)]
-    epochs = [(m.finished, m.step) for m in retrace(run.path, examples=100).trajectory.moments]
+    epochs = [(m.finished, m.step) for m in open_run(run.path).retrace(examples=100).run.snapshots]
     assert epochs == [(0, 0), (0, 4), (0, 8), (1, 8), (1, 12), (1, 16), (2, 16)]
 
 
-def test_another_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deviation_from_the_stored_run_is_reported(tmp_path: Path) -> None:
     run = swept(tmp_path, "sgd")
     assert run.path is not None
-    real = module.trained
     for of_the_last, expected in ((0.8, 0.25), (np.nan, np.inf)):
         start = run.arrays["distance_from_init"] * np.array([1, of_the_last])
         other = replace(run, arrays={**run.arrays, "distance_from_init": start})
-        monkeypatch.setattr(module, "trained", lambda *given, other=other: (other, real(*given)[1]))
-        assert retrace(run.path, examples=100).astray == pytest.approx(expected, rel=1e-4)
+        stored = StoredRun(other, open_run(run.path).cohort)
+        assert stored.retrace(examples=100).deviation == pytest.approx(expected, rel=1e-4)
 
 
 def test_more_moments_than_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,34 +60,34 @@ def test_more_moments_than_memory_are_refused(tmp_path: Path, monkeypatch: pytes
     of each epoch 16 more."""
     run = swept(tmp_path, "sgd")
     assert run.path is not None
-    for moments, told in (
-        (22, r"23 moments of this run take 0\.0082 GB.* Look every 2 steps"),
-        (7, "Look after epochs alone"),
+    for snapshots, message in (
+        (22, r"23 snapshots of θ and memory take 0\.0082 GB.* Set every_steps to 2"),
+        (7, "Record epochs only"),
         (6, "too large"),
     ):
-        monkeypatch.setattr(module, "LARGEST", moments * 4 * 89_610)
-        with pytest.raises(GlocalError, match=told):
-            retrace(run.path, steps=1)
-        steps = {22: 2, 7: None, 6: None}[moments]
-        if moments > 6:
-            assert len(retrace(run.path, steps, examples=20).trajectory.moments) <= moments
+        monkeypatch.setattr(module, "MAX_SNAPSHOT_BYTES", snapshots * 4 * 89_610)
+        with pytest.raises(GlocalError, match=message):
+            open_run(run.path).retrace(1)
+        steps = {22: 2, 7: None, 6: None}[snapshots]
+        if snapshots > 6:
+            assert len(open_run(run.path).retrace(steps, 20).run.snapshots) <= snapshots
     monkeypatch.undo()
-    with pytest.raises(GlocalError, match="steps=0"):
-        retrace(run.path, steps=0)
+    with pytest.raises(GlocalError, match="every_steps = 0"):
+        open_run(run.path).retrace(0)
 
 
 def test_expansions_of_quadratics_are_exact_at_every_step() -> None:
     """Linear regression: order 2 has no error, and order 1 leaves out ½ Δᵀ H Δ, here the mean of half the squares that
     the move changes the outputs by."""
-    (trajectory,) = record(cohort(regressions(orthogonal=False), SGD(), linear, batch_size=4), steps=1)
-    found, subject = along(trajectory, 1e-6), trajectory.subject
+    (trajectory,) = record(cohort(regressions(orthogonal=False), SGD(), linear, batch_size=4), every_steps=1)
+    found, trace = along(trajectory, 1e-6), trajectory.trace
     known = found.curves["order 2"].known
     assert found.curves["order 2"].error[known].max() < 1e-12 < found.curves["order 1"].error[known].max()
-    for i, moment in enumerate(trajectory.moments):
+    for i, moment in enumerate(trajectory.snapshots):
         for o in range(moment.finished):
-            x = subject.tasks[o].x
-            moved = subject.outputs(moment.point, x) - subject.outputs(subject.solutions[o + 1], x)
-            loss = subject.loss.per_sample(moved, torch.zeros_like(moved)).mean()
+            x = trace.tasks[o].x
+            moved = trace.outputs(moment.checkpoint, x) - trace.outputs(trace.checkpoints[o + 1], x)
+            loss = trace.loss.per_sample(moved, torch.zeros_like(moved)).mean()
             assert float(found.curves["order 1"].error[i, o]) == pytest.approx(float(loss), rel=1e-6, abs=1e-7)
     assert found.assumptions["order 2"].first_break is None
     broken = found.assumptions["order 1"].first_break
@@ -98,12 +96,12 @@ def test_expansions_of_quadratics_are_exact_at_every_step() -> None:
 
 
 def test_rows_are_the_curves() -> None:
-    (trajectory,) = record(cohort(blobs(), EWC(), hidden), steps=2)
+    (trajectory,) = record(cohort(blobs(), EWC(), hidden), every_steps=2)
     found = along(trajectory, 0.1)
-    expected = taylor_curves(trajectory.subject, 2, "diagonal", moments=trajectory.moments)
+    expected = taylor_curves(trajectory.trace, 2, "diagonal", snapshots=trajectory.snapshots)
     rows = [row for row in found.rows() if row["approximation"] == "order 2, diagonal"]
-    at = [(i, o) for i, m in enumerate(trajectory.moments) for o in range(m.finished)]
-    assert [(row["step"], row["task"]) for row in rows] == [(trajectory.moments[i].step, o) for i, o in at]
+    at = [(i, o) for i, m in enumerate(trajectory.snapshots) for o in range(m.finished)]
+    assert [(row["step"], row["task"]) for row in rows] == [(trajectory.snapshots[i].step, o) for i, o in at]
     for name in ("true", "approximate", "error", "distance"):
         wanted = [float(getattr(expected, name)[i, o]) for i, o in at]
         assert [row[name] for row in rows] == pytest.approx(wanted, rel=1e-6)
@@ -124,10 +122,10 @@ def test_own_approximations_that_are_exact() -> None:
 def test_constants_do_not_count_from_the_solution_on() -> None:
     """Of sgd, which approximates nothing: its error is the loss, and counted from θ_o forgetting."""
     (trajectory,) = record(cohort(blobs(), SGD(), hidden))
-    found, subject = along(trajectory, 0.1).curves, trajectory.subject
-    for i, moment in enumerate(trajectory.moments):
+    found, trace = along(trajectory, 0.1).curves, trajectory.trace
+    for i, moment in enumerate(trajectory.snapshots):
         for o in range(moment.finished):
-            loss, then = (float(subject.value(o, point)) for point in (moment.point, subject.solutions[o + 1]))
+            loss, then = (float(trace.value(o, point)) for point in (moment.checkpoint, trace.checkpoints[o + 1]))
             assert float(found["own"].error[i, o]) == pytest.approx(loss, rel=1e-5)
             assert float(found["own, from θ_o"].error[i, o]) == pytest.approx(abs(loss - then), abs=1e-6)
 
@@ -146,7 +144,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     figure = tmp_path / "made" / "way.svg"
     assert main(["lens", str(run.path), "--retrace", "2", "--examples", "50", "-o", str(figure)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "the stored run's way" in said and "of 50 examples of a task at most, which has up to 4,000" in said
+    assert "equals the stored one" in said and "50 of 4,000 examples per task" in said
     rows = pl.read_parquet(figure.with_suffix(".parquet"))
     # After task 0: its end, four steps of task 1 that are looked at, and its end twice; of task 1 the last one.
     assert rows.filter(pl.col("approximation") == "own").height == 6 + 1
@@ -163,8 +161,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--retrace", "3", "--show", "error"], "--retrace 3 is not for --show"),
         (["--retrace", "3", "--seed", "1"], "--seed 1 is not for --retrace"),
         (["--retrace", "epochs", "--epsilon", "-1"], "ε above 0"),
-        (["--retrace", "epochs", "--examples", "0"], "1 example or more; 0 were asked for"),
-        (["--examples", "-3"], "1 example or more; -3 were asked for"),
+        (["--retrace", "epochs", "--examples", "0"], "examples = 0 was given"),
+        (["--examples", "-3"], "examples = -3 was given"),
     ],
 )
 def test_bad_input_is_said(given: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,8 +174,8 @@ def test_bad_input_is_said(given: list[str], told: str, tmp_path: Path, capsys: 
 def test_what_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
     (single,) = glocal.sweep("rotated-digits", ["sgd"], [0.1], [7], store=tmp_path, tasks=1, epochs=1)
     assert single.path is not None
-    with pytest.raises(GlocalError, match="of a single one there is nothing to say"):
-        retrace(single.path)
+    with pytest.raises(GlocalError, match="learned a single task"):
+        open_run(single.path).retrace()
     (trajectory,) = record(cohort(blobs(1), SGD(), hidden))
     with pytest.raises(GlocalError, match="of a single task there is nothing to say"):
         along(trajectory, 0.1)
@@ -192,7 +190,7 @@ def test_networks_with_chance_of_their_own_go_the_same_way_again(tmp_path: Path)
     run = swept(tmp_path / "store", "sgd", network=f"{mine}:net")
     assert run.path is not None
     for steps in (1, None):
-        assert retrace(run.path, steps, network=f"{mine}:net", examples=20).astray == 0
+        assert open_run(run.path, network=f"{mine}:net").retrace(steps, 20).deviation == 0
 
 
 def test_networks_that_take_no_single_samples_have_the_other_expansions() -> None:

@@ -27,10 +27,10 @@ from glocal.errors import GlocalError
 from glocal.lens import examine
 from glocal.lens.forgetting import forgetting
 from glocal.lens.rank import rank
-from glocal.lens.subject import of_module
 from glocal.lens.task_inputs import gathered
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth, ground_truth_of, theorem2
+from glocal.lens.trace import trace_checkpoints
 from glocal.losses import AutogradLoss
 
 TEN = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
@@ -154,7 +154,7 @@ def test_weights_that_cancel_over_all_samples_are_refused() -> None:
     weighed = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))
     torch.testing.assert_close(weighed(module(x), y), functional.cross_entropy(module(x), y))
     with pytest.raises(GlocalError, match="no mean over samples"):
-        of_module(module, weighed, [(x, y)], [module.state_dict()] * 2)
+        trace_checkpoints(module, weighed, [(x, y)], [module.state_dict()] * 2)
 
 
 @pytest.mark.parametrize("head", ["zero", "drawn"])
@@ -165,17 +165,17 @@ def test_weights_that_tell_nothing_at_the_beginning_are_refused(head: str) -> No
     weights = torch.tensor([1.0, 2.0, 4.0])
     weighed = nn.CrossEntropyLoss(weights) if head == "drawn" else partial(functional.cross_entropy, weight=weights)
     with pytest.raises(GlocalError, match="no mean over samples"):
-        of_module(module, weighed, [(x, y)], states)
+        trace_checkpoints(module, weighed, [(x, y)], states)
     equal = nn.CrossEntropyLoss(torch.full((3,), 5.0))
-    assert of_module(module, equal, [(x, y)], states).tasks
+    assert trace_checkpoints(module, equal, [(x, y)], states).tasks
 
 
 def test_weights_of_classes_are_no_weights_of_samples_where_labels_are_shares() -> None:
     """Torch divides by the number of samples there."""
     module, x, shares = nn.Linear(4, 3), torch.randn(12, 4), torch.rand(12, 3).softmax(-1)
     loss = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 4.0]))
-    subject = of_module(module, loss, [(x, shares)], [module.state_dict()] * 2)
-    torch.testing.assert_close(subject.value(0, subject.solutions[0]), loss(module(x), shares).detach())
+    trace = trace_checkpoints(module, loss, [(x, shares)], [module.state_dict()] * 2)
+    torch.testing.assert_close(trace.value(0, trace.checkpoints[0]), loss(module(x), shares).detach())
 
 
 class Masked(nn.Module):
@@ -205,10 +205,10 @@ class InFours(nn.Linear):
 
 def test_unusual_networks_are_taken() -> None:
     x, y = torch.randn(12, 8), torch.arange(12) % 3
-    assert of_module(Masked(), "cross-entropy", [(x, y)], [Masked().state_dict()] * 2).tasks
-    assert of_module(InFours(8, 3), "cross-entropy", [(x, y)], [nn.Linear(8, 3).state_dict()] * 2).tasks
+    assert trace_checkpoints(Masked(), "cross-entropy", [(x, y)], [Masked().state_dict()] * 2).tasks
+    assert trace_checkpoints(InFours(8, 3), "cross-entropy", [(x, y)], [nn.Linear(8, 3).state_dict()] * 2).tasks
     two = (x[:2], y[:2].float())
-    assert of_module(Squeezed(8, 1), nn.MSELoss(), [two], [nn.Linear(8, 1).state_dict()] * 2).tasks
+    assert trace_checkpoints(Squeezed(8, 1), nn.MSELoss(), [two], [nn.Linear(8, 1).state_dict()] * 2).tasks
 
 
 def test_a_task_that_is_fitted_from_the_beginning_hides_no_other() -> None:
@@ -216,7 +216,7 @@ def test_a_task_that_is_fitted_from_the_beginning_hides_no_other() -> None:
     module, y = nn.Linear(3, 3, bias=False), torch.arange(9) % 3
     tasks = [(40 * torch.eye(3)[y], y), (torch.randn(9, 3), y)]
     states = [{"weight": torch.eye(3)}, {"weight": 1.1 * torch.eye(3)}, {"weight": 1.2 * torch.eye(3)}]
-    ours, theirs = (of_module(module, loss, tasks, states) for loss in ("cross-entropy", nn.CrossEntropyLoss()))
+    ours, theirs = (trace_checkpoints(module, loss, tasks, states) for loss in ("cross-entropy", nn.CrossEntropyLoss()))
     torch.testing.assert_close(ground_truth_of(ours, 1).__dict__, ground_truth_of(theirs, 1).__dict__)
 
 
@@ -229,11 +229,11 @@ def test_networks_that_are_no_function_of_one_sample_are_refused() -> None:
     x, y = torch.randn(40, 4), torch.arange(40) % 3
     by_batch = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(GlocalError, match="depend on the other examples"):
-        of_module(by_batch, "cross-entropy", [(x, y)], [by_batch.state_dict()] * 2)
+        trace_checkpoints(by_batch, "cross-entropy", [(x, y)], [by_batch.state_dict()] * 2)
     with pytest.raises(GlocalError, match="change from one pass to the next"):
-        of_module(Dropping(4, 3), "cross-entropy", [(x, y)], [nn.Linear(4, 3).state_dict()] * 2)
+        trace_checkpoints(Dropping(4, 3), "cross-entropy", [(x, y)], [nn.Linear(4, 3).state_dict()] * 2)
     running = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
-    assert of_module(running, "cross-entropy", [(x, y)], [running.state_dict()] * 2).tasks
+    assert trace_checkpoints(running, "cross-entropy", [(x, y)], [running.state_dict()] * 2).tasks
 
 
 def weighed_by_class(outputs: Tensor, y: Tensor) -> Tensor:
@@ -247,11 +247,13 @@ def test_a_loss_that_bends_otherwise_at_rare_labels_is_found_out(loss: Any) -> N
     module, x = nn.Linear(4, 2), torch.randn(200, 4)
     y = torch.zeros(200, dtype=torch.int64) if loss is weighed_by_class else torch.zeros(200, 2)
     y[123] = 1 if loss is weighed_by_class else 50
-    subject = of_module(module, loss, [(x, y)], [module.state_dict()] * 2)
+    trace = trace_checkpoints(module, loss, [(x, y)], [module.state_dict()] * 2)
     with pytest.raises(GlocalError, match="does not depend on the labels"):
-        subject.loss.output_hessian_sqrt(torch.randn(3, 2))
+        trace.loss.output_hessian_sqrt(torch.randn(3, 2))
     common = [(x[:100], y[:100])]
-    root = of_module(module, loss, common, [module.state_dict()] * 2).loss.output_hessian_sqrt(torch.randn(3, 2))
+    root = trace_checkpoints(module, loss, common, [module.state_dict()] * 2).loss.output_hessian_sqrt(
+        torch.randn(3, 2)
+    )
     assert root.shape == (3, 2, 2)
 
 
@@ -274,7 +276,7 @@ def test_tasks_of_different_numbers_of_classes() -> None:
         x[:, 0] = t
         tasks.append((x, torch.arange(20) % (2 + t)))
     states = [{k: p + 0.1 * t for k, p in module.state_dict().items()} for t in range(3)]
-    ours, theirs = (of_module(module, loss, tasks, states) for loss in ("cross-entropy", nn.CrossEntropyLoss()))
+    ours, theirs = (trace_checkpoints(module, loss, tasks, states) for loss in ("cross-entropy", nn.CrossEntropyLoss()))
     torch.testing.assert_close(theorem2(theirs).outer, theorem2(ours).outer, equal_nan=True)
     for task in range(2):
         a, b = ground_truth_of(ours, task), ground_truth_of(theirs, task)
@@ -318,7 +320,7 @@ def test_sparse_embeddings_are_looked_at_as_dense_ones() -> None:
 def test_labels_that_are_refused(case: str) -> None:
     outputs, loss, task, told = wrong_labels()[case]
     module = nn.Linear(5, outputs)
-    for asked in (examine, of_module):
+    for asked in (examine, trace_checkpoints):
         with pytest.raises(GlocalError, match=told):
             asked(module, loss, [task], [module.state_dict()] * 2)
 
@@ -337,8 +339,8 @@ def test_other_mistakes(tmp_path: Path) -> None:
             r"a dict that holds one was given: give its \['state_dict'\]",
         ),
         ((module, "cross-entropy", [task], [lightning["state_dict"]] * 2), r"begin with 'model\.': give"),
-        ((module, "cross-entropy", [task], [nowhere, state]), "checkpoint 0 has numbers.*where training began"),
-        ((module, "cross-entropy", [task], [state, nowhere]), "checkpoint 1 has numbers.*the training diverged"),
+        ((module, "cross-entropy", [task], [nowhere, state]), "checkpoint 0 has values.*give the initialization"),
+        ((module, "cross-entropy", [task], [state, nowhere]), "checkpoint 1 has values.*training diverged"),
         ((partly, "cross-entropy", [task], [state, moved]), "'bias' is not learnt in the given network.*0 and 1"),
         ((module, "cross-entropy", None, [state, state]), "tasks must be a list.*NoneType"),
         ((module, "cross-entropy", task, [state, state]), r"tasks must be a list.*one pair \(x, y\)"),
@@ -351,12 +353,12 @@ def test_other_mistakes(tmp_path: Path) -> None:
         ((module, "cross-entropy", [task], [3, 3]), "a int was given"),
         ((module, "cross-entropy", [task], [{f"_orig_mod.{k}": t for k, t in state.items()}] * 2), "torch.compile"),
         ((module, "cross-entropy", [task], [dict.fromkeys(state, 3)] * 2), "does not fit the network"),
-        ((nn.Flatten(), "cross-entropy", [task], [{}, {}]), "Flatten has no parameters that are learnt"),
-        ((frozen, "cross-entropy", [task], [state, state]), "no parameters that are learnt"),
+        ((nn.Flatten(), "cross-entropy", [task], [{}, {}]), "Flatten has no parameters with requires_grad=True"),
+        ((frozen, "cross-entropy", [task], [state, state]), "no parameters with requires_grad=True"),
         (("net", "cross-entropy", [task], [state, state]), "nn.Module; a str"),
     ]
     for arguments, told in wrong:
-        for asked in (examine, of_module):
+        for asked in (examine, trace_checkpoints):
             with pytest.raises(GlocalError, match=told):
                 asked(*arguments)
 
@@ -364,12 +366,12 @@ def test_other_mistakes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.functional.cross_entropy])
 def test_a_subject_with_torchs_loss_is_the_one_with_ours(loss: Any) -> None:
     ours = network(seed=1, tasks=3)
-    module, states = copy.deepcopy(ours.module).train(), [point.params for point in ours.solutions]
+    module, states = copy.deepcopy(ours.module).train(), [point.params for point in ours.checkpoints]
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(7.0)
     loaders = [DataLoader(TensorDataset(*task), batch_size=4, shuffle=True) for task in ours.tasks]
-    theirs = of_module(module, loss, loaders, states)
+    theirs = trace_checkpoints(module, loss, loaders, states)
     assert module.training and all(bool((p == 7).all()) for p in module.parameters())
     a, b = theorem2(ours), theorem2(theirs)
     for name in ("outer", "functional", "lengths", "norms"):
@@ -383,8 +385,8 @@ def test_a_subject_with_torchs_loss_is_the_one_with_ours(loss: Any) -> None:
 def test_means_over_outputs_too() -> None:
     """nn.MSELoss is 2/K times the squared error here."""
     ours = network(seed=2, tasks=2, loss="squared-error")
-    states = [point.params for point in ours.solutions]
-    theirs = of_module(ours.module, nn.MSELoss(), ours.tasks, states)
+    states = [point.params for point in ours.checkpoints]
+    theirs = trace_checkpoints(ours.module, nn.MSELoss(), ours.tasks, states)
     torch.testing.assert_close(theorem2(theirs).outer, theorem2(ours).outer * 2 / 3, equal_nan=True)
     a = examine(ours.module, nn.MSELoss(), ours.tasks, states, 0.02 * 2 / 3)
     b = examine(ours.module, "squared-error", ours.tasks, states, 0.02)
@@ -424,7 +426,7 @@ def test_networks_of_fused_layers(make: type[nn.Module], dtype: torch.dtype) -> 
         steps = {k: 0.3 * torch.randn(p.shape, generator=draw) for k, p in walk[-1].items()}
         walk.append({k: p + steps[k] for k, p in walk[-1].items()})
     tasks = [(torch.randn(9, 6, generator=draw).double(), torch.arange(9) % 3) for _ in range(2)]
-    exact = of_module(module, "cross-entropy", tasks, walk)
+    exact = trace_checkpoints(module, "cross-entropy", tasks, walk)
     given = [(x.to(dtype), y) for x, y in tasks]
     states = [{k: p.to(dtype) for k, p in state.items()} for state in walk]
     found = examine(module.to(dtype), nn.CrossEntropyLoss(), given, states, 0.1, eigenvalues=3)
@@ -433,8 +435,6 @@ def test_networks_of_fused_layers(make: type[nn.Module], dtype: torch.dtype) -> 
         largest = values[values.abs().argsort(descending=True)[:3]]
         torch.testing.assert_close(found.eigenvalues[o], largest, rtol=2e-3, atol=1e-4)
     moved = theta_of(exact, 1) - theta_of(exact, 0)
-    predicted = exact.gradient(0, exact.solutions[1])
-    slope = torch.cat([part.flatten() for part in predicted.values()])
-    expected = slope @ moved + moved @ dense_hessian(exact, 0) @ moved / 2
+    expected = exact.gradient(0) @ moved + moved @ dense_hessian(exact, 0) @ moved / 2
     assert float(found.forgetting.predicted[1, 0]) == pytest.approx(float(expected), rel=1e-3, abs=1e-4)
     assert module.training

@@ -14,8 +14,8 @@ from glocal.algorithms.hessian_structures import Structure
 from glocal.curvature.hessian import outer_product
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import GlocalError
-from glocal.lens.subject import Subject, of_module
 from glocal.lens.taylor import taylor
+from glocal.lens.trace import TrainingTrace, trace_checkpoints
 
 
 def far_from(theta: Tensor, seed: int, by: float = 3.0) -> Tensor:
@@ -23,33 +23,33 @@ def far_from(theta: Tensor, seed: int, by: float = 3.0) -> Tensor:
     return theta + by * torch.randn(theta.shape, dtype=torch.float64, generator=draw)
 
 
-def two_outputs(seed: int = 0) -> Subject:
+def two_outputs(seed: int = 0) -> TrainingTrace:
     """Linear regression with a bias in a layer that has a name, at a point that is no minimum."""
     draw = torch.Generator().manual_seed(seed)
     number = lambda *shape: torch.randn(shape, dtype=torch.float64, generator=draw)  # noqa: E731
     state = {"0.weight": number(2, 3), "0.bias": number(2)}
     module = nn.Sequential(nn.Linear(3, 2)).double()
-    return of_module(module, "squared-error", [(number(9, 3), number(9, 2))], [state, state])
+    return trace_checkpoints(module, "squared-error", [(number(9, 3), number(9, 2))], [state, state])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_second_order_is_the_loss_itself_where_that_is_a_quadratic(seed: int) -> None:
     problem = anywhere(seed)
     for o in range(3):
-        expansion = taylor(problem.subject, o)
+        expansion = taylor(problem.trace, o)
         for far in (0.1, 10.0, 1e4):
-            theta = far_from(theta_of(problem.subject, o), seed, far)
-            found = float(expansion(at(problem.subject, theta).params))
+            theta = far_from(theta_of(problem.trace, o), seed, far)
+            found = float(expansion(at(problem.trace, theta).params))
             np.testing.assert_allclose(found, problem.loss(o, theta.numpy()), rtol=1e-10)
 
 
 @pytest.mark.parametrize("structure", ["kronecker", "low-rank"])
 def test_so_it_is_in_forms_that_are_exact_there(structure: str) -> None:
     """Kronecker factors of linear regression; all eigenpairs of a small Hessian."""
-    subject = two_outputs()
-    expansion = taylor(subject, 0, structure=structure)  # type: ignore[arg-type]
-    point = at(subject, far_from(theta_of(subject, 0), 1))
-    torch.testing.assert_close(expansion(point.params), subject.value(0, point), rtol=1e-10, atol=0)
+    trace = two_outputs()
+    expansion = taylor(trace, 0, structure=structure)  # type: ignore[arg-type]
+    point = at(trace, far_from(theta_of(trace, 0), 1))
+    torch.testing.assert_close(expansion(point.params), trace.value(0, point), rtol=1e-10, atol=0)
 
 
 def test_every_order_by_its_closed_form() -> None:
@@ -61,26 +61,26 @@ def test_every_order_by_its_closed_form() -> None:
     terms = [0.0, moved @ problem.gradient(1, centre), moved @ problem.hessian(1) @ moved / 2]
     for order, term in enumerate(terms):
         expected += term
-        found = taylor(problem.subject, 1, order)(at(problem.subject, theta).params)
+        found = taylor(problem.trace, 1, order)(at(problem.trace, theta).params)
         np.testing.assert_allclose(float(found), expected, rtol=1e-12)
 
 
-def quadratic_part(subject: Subject, task: int, theta: Tensor, **form: object) -> float:
+def quadratic_part(trace: TrainingTrace, task: int, theta: Tensor, **form: object) -> float:
     """½ Δᵀ H Δ alone: the second order less the first."""
-    point = at(subject, theta)
-    both = (taylor(subject, task, order, **form)(point.params) for order in (2, 1))  # type: ignore[arg-type]
+    point = at(trace, theta)
+    both = (taylor(trace, task, order, **form)(point.params) for order in (2, 1))  # type: ignore[arg-type]
     second, first = both
     return float(second - first)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
 def test_the_forms_are_parts_of_dense_matrices(loss: str) -> None:
-    subject = network(3, loss=loss)
-    point, data = subject.solutions[2], subject.tasks[1]
-    hessian = dense_hessian(subject, 1)
-    ggn = outer_product(subject.module, point.params, point.buffers, data.x, subject.loss)
-    theta = far_from(theta_of(subject, 1), 4)
-    moved = theta - theta_of(subject, 1)
+    trace = network(3, loss=loss)
+    point, data = trace.checkpoints[2], trace.tasks[1]
+    hessian = dense_hessian(trace, 1)
+    ggn = outer_product(trace.module, point.params, point.buffers, data.x, trace.loss)
+    theta = far_from(theta_of(trace, 1), 4)
+    moved = theta - theta_of(trace, 1)
     values, vectors = torch.linalg.eigh(hessian)
     top = values.abs().argsort(descending=True)[:3]
     truncated = vectors[:, top] @ values[top].diag() @ vectors[:, top].mT
@@ -91,13 +91,13 @@ def test_the_forms_are_parts_of_dense_matrices(loss: str) -> None:
         ({"structure": "diagonal"}, ggn.diag().diag()),
     ):
         expected = float(moved @ matrix @ moved / 2)
-        np.testing.assert_allclose(quadratic_part(subject, 1, theta, **form), expected, rtol=1e-7, err_msg=str(form))
+        np.testing.assert_allclose(quadratic_part(trace, 1, theta, **form), expected, rtol=1e-7, err_msg=str(form))
 
 
 def test_the_kronecker_form_by_its_factors() -> None:
     """G ⊗ A of the first layer, written out from the network's own derivatives."""
-    subject = network(1)
-    point, data = subject.solutions[1], subject.tasks[0]
+    trace = network(1)
+    point, data = trace.checkpoints[1], trace.tasks[0]
     moved = {k: torch.zeros_like(p) for k, p in point.params.items()}
     name = "0.layers.0"
     draw = torch.Generator().manual_seed(0)
@@ -114,35 +114,35 @@ def test_the_kronecker_form_by_its_factors() -> None:
     a = torch.cat([data.x, torch.ones(len(data.x), 1, dtype=torch.float64)], 1)
     v = torch.cat([moved[f"{name}.weight"], moved[f"{name}.bias"].unsqueeze(1)], 1)
     expected = float((v * (g @ v @ (a.T @ a / len(a)))).sum() / 2)
-    theta = theta_of(subject, 0) + flatten(moved)
-    np.testing.assert_allclose(quadratic_part(subject, 0, theta, structure="kronecker"), expected, rtol=1e-9)
+    theta = theta_of(trace, 0) + flatten(moved)
+    np.testing.assert_allclose(quadratic_part(trace, 0, theta, structure="kronecker"), expected, rtol=1e-9)
 
 
 def test_an_expansion_can_be_differentiated_and_mapped() -> None:
-    subject = network(2)
-    expansion = taylor(subject, 0)
-    theta = theta_of(subject, 0)
-    like = subject.solutions[1].params
+    trace = network(2)
+    expansion = taylor(trace, 0)
+    theta = theta_of(trace, 0)
+    like = trace.checkpoints[1].params
     value = lambda vector: expansion(unflatten(vector, like))  # noqa: E731
     slope = torch.func.grad(value)(theta)
-    torch.testing.assert_close(slope, flatten(subject.gradient(0, subject.solutions[1])))
+    torch.testing.assert_close(slope, trace.gradient(0, trace.checkpoints[1]))
     many = torch.stack([far_from(theta, seed) for seed in range(3)])
     torch.testing.assert_close(torch.func.vmap(value)(many), torch.stack([value(row) for row in many]))
 
 
 def test_what_is_expanded_stays_as_it_was() -> None:
-    subject = network(0, dtype=torch.float32)
-    before = {k: p.clone() for k, p in subject.solutions[1].params.items()}
-    found = taylor(subject, 0, structure="diagonal")(subject.solutions[2].params)
+    trace = network(0, dtype=torch.float32)
+    before = {k: p.clone() for k, p in trace.checkpoints[1].params.items()}
+    found = taylor(trace, 0, structure="diagonal")(trace.checkpoints[2].params)
     assert found.dtype == torch.float32 and not found.requires_grad
-    assert not any(m.training for m in subject.module.modules())
-    assert all(torch.equal(before[k], p) for k, p in subject.solutions[1].params.items())
+    assert not any(m.training for m in trace.module.modules())
+    assert all(torch.equal(before[k], p) for k, p in trace.checkpoints[1].params.items())
 
 
 def test_beyond_numbers_it_is_not_a_number() -> None:
-    subject = diverged(network(0), 1)
+    trace = diverged(network(0), 1)
     for structure in ("full", "low-rank", "kronecker", "diagonal"):
-        assert taylor(subject, 0, structure=structure)(subject.solutions[2].params).isnan()
+        assert taylor(trace, 0, structure=structure)(trace.checkpoints[2].params).isnan()
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_what_cannot_be_expanded_is_said(given: dict, message: str) -> None:
 def test_a_full_hessian_of_a_large_network_is_refused() -> None:
     module = nn.Sequential(nn.Linear(100, 100))
     state = module.state_dict()
-    subject = of_module(module, "squared-error", [(torch.zeros(2, 100), torch.zeros(2, 100))], [state, state])
+    trace = trace_checkpoints(module, "squared-error", [(torch.zeros(2, 100), torch.zeros(2, 100))], [state, state])
     with pytest.raises(GlocalError, match="10,100 parameters"):
-        taylor(subject, 0)
+        taylor(trace, 0)
 
 
 class Scaled(nn.Module):
@@ -193,19 +193,19 @@ def test_whole_numbers_are_the_networks_own_business(whole: str, structure: Stru
         for p in module.parameters():
             p.add_(0.3 * torch.randn_like(p))
     states.append(copy.deepcopy(module.state_dict()))
-    subject = of_module(module, "cross-entropy", [(x, torch.randint(3, (20,)))], states)
-    point = subject.solutions[1]
+    trace = trace_checkpoints(module, "cross-entropy", [(x, torch.randint(3, (20,)))], states)
+    point = trace.checkpoints[1]
     with torch.no_grad():
-        torch.testing.assert_close(taylor(subject, 0, 2, structure)(point.params), subject.value(0, point))
+        torch.testing.assert_close(taylor(trace, 0, 2, structure)(point.params), trace.value(0, point))
 
 
 def test_a_copy_in_double_precision() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
     states = [copy.deepcopy(module.state_dict()) for _ in range(2)]
-    subject = of_module(module, "cross-entropy", [(torch.randn(20, 3), torch.randint(2, (20,)))], states)
-    more = subject.double()
-    value, exact = (s.value(0, s.solutions[1]) for s in (subject, more))
+    trace = trace_checkpoints(module, "cross-entropy", [(torch.randn(20, 3), torch.randint(2, (20,)))], states)
+    more = trace.double()
+    value, exact = (s.value(0, s.checkpoints[1]) for s in (trace, more))
     assert value.dtype == torch.float32 and exact.dtype == torch.float64
     assert float(value) == pytest.approx(float(exact), rel=1e-5) and float(value) != float(exact)
-    assert next(subject.module.parameters()).dtype == torch.float32
+    assert next(trace.module.parameters()).dtype == torch.float32

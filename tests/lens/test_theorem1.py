@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 1000)
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, tasks=st.integers(2, 4), over=st.sampled_from(OVER))
 def test_updates_in_the_null_space_forget_nothing(seed: int, tasks: int, over: Over) -> None:
-    found = theorem1(apart(seed, tasks).subject, over)
+    found = theorem1(apart(seed, tasks).trace, over)
     for zero in (found.measured, found.quadratic, found.condition, found.relative):
         assert zero[1:].abs().max() < 1e-12
     premises = found.premises
@@ -33,7 +33,7 @@ def test_updates_in_the_null_space_forget_nothing(seed: int, tasks: int, over: O
 @given(seed=SEEDS, tasks=st.integers(2, 4), over=st.sampled_from(OVER), strays=st.sampled_from([1e-3, 1.0, 10.0]))
 def test_an_update_beyond_it_forgets_the_quadratic(seed: int, tasks: int, over: Over, strays: float) -> None:
     known = apart(seed, tasks, strays)
-    found = theorem1(known.subject, over)
+    found = theorem1(known.trace, over)
     count = tasks if over == "t" else tasks - 1
     matrix, delta = sum(known.hessian(o) for o in range(tasks - 1)) / count, known.update(tasks - 1)
     assert found.premises.forgotten[-1] < 1e-12
@@ -47,7 +47,7 @@ def test_an_update_beyond_it_forgets_the_quadratic(seed: int, tasks: int, over: 
 @pytest.mark.parametrize("over", OVER)
 def test_two_tasks_in_the_base_case_of_the_proof(over: Over) -> None:
     known = apart(5, 2, strays=1.0)
-    found = theorem1(known.subject, over)
+    found = theorem1(known.trace, over)
     half = known.update(1) @ known.hessian(0) @ known.update(1) / 2
     np.testing.assert_allclose(found.measured[1], half / 2 if over == "t" else half, rtol=1e-9)
     assert found.measured[0].isnan() if over == "t-1" else found.measured[0] == 0
@@ -58,7 +58,7 @@ def test_an_update_that_leads_back_forgets_less_than_the_quadratic() -> None:
     known = apart(1, 3)
     away = known.thetas[2] + 2.0 * (known.data[0][0][:1].repeat(2, 0).reshape(-1))
     back = of_data(known.data, [*known.thetas[:2], away, known.thetas[2]])
-    found = theorem1(back.subject)
+    found = theorem1(back.trace)
     assert found.premises.forgotten[2] > 0.1
     assert found.quadratic[2] > 0.1
     assert abs(found.measured[2]) < 1e-12
@@ -68,7 +68,7 @@ def test_an_update_that_leads_back_forgets_less_than_the_quadratic() -> None:
 @given(seed=SEEDS, over=st.sampled_from(OVER))
 def test_premises_and_condition_of_any_walk(seed: int, over: Over) -> None:
     known = anywhere(seed, 4)
-    found = theorem1(known.subject, over)
+    found = theorem1(known.trace, over)
     lost = [[known.loss(o, known.solution(t)) - known.loss(o, known.solution(o)) for o in range(t)] for t in range(4)]
     averages = [0.0] + [sum(lost[t]) / (t + (over == "t")) for t in range(1, 4)]
     spectra = [np.linalg.eigvalsh(known.hessian(o)) for o in range(4)]
@@ -87,14 +87,14 @@ def test_premises_and_condition_of_any_walk(seed: int, over: Over) -> None:
 
 
 def test_on_a_network_with_its_dense_hessians() -> None:
-    subject = network(tasks=4)
-    found = theorem1(subject)
+    trace = network(tasks=4)
+    found = theorem1(trace)
     for t in range(1, 4):
-        matrix = torch.stack([dense_hessian(subject, o) for o in range(t)]).sum(0) / (t + 1)
-        delta = theta_of(subject, t) - theta_of(subject, t - 1)
+        matrix = torch.stack([dense_hessian(trace, o) for o in range(t)]).sum(0) / (t + 1)
+        delta = theta_of(trace, t) - theta_of(trace, t - 1)
         torch.testing.assert_close(found.quadratic[t], delta @ matrix @ delta / 2, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found.condition[t], (matrix @ delta).norm(), rtol=1e-9, atol=1e-12)
-        lowest = min(torch.linalg.eigvalsh(dense_hessian(subject, o))[0] for o in range(t))
+        lowest = min(torch.linalg.eigvalsh(dense_hessian(trace, o))[0] for o in range(t))
         torch.testing.assert_close(found.premises.lowest[t], lowest, rtol=1e-6, atol=1e-8)
 
 
@@ -109,5 +109,5 @@ def test_a_run_that_diverged_is_not_said_to_hold() -> None:
 def test_mistakes_are_told() -> None:
     with pytest.raises(GlocalError, match="unknown average of forgetting over 'T'"):
         theorem1(network(), "T")  # type: ignore[arg-type]
-    with pytest.raises(GlocalError, match="steps = 0 was given; allowed: 1 and more"):
+    with pytest.raises(GlocalError, match="steps = 0 was given; it must be at least 1"):
         theorem1(network(), steps=0)

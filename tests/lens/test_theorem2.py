@@ -12,28 +12,28 @@ from torch import Tensor
 from glocal.curvature.hessian import decomposition
 from glocal.curvature.vector import unflatten
 from glocal.errors import GlocalError
-from glocal.lens.subject import Point, Subject
 from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth, ground_truth_of, theorem2
+from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, AutogradLoss, get
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_pair_is_that_of_the_dense_matrices(loss: str) -> None:
-    subject = network(loss=loss)
-    found = theorem2(subject)
+    trace = network(loss=loss)
+    found = theorem2(trace)
     for o in range(3):
-        point = subject.solutions[o + 1]
-        outer, functional = decomposition(subject.module, *point, *subject.tasks[o], subject.loss)
-        top = torch.linalg.eigvalsh(dense_hessian(subject, o)).abs().max()
+        point = trace.checkpoints[o + 1]
+        outer, functional = decomposition(trace.module, *point, *trace.tasks[o], trace.loss)
+        top = torch.linalg.eigvalsh(dense_hessian(trace, o)).abs().max()
         torch.testing.assert_close(found.norms[o], top, rtol=1e-6, atol=0)
         for t in range(3):
             if t <= o:
                 assert found.outer[t, o].isnan()
                 assert found.relative[t, o].isnan()
                 continue
-            delta = theta_of(subject, t) - theta_of(subject, t - 1)
+            delta = theta_of(trace, t) - theta_of(trace, t - 1)
             one, other = delta @ outer @ delta, delta @ functional @ delta
-            along = delta @ dense_hessian(subject, o) @ delta
+            along = delta @ dense_hessian(trace, o) @ delta
             expected = [one, other, along, other.abs() / (one + other.abs()), along / (delta @ delta)]
             parts = [found.outer, found.functional, found.hessian, found.functional_share, found.rayleigh]
             torch.testing.assert_close(
@@ -51,13 +51,13 @@ def focal(outputs: Tensor, y: Tensor) -> Tensor:
 def test_a_loss_that_bends_differently_for_every_label() -> None:
     """Against Σ_i J_iᵀ [∇²_f ℓ_i] J_i written out, and the rest of the Hessian."""
     plain = network(seed=2)
-    subject = Subject(plain.module, AutogradLoss(focal), plain.tasks, plain.solutions)
-    found = theorem2(subject)
-    point, (x, y) = subject.solutions[1], subject.tasks[0]
-    delta, at = theta_of(subject, 1) - theta_of(subject, 0), theta_of(subject, 0)
+    trace = TrainingTrace(plain.module, AutogradLoss(focal), plain.tasks, plain.checkpoints)
+    found = theorem2(trace)
+    point, (x, y) = trace.checkpoints[1], trace.tasks[0]
+    delta, at = theta_of(trace, 1) - theta_of(trace, 0), theta_of(trace, 0)
 
     def outputs(theta: Tensor) -> Tensor:
-        return subject.outputs(Point(unflatten(theta, point.params), {}), x)
+        return trace.outputs(Checkpoint(unflatten(theta, point.params), {}), x)
 
     change = torch.autograd.functional.jvp(outputs, at, delta)[1]
 
@@ -69,30 +69,30 @@ def test_a_loss_that_bends_differently_for_every_label() -> None:
     assert (bends(y) - bends((y + 1) % 3)).abs().amax() > 0.1
     outer = torch.einsum("nk,nkl,nl->", change, bends(y), change) / len(y)
     torch.testing.assert_close(found.outer[1, 0], outer, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(found.hessian[1, 0], delta @ dense_hessian(subject, 0) @ delta, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.hessian[1, 0], delta @ dense_hessian(trace, 0) @ delta, rtol=1e-8, atol=1e-12)
 
 
 def test_updates_orthogonal_to_old_outputs_meet_the_constraint_up_to_the_functional_part() -> None:
     """The first half of the proof, on a network that is at no minimum."""
-    subject = network(seed=4)
-    point = subject.solutions[1]
+    trace = network(seed=4)
+    point = trace.checkpoints[1]
     jacobian = torch.autograd.functional.jacobian(
-        lambda theta: subject.outputs(Point(unflatten(theta, point.params), {}), subject.tasks[0].x[:5]).flatten(),
-        theta_of(subject, 0),
+        lambda theta: trace.outputs(Checkpoint(unflatten(theta, point.params), {}), trace.tasks[0].x[:5]).flatten(),
+        theta_of(trace, 0),
     )
-    few = [subject.tasks[0]._replace(x=subject.tasks[0].x[:5], y=subject.tasks[0].y[:5]), *subject.tasks[1:]]
-    step = theta_of(subject, 1) - theta_of(subject, 0)
+    few = [trace.tasks[0]._replace(x=trace.tasks[0].x[:5], y=trace.tasks[0].y[:5]), *trace.tasks[1:]]
+    step = theta_of(trace, 1) - theta_of(trace, 0)
     free = step - torch.linalg.lstsq(jacobian.T, step[:, None]).solution.T[0] @ jacobian
     assert free.norm() > 0.1
-    points = [*subject.solutions[:2], Point(unflatten(theta_of(subject, 0) + free, point.params), {})]
-    found = theorem2(Subject(subject.module, subject.loss, few, points))
+    points = [*trace.checkpoints[:2], Checkpoint(unflatten(theta_of(trace, 0) + free, point.params), {})]
+    found = theorem2(TrainingTrace(trace.module, trace.loss, few, points))
     assert abs(found.outer[1, 0]) < 1e-14
     assert abs(found.functional[1, 0]) > 1e-4
     assert found.functional_share[1, 0] > 0.999
 
 
 def test_linear_networks_have_no_functional_part() -> None:
-    found = theorem2(anywhere(0).subject)
+    found = theorem2(anywhere(0).trace)
     below = torch.ones(4, 4, dtype=torch.bool).tril(-1)
     assert found.functional[below].abs().max() == 0
     assert (found.relative[below] > 0).all()
@@ -189,10 +189,10 @@ def test_squared_error_favours_no_label() -> None:
 
 
 def test_of_a_subject_at_the_tasks_solution_in_several_parts() -> None:
-    subject = network()
-    found = ground_truth_of(subject, 1)
-    outputs = subject.outputs(subject.solutions[2], subject.tasks[1].x)
-    for part, expected in zip(fields(found), by_definition("cross-entropy", outputs, subject.tasks[1].y), strict=True):
+    trace = network()
+    found = ground_truth_of(trace, 1)
+    outputs = trace.outputs(trace.checkpoints[2], trace.tasks[1].x)
+    for part, expected in zip(fields(found), by_definition("cross-entropy", outputs, trace.tasks[1].y), strict=True):
         torch.testing.assert_close(part, expected, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(found.of_total_trace, found.entry.sum() / found.trace.sum())
     wide = torch.randn(5, 2000, generator=torch.Generator().manual_seed(0))  # one matrix of these fills a part

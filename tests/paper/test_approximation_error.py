@@ -15,7 +15,8 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from glocal.curvature.vector import flatten, unflatten
-from glocal.lens.subject import Subject, of_training
+from glocal.lens.record import train_traces
+from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import get
 from glocal.paper.studies.approximation_error import OWN, STRUCTURES
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
@@ -40,8 +41,8 @@ def rows() -> list[Row]:
     return [row for piece in pieces for row in STUDY.measure(piece, PLACE)]
 
 
-def loss(subject: Subject, task: int, theta: Tensor) -> Tensor:
-    params = unflatten(theta, subject.solutions[0].params)
+def loss(subject: TrainingTrace, task: int, theta: Tensor) -> Tensor:
+    params = unflatten(theta, subject.checkpoints[0].params)
     return cross_entropy(functional_call(subject.module, params, (subject.tasks[task].x,)), subject.tasks[task].y)
 
 
@@ -61,8 +62,8 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 
 def test_expansions_are_those_of_the_losses(rows: list[Row]) -> None:
     cohort = cohort_of(SGD, PLACE, challenge_of(SGD, PLACE))
-    for member, subject in zip(cohort.members, of_training(cohort, 60), strict=True):
-        theta = [flatten(point.params) for point in subject.solutions]
+    for member, subject in zip(cohort.members, train_traces(cohort, 60), strict=True):
+        theta = [flatten(point.params) for point in subject.checkpoints]
         moved = theta[3] - theta[1]
         after = where(rows, algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
         expected = {"order 0": loss(subject, 0, theta[1])}

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from glocal.curvature.vector import flatten, unflatten
-from glocal.lens.subject import of_training
+from glocal.lens.record import train_traces
 from glocal.paper.studies import get
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
 from glocal.paper.studies.epsilon_region import EPSILONS, SHOWN
@@ -49,9 +49,9 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 
 def test_a_radius_ends_where_the_error_is_epsilon_and_a_moment_has_the_error_of_the_expansion(rows: list[Row]) -> None:
     cohort = cohort_of(PIECE, PLACE, challenge_of(PIECE, PLACE))
-    for member, subject in zip(cohort.members, of_training(cohort, 40), strict=True):
-        points = [flatten(point.params).double() for point in subject.solutions]
-        like = {k: p.double() for k, p in subject.solutions[0].params.items()}
+    for member, subject in zip(cohort.members, train_traces(cohort, 40), strict=True):
+        points = [flatten(point.params).double() for point in subject.checkpoints]
+        like = {k: p.double() for k, p in subject.checkpoints[0].params.items()}
         x, y = subject.tasks[0].x.double(), subject.tasks[0].y
         module = subject.module.double()
 

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from glocal.lens.subject import of_training
+from glocal.lens.record import train_traces
 from glocal.paper.studies import get
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
-from glocal.paper.studies.recursion import doubled, regression
+from glocal.paper.studies.recursion import regression
 from glocal.paper.studies.row_filters import column, where
 from glocal.paper.study import Place, Row
 
@@ -43,9 +43,9 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 
 def test_forgetting_is_that_of_the_losses(rows: list[Row]) -> None:
     cohort = cohort_of(MLP, PLACE, challenge_of(MLP, PLACE))
-    for member, subject in zip(cohort.members, of_training(cohort, 50), strict=True):
+    for member, subject in zip(cohort.members, train_traces(cohort, 50), strict=True):
         x, y = subject.tasks[0]
-        losses = [float(cross_entropy(functional_call(subject.module, p.params, (x,)), y)) for p in subject.solutions]
+        losses = [float(cross_entropy(functional_call(subject.module, p.params, (x,)), y)) for p in subject.checkpoints]
         own = where(rows, network="mlp", kind="pair", lr=member.lr, seed=member.seed, task=0)
         np.testing.assert_allclose(column(own, "measured"), np.array(losses[2:]) - losses[1], rtol=1e-3, atol=1e-5)
 
@@ -76,10 +76,10 @@ def test_a_regression_has_the_same_inputs_and_unit_vectors_for_classes() -> None
     before, after = challenge.task(1, 0).train, regression(challenge).task(1, 0).train
     assert torch.equal(before.x, after.x) and torch.equal(after.y.argmax(1), before.y)
     assert after.y.sum() == len(before.y) and after.y.max() == 1
-    (subject, *_) = of_training(cohort_of(LINEAR, PLACE, regression(challenge)), 20)
-    exact = doubled(subject)
-    assert {p.dtype for point in exact.solutions for p in point.params.values()} == {torch.float64}
-    torch.testing.assert_close(exact.value(0, exact.solutions[1]).float(), subject.value(0, subject.solutions[1]))
+    (subject, *_) = train_traces(cohort_of(LINEAR, PLACE, regression(challenge)), 20)
+    exact = subject.double()
+    assert {p.dtype for point in exact.checkpoints for p in point.params.values()} == {torch.float64}
+    torch.testing.assert_close(exact.value(0, exact.checkpoints[1]).float(), subject.value(0, subject.checkpoints[1]))
 
 
 def test_the_figure_has_four_panels(rows: list[Row]) -> None:

@@ -41,8 +41,8 @@ def test_rows_are_what_the_theorem_names(tmp_path: Path, algorithm: str, options
     assert all(row.keys() == rows[0].keys() for row in rows)
     assert {row["locality"] for row in rows} == {"global" if algorithm == "sgd" else "local"}
     _, subject, _ = watched(piece, rotations(piece, place(tmp_path)), torch.device("cpu"))[1]
-    like = subject.solutions[0].params
-    points = [torch.cat([p.flatten() for p in s.params.values()]).double() for s in subject.solutions]
+    like = subject.checkpoints[0].params
+    points = [torch.cat([p.flatten() for p in s.params.values()]).double() for s in subject.checkpoints]
     x, y = subject.tasks[0]
 
     def loss(theta: torch.Tensor) -> torch.Tensor:

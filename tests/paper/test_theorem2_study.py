@@ -28,13 +28,13 @@ def test_rows_are_quadratics_along_the_updates(tmp_path: Path) -> None:
     assert all(row.keys() == rows[0].keys() for row in rows)
     runs = watched(piece, rotations(piece, place), place.device)
     for run, row in zip(runs, rows[::2], strict=True):
-        _, before, after = (s.params for s in run.subject.solutions[:3])
-        x, _ = run.subject.tasks[0]
+        _, before, after = (s.params for s in run.trace.checkpoints[:3])
+        x, _ = run.trace.tasks[0]
         update = {k: after[k] - p for k, p in before.items()}
 
         def network(*values: torch.Tensor, run: Watched = run, x: torch.Tensor = x) -> torch.Tensor:
-            named = dict(zip(run.subject.solutions[0].params, values, strict=True))
-            return functional_call(run.subject.module, named, (x,))
+            named = dict(zip(run.trace.checkpoints[0].params, values, strict=True))
+            return functional_call(run.trace.module, named, (x,))
 
         outputs, moved = torch.autograd.functional.jvp(network, tuple(before.values()), tuple(update.values()))
         p = outputs.softmax(-1)

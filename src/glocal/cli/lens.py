@@ -13,8 +13,8 @@ from glocal.errors import GlocalError, unknown
 
 if TYPE_CHECKING:
     from glocal.lens.examination import Examination
-    from glocal.lens.retrace import Retraced
-    from glocal.lens.subject import Subject
+    from glocal.lens.record import Retraced
+    from glocal.lens.trace import TrainingTrace
 
 Target = Annotated[str, tyro.conf.arg(metavar="TARGET"), tyro.conf.Positional]
 
@@ -65,7 +65,7 @@ class Lens:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.lens.examination import of_subject
+        from glocal.lens.examination import examine_trace
         from glocal.lens.instruments import INSTRUMENTS
         from glocal.paper.study import progress
         from glocal.report.examination import require_figure
@@ -93,7 +93,7 @@ class Lens:
             return
         with progress("lens") as tell:
             try:
-                found = of_subject(subject, self.epsilon, self.eigenvalues, self.seed, tell)
+                found = examine_trace(subject, self.epsilon, self.eigenvalues, self.seed, tell)
             except RuntimeError as error:  # of torch, where a layer or a loss has no second derivative, say
                 raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
         written = found.plot(self.output)
@@ -105,8 +105,8 @@ class Lens:
         from rich.console import Console
 
         from glocal.lens.error_curves import along
+        from glocal.lens.record import open_run
         from glocal.lens.region import positive
-        from glocal.lens.retrace import retrace
         from glocal.paper.study import progress
         from glocal.paper.tables import write_table
         from glocal.report.error_curves import table as rows_of
@@ -120,28 +120,28 @@ class Lens:
         console = Console()
         own: dict[str, Any] = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
         device = "cpu" if steps is not None and self.device == "auto" else self.device
-        own |= {"data": self.data, "examples": self.examples, "device": choose_device(device)}
+        own |= {"data": self.data, "device": choose_device(device)}
         if self.epsilon is not None:
             positive(self.epsilon)
         bars = Bars()
         bars.start(1, 0)
         bar = lambda name, tasks, steps: bars.start_cohort(name, 1, tasks, steps, 0)  # noqa: E731
         try:
-            seen = retrace(self.target, steps, **own, progress=bar)
+            seen = open_run(self.target, **own).retrace(steps, self.examples, bar)
         finally:
             bars.stop()
         try:
             with progress("lens") as tell:
-                found = along(seen.trajectory, self.epsilon, tell)
+                found = along(seen.run, self.epsilon, tell)
         except RuntimeError as error:
             raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
         console.print(rows_of(found))
-        console.print(f"{_astray(seen.astray)} {_seen(seen)}", highlight=False)
+        console.print(f"{_astray(seen.deviation)} {_seen(seen)}", highlight=False)
         written = [found.plot(self.output)]
         written.append(write_table(found.rows(), written[0].with_suffix(".parquet")))
         console.print(f"Wrote {', '.join(map(str, written))}")
 
-    def _show(self, subject: Subject, names: list[str]) -> None:
+    def _show(self, subject: TrainingTrace, names: list[str]) -> None:
         from rich.console import Console
 
         from glocal.lens.instruments import look
@@ -166,16 +166,16 @@ class Lens:
         if failures:
             raise GlocalError(f"{len(failures)} of {len(names)} instruments cannot be used here. {' '.join(failures)}")
 
-    def _subject(self) -> Subject:
-        from glocal.lens.examination import given_subject
-        from glocal.lens.stored import of_stored_run
+    def _subject(self) -> TrainingTrace:
+        from glocal.lens.record import open_run
+        from glocal.lens.trace import trace_checkpoints
         from glocal.sweeps import user_code
         from glocal.sweeps.resolve import choose_device
 
         device = choose_device(self.device)
         if not user_code.is_file_spec(self.target):
             own = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-            return of_stored_run(self.target, data=self.data, examples=self.examples, device=device, **own)
+            return open_run(self.target, data=self.data, device=device, **own).trace(self.examples)
         make, _ = user_code.load(self.target, "function", with_neighbours=True)
         if not callable(make):
             raise GlocalError(f"'{self.target}' is no function. Give one that returns {_RETURNED}.")
@@ -184,7 +184,7 @@ class Lens:
             raise GlocalError(f"'{self.target}' must return {_RETURNED}; it returned a {type(made).__name__}.")
         module, loss, tasks, checkpoints = made
         _check(self.target, module)
-        return given_subject(module.to(device), loss, tasks, checkpoints, self.examples)
+        return trace_checkpoints(module.to(device), loss, tasks, checkpoints, self.examples, complete=True)
 
 
 _RETURNED = "(module, loss, tasks, checkpoints)"
@@ -199,29 +199,28 @@ def _steps(given: str) -> int:
 def _astray(share: float) -> str:
     """Whether it is the stored run that was seen."""
     if share < 1e-5:
-        return "It went the stored run's way, as far as numbers tell."
+        return "The retraced run equals the stored one."
     much = f"by {100 * share:.2g} %" if share < 1 else "altogether"
     return (
-        f"It differs from the stored run: ‖θ_t − θ_0‖ {much}. Another machine, other threads, and runs trained "
-        "side by side round otherwise, and large learning rates make more of it."
+        f"The retraced run differs from the stored one: ‖θ_t − θ_0‖ {much}. Results differ slightly between machines, "
+        "thread counts and cohort sizes because of rounding; large learning rates amplify this."
     )
 
 
 def _seen(retraced: Retraced) -> str:
     """What the losses are of."""
-    subject = retraced.trajectory.subject
-    looked_at = [len(data.y) for data in subject.tasks]
+    trace = retraced.run.trace
+    looked_at = [len(data.y) for data in trace.tasks]
     said = "Losses are of all examples of every task."
-    if looked_at != retraced.sizes:
+    if looked_at != retraced.task_sizes:
         said = (
-            f"Losses are of {max(looked_at):,} examples of a task at most, which has up to {max(retraced.sizes):,}: "
-            "the algorithm's own approximation may be made of all of them, and then the difference between the two "
-            "samples is an error too."
+            f"Losses use up to {max(looked_at):,} of {max(retraced.task_sizes):,} examples per task; the algorithm's "
+            "own approximation may use all, so its error includes the difference between the two samples."
         )
-    if retraced.trajectory.model.has_batchnorm:
+    if retraced.run.model.has_batchnorm:
         said += (
-            " The network has statistics: what is the algorithm's own is compared with L_o by those of the moment, "
-            "expansions with L_o by those of θ_o."
+            " The algorithm's own approximation is evaluated with the BatchNorm statistics of the same snapshot, "
+            "expansions with those of θ_o."
         )
     return said
 

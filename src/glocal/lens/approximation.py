@@ -37,9 +37,9 @@ from glocal.challenges.challenge import Data
 from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import require
 from glocal.lens.perturbation import AT_ONCE
-from glocal.lens.subject import CHUNK, Point, Subject
-from glocal.lens.taylor import solution, taylor
-from glocal.lens.trajectory import Moment, Trajectory, apart, moments_of
+from glocal.lens.record import RecordedRun, Snapshot, snapshots_of
+from glocal.lens.taylor import taylor
+from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
 from glocal.networks.model import Model
 
 Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
@@ -82,123 +82,123 @@ def difference(approximate: Tensor, true: Tensor) -> Tensor:
 
 
 def taylor_curves(
-    subject: Subject,
+    trace: TrainingTrace,
     order: int = 2,
     structure: Structure = "diagonal",
     matrix: Matrix | None = None,
     rank: int = 20,
-    moments: Sequence[Moment] | None = None,
+    snapshots: Sequence[Snapshot] | None = None,
 ) -> Curves:
     """ξ_o of the expansion of every finished task, at the moments of a trajectory or, if not said, at θ_0, θ_1, …"""
-    moments = moments_of(subject) if moments is None else moments
-    needed = max((m.finished for m in moments), default=0)
-    return curves(subject, moments, [taylor(subject, task, order, structure, matrix, rank) for task in range(needed)])
+    snapshots = snapshots_of(trace) if snapshots is None else snapshots
+    needed = max((s.finished for s in snapshots), default=0)
+    return curves(trace, snapshots, [taylor(trace, task, order, structure, matrix, rank) for task in range(needed)])
 
 
-def curves(subject: Subject, moments: Sequence[Moment], approximations: Sequence[Approximation]) -> Curves:
+def curves(trace: TrainingTrace, moments: Sequence[Snapshot], approximations: Sequence[Approximation]) -> Curves:
     r"""ξ_o of any \hat L_o, one for every task that is finished at the last of the moments.
 
     Both are functions of θ alone: the network's other tensors, BatchNorm's statistics, are those of θ_o.
     """
-    return curves_by(subject, moments, {"": approximations})[""]
+    return curves_by(trace, moments, {"": approximations})[""]
 
 
 def curves_by(
-    subject: Subject,
-    moments: Sequence[Moment],
+    trace: TrainingTrace,
+    moments: Sequence[Snapshot],
     approximations: Mapping[str, Sequence[Approximation]],
     tell: Callable[[int], None] | None = None,
 ) -> dict[str, Curves]:
     """The same of several kinds of them, by their names. `tell` hears how many moments are done."""
 
-    def all_of_them(moment: Moment, task: int) -> tuple[Tensor, dict[str, Tensor]]:
-        there = Point(moment.point.params, solution(subject, task).buffers)
-        return subject.value(task, there), {name: each[task](there.params) for name, each in approximations.items()}
+    def all_of_them(moment: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
+        there = Checkpoint(moment.checkpoint.params, trace.solution(task).buffers)
+        return trace.value(task, there), {name: each[task](there.params) for name, each in approximations.items()}
 
-    return _curves(subject, moments, list(approximations), all_of_them, tell)
+    return _curves(trace, moments, list(approximations), all_of_them, tell)
 
 
-def own_curves(trajectory: Trajectory, levelled: bool = False) -> Curves:
+def own_curves(trajectory: RecordedRun, levelled: bool = False) -> Curves:
     r"""ξ_o of the algorithm's own \hat L_o, with its memory at each moment; `levelled`, counted from θ_o."""
-    algorithm, model, subject = trajectory.algorithm, trajectory.model, trajectory.subject
+    algorithm, model, trace = trajectory.algorithm, trajectory.model, trajectory.trace
 
-    def both(moment: Moment, task: int) -> tuple[Tensor, Tensor]:
-        true = own_loss(algorithm, model, moment, subject.tasks[task], task)
+    def both(moment: Snapshot, task: int) -> tuple[Tensor, Tensor]:
+        true = own_loss(algorithm, model, moment, trace.tasks[task], task)
         return true, own_approximation(algorithm, model, moment, task)
 
-    def counted(moment: Moment, task: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def counted(moment: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
         true, approximate = both(moment, task)
         if levelled:
-            then_true, then_approximate = both(moment._replace(point=subject.solutions[task + 1]), task)
+            then_true, then_approximate = both(moment._replace(checkpoint=trace.checkpoints[task + 1]), task)
             approximate = approximate - then_approximate + then_true
         return true, {"own": approximate}
 
-    return _curves(subject, trajectory.moments, ["own"], counted)["own"]
+    return _curves(trace, trajectory.snapshots, ["own"], counted)["own"]
 
 
-def own_loss(algorithm: Algorithm, model: Model, moment: Moment, data: Data, task: int) -> Tensor:
+def own_loss(algorithm: Algorithm, model: Model, moment: Snapshot, data: Data, task: int) -> Tensor:
     """L_o(θ) as the run itself computes it: of the network's outputs, and where parameters are split among the tasks,
     of its outputs for task o. iCaRL's nearest mean is how it answers, and not what its network is trained by."""
-    bound, params = model.bind(moment.point.buffers, training=False), moment.point.params
+    bound, params = model.bind(moment.checkpoint.buffers, training=False), moment.checkpoint.params
 
     def outputs(x: Tensor) -> Tensor:
         if isinstance(algorithm, Partition):
             return algorithm.predict(bound, params, moment.memory, x, task)
         return bound.outputs(params, x)
 
-    parts = zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True)
+    parts = zip(data.x.split(MAX_EXAMPLES), data.y.split(MAX_EXAMPLES), strict=True)
     return torch.stack([model.criterion.per_sample(outputs(x), y).sum() for x, y in parts]).sum() / len(data.y)
 
 
-def own_approximation(algorithm: Algorithm, model: Model, moment: Moment, task: int) -> Tensor:
+def own_approximation(algorithm: Algorithm, model: Model, moment: Snapshot, task: int) -> Tensor:
     r"""\hat L_o(θ) by the algorithm's memory at the moment."""
-    bound = model.bind(moment.point.buffers, training=False)
-    return algorithm.approximation(bound, moment.memory, task)(moment.point.params)
+    bound = model.bind(moment.checkpoint.buffers, training=False)
+    return algorithm.approximation(bound, moment.memory, task)(moment.checkpoint.params)
 
 
 @torch.no_grad()
 def _curves(
-    subject: Subject,
-    moments: Sequence[Moment],
+    trace: TrainingTrace,
+    moments: Sequence[Snapshot],
     names: Sequence[str],
-    measure: Callable[[Moment, int], tuple[Tensor, Mapping[str, Tensor]]],
+    measure: Callable[[Snapshot, int], tuple[Tensor, Mapping[str, Tensor]]],
     tell: Callable[[int], None] | None = None,
 ) -> dict[str, Curves]:
     """From L_o at a moment, and every \\hat L_o there by its name."""
     require(bool(moments), "no moment was given; allowed: one and more.")
-    found = len(subject.solutions) - 1
+    found = len(trace.checkpoints) - 1
     latest = max(m.finished for m in moments)
-    require(latest <= found, f"a moment with {latest} finished tasks was given; the subject has solutions of {found}.")
-    unknown = torch.full((2 + len(names), len(moments), len(subject.tasks)), torch.nan, dtype=torch.float64)
-    true, distance, approximate = unknown[0], unknown[1], dict(zip(names, unknown[2:], strict=True))
+    require(latest <= found, f"a moment with {latest} finished tasks was given; the trace has solutions of {found}.")
+    unknown = torch.full((2 + len(names), len(moments), len(trace.tasks)), torch.nan, dtype=torch.float64)
+    true, distances, approximate = unknown[0], unknown[1], dict(zip(names, unknown[2:], strict=True))
     for i, moment in enumerate(moments):
         for o in range(moment.finished):
             true[i, o], each = measure(moment, o)
             for name, value in each.items():
                 approximate[name][i, o] = value
-            distance[i, o] = apart(moment.point, subject.solutions[o + 1])
+            distances[i, o] = distance(moment.checkpoint, trace.checkpoints[o + 1])
         if tell is not None:
             tell(i + 1)
     finished, step = (torch.tensor([getattr(m, name) for m in moments]) for name in ("finished", "step"))
-    return {name: Curves(finished, step, true, values, distance) for name, values in approximate.items()}
+    return {name: Curves(finished, step, true, values, distances) for name, values in approximate.items()}
 
 
 @torch.no_grad()
 def on_rays(
-    subject: Subject, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
+    trace: TrainingTrace, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""L_o and \hat L_o at θ_o + r u for unit vectors u, (k, P), and radii r, (k, m) or (m,): (k, m) each, in float64.
 
     Many small networks are evaluated side by side; large ones, and those that cannot be mapped, one after the other.
     """
-    point = solution(subject, task)
+    point = trace.solution(task)
     origin = flatten(point.params)
     units = directions.to(origin)
     radii = radii.to(origin).expand(len(units), -1)
 
     def one(unit: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         params = unflatten(origin + radius * unit, point.params)
-        return subject.value(task, Point(params, point.buffers)), approximation(params)
+        return trace.value(task, Checkpoint(params, point.buffers)), approximation(params)
 
     rows = torch.arange(len(units), device=origin.device).repeat_interleave(radii.shape[1])
     together = min(32, max(1, AT_ONCE // (origin.element_size() * origin.numel())))
@@ -228,25 +228,25 @@ class Order:
 
 
 def order(
-    subject: Subject, task: int, approximation: Approximation, direction: Tensor, radii: Sequence[float] = RADII
+    trace: TrainingTrace, task: int, approximation: Approximation, direction: Tensor, radii: Sequence[float] = RADII
 ) -> Order:
     """How ξ_o grows with the distance from θ_o, along the ray θ_o + r u, u the direction (P,) scaled to length 1.
 
     The paper bounds the error of an expansion of order p by O(rᵖ); where the loss is smooth, and r small, the first
     term that is left out makes it r^{p+1}. Errors that are no more than rounding of the losses are left out of the fit.
-    In single precision rounding hides what is of higher order: take `subject.double()` and an approximation of it.
+    In single precision rounding hides what is of higher order: take `trace.double()` and an approximation of it.
     """
     length = direction.norm()
     require(bool(0 < length < torch.inf), f"a ray's direction has a finite length above 0; {float(length)} was given.")
     at = torch.tensor(radii, dtype=torch.float64)
     require(len(at) > 0 and bool(((at > 0) & (at < torch.inf)).all()), f"radii are positive; {radii} were given.")
-    true, approximate = (rows[0] for rows in on_rays(subject, task, approximation, (direction / length)[None], at))
-    return fit(at, difference(approximate, true), floor(subject, task, true, approximate))
+    true, approximate = (rows[0] for rows in on_rays(trace, task, approximation, (direction / length)[None], at))
+    return fit(at, difference(approximate, true), floor(trace, task, true, approximate))
 
 
-def floor(subject: Subject, task: int, true: Tensor, approximate: Tensor) -> Tensor:
+def floor(trace: TrainingTrace, task: int, true: Tensor, approximate: Tensor) -> Tensor:
     """What rounding of the two losses may make of their difference."""
-    rounding = torch.finfo(flatten(subject.solutions[task + 1].params).dtype).eps
+    rounding = torch.finfo(flatten(trace.checkpoints[task + 1].params).dtype).eps
     return 100 * rounding * torch.maximum(true.abs(), approximate.abs())
 
 

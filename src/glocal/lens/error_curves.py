@@ -4,7 +4,7 @@ r"""The approximation error along the whole way of a run, and the locality assum
 
 by the algorithm's own \hat L_o, with its memory as it was at each moment, and by the Taylor expansions at θ_o.
 
-    found = along(retrace("runs/runs/0123456789abcdef", steps=10).trajectory)
+    found = along(open_run("runs/runs/0123456789abcdef").retrace(every_steps=10).run)
     print(found)
     found.plot("along.png")
 """
@@ -23,8 +23,8 @@ from glocal.errors import require
 from glocal.lens.approximation import Curves, curves_by, own_curves, own_loss
 from glocal.lens.examination import tenth
 from glocal.lens.instruments import Rows, expansions
+from glocal.lens.record import RecordedRun
 from glocal.lens.region import Assumption, Stay, assumption, positive, stay
-from glocal.lens.trajectory import Trajectory
 from glocal.precision import full_precision
 
 OWN, LEVELLED = "own", "own, from θ_o"
@@ -77,28 +77,28 @@ class Along:
 
 @full_precision()
 def along(
-    trajectory: Trajectory, epsilon: float | None = None, tell: Callable[[int, int, str], None] | None = None
+    trajectory: RecordedRun, epsilon: float | None = None, tell: Callable[[int, int, str], None] | None = None
 ) -> Along:
     """Look at a trajectory. ε is a tenth of what learning a task gains unless given. Expansions are not of networks
     with outputs of their own for every task, nor of forms that a network does not have."""
-    subject, moments = trajectory.subject, trajectory.moments
-    require(len(subject.tasks) > 1, "of a single task there is nothing to say: nothing was learnt after it.")
+    trace, moments = trajectory.trace, trajectory.snapshots
+    require(len(trace.tasks) > 1, "of a single task there is nothing to say: nothing was learnt after it.")
     chosen = _default(trajectory) if epsilon is None else epsilon
     positive(chosen)
     tell = tell or (lambda done, whole, what: None)
     tell(0, len(moments), OWN)
     seen = {OWN: own_curves(trajectory), LEVELLED: own_curves(trajectory, levelled=True)}
     if not isinstance(trajectory.algorithm, Partition):
-        seen |= curves_by(subject, moments, expansions(subject), lambda done: tell(done, len(moments), "expansions"))
+        seen |= curves_by(trace, moments, expansions(trace), lambda done: tell(done, len(moments), "expansions"))
     return Along(trajectory.algorithm.name, chosen, seen)
 
 
 @torch.no_grad()
-def _default(trajectory: Trajectory) -> float:
+def _default(trajectory: RecordedRun) -> float:
     """As `examine` has it, of losses as the run itself computes them."""
-    ends = {m.finished: m for m in reversed(trajectory.moments)}  # the first moment of each number
+    ends = {m.finished: m for m in reversed(trajectory.snapshots)}  # the first moment of each number
     gains = []
-    for o, data in enumerate(trajectory.subject.tasks):
+    for o, data in enumerate(trajectory.trace.tasks):
         before, after = (own_loss(trajectory.algorithm, trajectory.model, ends[t], data, o) for t in (0, o + 1))
         gains.append(before - after)
     return tenth(torch.stack(gains))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.trace import random_signs, trace
+from glocal.curvature.trace import random_signs
+from glocal.curvature.trace import trace as estimate_trace
 from glocal.curvature.vector import flatten
 from glocal.errors import require
-from glocal.lens import flat_vectors as flat
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.approximation import floor
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.input_checks import twice_differentiable
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
-from glocal.lens.subject import CHUNK, Subject, of_module
-from glocal.lens.task_inputs import AnyLoss, TaskData, listed
+from glocal.lens.task_inputs import AnyLoss, TaskData
+from glocal.lens.trace import MAX_EXAMPLES, Matvec, TrainingTrace, require_positive, trace_checkpoints
 from glocal.precision import full_precision
 
 OF_WHAT_IS_LEARNT = 0.1
@@ -161,7 +160,7 @@ def examine(
     checkpoints: Sequence[Mapping[str, Any]],
     epsilon: float | None = None,
     *,
-    examples: int = CHUNK,
+    examples: int = MAX_EXAMPLES,
     eigenvalues: int = 10,
     seed: int = 0,
 ) -> Examination:
@@ -172,58 +171,28 @@ def examine(
     most so many `examples` are taken, evenly spaced ones, or the first where it can only be read from its beginning.
     checkpoints: state dicts θ_0 (the initialisation), θ_1 (after task 0), … The module itself is left as it is.
     """
-    return of_subject(given_subject(module, loss, tasks, checkpoints, examples), epsilon, eigenvalues, seed)
-
-
-def given_subject(
-    module: nn.Module,
-    loss: AnyLoss,
-    tasks: Sequence[TaskData],
-    checkpoints: Sequence[Mapping[str, Any]],
-    examples: int = CHUNK,
-) -> Subject:
-    """What is looked at, where it can be: with a checkpoint for every task, each of which moved something."""
-    points = listed("checkpoints", checkpoints)
-    require(len(points) >= 2, f"{len(points)} checkpoints were given; allowed: θ_0, θ_1 and more.")
-    every = listed("tasks", tasks)
-    require(
-        len(points) == len(every) + 1,
-        f"{len(points)} checkpoints were given for {len(every)} tasks, which have {len(every) + 1}: θ_0, the "
-        "initialisation, and one after every task. Of a training under way give the finished tasks alone.",
-    )
-    subject = of_module(module, loss, every, points, examples)
-    _require_a_way(subject)
-    return subject
-
-
-def _require_a_way(subject: Subject) -> None:
-    """Checkpoints that are one and the same are one state dict that training wrote over."""
-    for t, (before, after) in enumerate(pairwise({**p.params, **p.buffers} for p in subject.solutions)):
-        require(
-            any(not torch.equal(before[k], p) for k, p in after.items()),
-            f"checkpoints {t} and {t + 1} are equal: task {t} moved nothing. state_dict() refers to the network's own "
-            "tensors, which training goes on to change: keep copy.deepcopy(module.state_dict()).",
-        )
+    trace = trace_checkpoints(module, loss, tasks, checkpoints, examples, complete=True)
+    return examine_trace(trace, epsilon, eigenvalues, seed)
 
 
 @twice_differentiable()
-def of_subject(
-    subject: Subject,
+def examine_trace(
+    trace: TrainingTrace,
     epsilon: float | None = None,
     eigenvalues: int = 10,
     seed: int = 0,
     tell: Callable[[int, int, str], None] | None = None,
 ) -> Examination:
-    """The same of a subject. `tell` hears how many tasks were looked at, of how many, and what follows."""
-    n = flat.trained(subject)
-    flat.at_least(1, eigenvalues=eigenvalues)
-    count = min(eigenvalues, flat.size(subject))
-    epsilon = default_epsilon(subject) if epsilon is None else epsilon
+    """The same of a trace. `tell` hears how many tasks were looked at, of how many, and what follows."""
+    n = trace.num_learned
+    require_positive(eigenvalues=eigenvalues)
+    count = min(eigenvalues, trace.num_params)
+    epsilon = default_epsilon(trace) if epsilon is None else epsilon
     positive(epsilon)
     tell = tell or (lambda done, tasks, following: None)
     tell(0, n, "all pairs of tasks")
-    pairs = forgetting(subject)
-    points = [flatten(point.params).double() for point in subject.solutions[: n + 1]]
+    pairs = forgetting(trace)
+    points = [flatten(point.params).double() for point in trace.checkpoints[: n + 1]]
     distance, radius = torch.full((2, n, n), torch.nan, dtype=torch.float64)
     found = []
     for o in range(n):
@@ -233,16 +202,16 @@ def of_subject(
             distance[t, o] = way.norm()
         # A task that moved nothing, or to where no number is, leads in no direction.
         ways = {t: way for t, way in ways.items() if 0 < way.norm() < torch.inf}
-        seen = _around(subject, o, list(ways.values()), epsilon, count, seed)
+        seen = _around(trace, o, list(ways.values()), epsilon, count, seed)
         found.append(seen)
         for t, far in zip(ways, seen.ways.tolist(), strict=True):
             radius[t, o] = far
     with torch.no_grad():
-        losses = torch.stack([subject.value(o, flat.solution(subject, o)) for o in range(n)]).double().cpu()
+        losses = torch.stack([trace.value(o, trace.solution(o)) for o in range(n)]).double().cpu()
     moves = torch.stack(points[1:]) - torch.stack(points[:-1])
     return Examination(
         epsilon=epsilon,
-        parameters=flat.size(subject),
+        parameters=trace.num_params,
         losses=losses,
         distance_from_init=torch.stack([(point - points[0]).norm() for point in points[1:]]).cpu(),
         updates=moves.norm(dim=1).cpu(),
@@ -251,7 +220,7 @@ def of_subject(
         steepest=torch.tensor([seen.steepest for seen in found], dtype=torch.float64),
         random=torch.tensor([seen.random for seen in found], dtype=torch.float64),
         forgetting=pairs,
-        rounding=floor(subject, 0, losses + pairs.measured, losses + pairs.predicted),
+        rounding=floor(trace, 0, losses + pairs.measured, losses + pairs.predicted),
         eigenvalues=torch.stack([seen.values for seen in found]).double().cpu(),
         residuals=torch.stack([seen.residuals for seen in found]).double().cpu(),
         trace=torch.stack([seen.trace for seen in found]).cpu(),
@@ -271,29 +240,29 @@ class _Seen(NamedTuple):
     trace_error: Tensor
 
 
-def _around(subject: Subject, task: int, ways: Sequence[Tensor], epsilon: float, count: int, seed: int) -> _Seen:
-    times, slope = flat.hessian(subject, task), flat.slope(subject, task)
-    top = lanczos(times, flat.start(subject, seed), count)
-    signs = random_signs(2 * max(2, count), flat.size(subject), torch.Generator().manual_seed(seed), slope.dtype)
-    total = trace(times, signs.to(slope.device), flat.at_once(subject))
+def _around(trace: TrainingTrace, task: int, ways: Sequence[Tensor], epsilon: float, count: int, seed: int) -> _Seen:
+    times, slope = trace.hessian(task), trace.gradient(task)
+    top = lanczos(times, trace.random_start(seed), count)
+    signs = random_signs(2 * max(2, count), trace.num_params, torch.Generator().manual_seed(seed), slope.dtype)
+    total = estimate_trace(times, signs.to(slope.device), trace.hvp_batch_size)
     known = bool(top.values.isfinite().all())
     units = [(way / way.norm()).to(slope) for way in ways]
     steep = [top.vectors[0], -top.vectors[0]] if known else []
-    drawn = list(unit_directions(subject, task, RANDOM, seed))
+    drawn = list(unit_directions(trace, task, RANDOM, seed))
     directions = torch.stack([*units, *steep, *drawn])
-    far = radii(subject, task, _on_rays(subject, task, directions, times, slope), directions, epsilon).radii
+    far = radii(trace, task, _on_rays(trace, task, directions, times, slope), directions, epsilon).radii
     steepest = float(far[len(units) : len(units) + len(steep)].min()) if steep else math.nan
     random = float(far[len(units) + len(steep) :].median())
     return _Seen(far[: len(units)], steepest, random, top.values, top.residuals, total.value, total.error)
 
 
 def _on_rays(
-    subject: Subject, task: int, units: Tensor, times: flat.Matvec, slope: Tensor
+    trace: TrainingTrace, task: int, units: Tensor, times: Matvec, slope: Tensor
 ) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """The second-order expansion of L_o at points θ_o + r u, u one of the units (k, P): one Hessian product each."""
-    origin = flat.position(subject, task)
+    origin = trace.theta(task)
     with torch.no_grad():
-        level = subject.value(task, flat.solution(subject, task))
+        level = trace.value(task, trace.solution(task))
         rises = units @ slope
         bends = torch.stack([unit @ times(unit) for unit in units])
 
@@ -305,12 +274,11 @@ def _on_rays(
     return value
 
 
-def default_epsilon(subject: Subject) -> float:
+def default_epsilon(trace: TrainingTrace) -> float:
     """A tenth of what learning a task gained, in the mean."""
     with torch.no_grad():
         gains = [
-            subject.value(o, subject.solutions[0]) - subject.value(o, flat.solution(subject, o))
-            for o in range(flat.trained(subject))
+            trace.value(o, trace.checkpoints[0]) - trace.value(o, trace.solution(o)) for o in range(trace.num_learned)
         ]
     return tenth(torch.stack(gains))
 

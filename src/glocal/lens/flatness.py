@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.trace import random_signs, trace
+from glocal.curvature.trace import random_signs
+from glocal.curvature.trace import trace as estimate_trace
 from glocal.errors import require
-from glocal.lens import flat_vectors as flat
 from glocal.lens.forgetting import measured
-from glocal.lens.subject import Subject
+from glocal.lens.trace import TrainingTrace, require_positive
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Flatness:
     moved: Tensor  # ‖θ_N − θ_o‖
 
 
-def flatness(subject: Subject, steps: int = 30, probes: int = 20, seed: int = 0) -> Flatness:
+def flatness(trace: TrainingTrace, steps: int = 30, probes: int = 20, seed: int = 0) -> Flatness:
     """`steps` products a task for the top eigenvalue, and one and a half times `probes` for the trace (Hutch++)."""
-    flat.at_least(1, steps=steps)
+    require_positive(steps=steps)
     require(probes >= 4 and probes % 2 == 0, f"probes = {probes} was given; allowed: even numbers from 4 on.")
-    n, begin = flat.trained(subject), flat.start(subject, seed)
+    n, begin = trace.num_learned, trace.random_start(seed)
     generator = torch.Generator().manual_seed(seed)
-    signs = random_signs(probes, flat.size(subject), generator, begin.dtype).to(begin.device)
+    signs = random_signs(probes, trace.num_params, generator, begin.dtype).to(begin.device)
     found = []
     for o in range(n):
-        times = flat.hessian(subject, o)
+        times = trace.hessian(o)
         top = lanczos(times, begin, 1, steps, largest="algebraic")
-        spread = trace(times, signs, flat.at_once(subject))
+        spread = estimate_trace(times, signs, trace.hvp_batch_size)
         found.append(torch.stack([top.values[0].double(), top.residuals[0].double(), *spread]))
-    pairs = measured(subject)
+    pairs = measured(trace)
     last = torch.full((1,), torch.nan, dtype=torch.float64)
-    end = flat.position(subject, n - 1)
-    moved = torch.stack([(end - flat.position(subject, o)).double().norm() for o in range(n)]).cpu()
+    end = trace.theta(n - 1)
+    moved = torch.stack([(end - trace.theta(o)).double().norm() for o in range(n)]).cpu()
     followed = [torch.cat([part, last]) for part in (pairs.diagonal(-1), pairs[-1, :-1], moved[:-1])]
     return Flatness(*torch.stack(found, 1).cpu(), *followed)

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from glocal.errors import unknown
-from glocal.lens import flat_vectors as flat
-from glocal.lens.subject import Subject
+from glocal.lens.trace import TrainingTrace, dot
 from glocal.metrics import OVER, Over
 
 
@@ -84,55 +83,55 @@ class Recursion:
     v: Tensor
 
 
-def forgetting(subject: Subject) -> Forgetting:
+def forgetting(trace: TrainingTrace) -> Forgetting:
     """All pairs: one gradient a task and one Hessian product a pair o < t."""
-    n = flat.trained(subject)
-    terms = torch.full((5, n, n), torch.nan, dtype=torch.float64, device=subject.device)
+    n = trace.num_learned
+    terms = torch.full((5, n, n), torch.nan, dtype=torch.float64, device=trace.device)
     for o in range(n):
         slope, times, origin = (
-            flat.slope(subject, o),
-            flat.hessian(subject, o),
-            flat.position(subject, o),
+            trace.gradient(o),
+            trace.hessian(o),
+            trace.theta(o),
         )
         moved = bent = torch.zeros_like(origin)  # θ_t − θ_o, and H_o times it
         terms[:, o, o] = 0
         for t in range(o + 1, n):
-            update = flat.update(subject, t)
+            update = trace.update(t)
             turned = times(update)
             added = [
-                flat.inner(slope, update),
-                flat.inner(update, turned) / 2,
-                flat.inner(moved, turned),
+                dot(slope, update),
+                dot(update, turned) / 2,
+                dot(moved, turned),
             ]
-            moved, bent = flat.position(subject, t) - origin, bent + turned
-            terms[:, t, o] = torch.stack([flat.inner(slope, moved), flat.inner(moved, bent) / 2, *added])
+            moved, bent = trace.theta(t) - origin, bent + turned
+            terms[:, t, o] = torch.stack([dot(slope, moved), dot(moved, bent) / 2, *added])
     gradient, quadratic, *added = terms.cpu()
-    return Forgetting(measured(subject), gradient, quadratic, added[0], added[1], added[2], by_statistics(subject))
+    return Forgetting(measured(trace), gradient, quadratic, added[0], added[1], added[2], by_statistics(trace))
 
 
-def measured(subject: Subject) -> Tensor:
+def measured(trace: TrainingTrace) -> Tensor:
     """L_o(θ_t) − L_o(θ_o) for every pair."""
-    n = flat.trained(subject)
-    found = torch.full((n, n), torch.nan, dtype=torch.float64, device=subject.device)
+    n = trace.num_learned
+    found = torch.full((n, n), torch.nan, dtype=torch.float64, device=trace.device)
     with torch.no_grad():
         for o in range(n):
-            learnt = subject.value(o, flat.solution(subject, o)).double()
+            learnt = trace.value(o, trace.solution(o)).double()
             for t in range(o, n):
-                found[t, o] = subject.value(o, flat.solution(subject, t)).double() - learnt
+                found[t, o] = trace.value(o, trace.solution(t)).double() - learnt
     return found.cpu()
 
 
-def by_statistics(subject: Subject) -> Tensor:
+def by_statistics(trace: TrainingTrace) -> Tensor:
     """L_o(θ_t) less what it would be with the network's other tensors as they were at θ_o, for every pair."""
-    n = flat.trained(subject)
+    n = trace.num_learned
     found = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), 0.0, torch.nan).double()
     with torch.no_grad():
         for o in range(n):
-            then = flat.solution(subject, o).buffers
+            then = trace.solution(o).buffers
             for t in range(o + 1, n):
-                now = flat.solution(subject, t)
+                now = trace.solution(t)
                 if any(not torch.equal(now.buffers[k], b) for k, b in then.items() if b.is_floating_point()):
-                    found[t, o] = subject.value(o, now) - subject.value(o, now._replace(buffers=then))
+                    found[t, o] = trace.value(o, now) - trace.value(o, now._replace(buffers=then))
     return found
 
 

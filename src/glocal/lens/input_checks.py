@@ -18,7 +18,7 @@ from glocal.losses import LOOKED_AT, AutogradLoss, CrossEntropy, Loss, SquaredEr
 from glocal.precision import full_precision
 
 if TYPE_CHECKING:
-    from glocal.lens.subject import Subject
+    from glocal.lens.trace import TrainingTrace
 
 OF_CLASSES = (functional.cross_entropy, functional.nll_loss)
 CLASSES = 64
@@ -26,22 +26,22 @@ CLASSES = 64
 WEIGHED = "the loss is no mean over samples: one that adds them up, or weighs them, was given."
 
 
-def check(subject: Subject) -> None:
+def check(trace: TrainingTrace) -> None:
     """Whether the network and the loss take every task's data, few samples as well as many, and a function of one's own
     is a mean over samples: at θ_0, at the task's solution and at the last point. Such a function is shown some outputs
     and labels to know itself by."""
-    last = len(subject.solutions) - 1
-    for o, (x, y) in enumerate(subject.tasks):
+    last = len(trace.checkpoints) - 1
+    for o, (x, y) in enumerate(trace.tasks):
         check_finite(x, f"x of task {o}")
-        require(y.is_floating_point() or not _weighs_classes(subject.loss), WEIGHED)
-        for t in sorted({0, min(o + 1, last), last}) if isinstance(subject.loss, AutogradLoss) else (0,):
+        require(y.is_floating_point() or not _weighs_classes(trace.loss), WEIGHED)
+        for t in sorted({0, min(o + 1, last), last}) if isinstance(trace.loss, AutogradLoss) else (0,):
             try:
                 with torch.no_grad():
-                    outputs = torch.cat([subject.outputs(subject.solutions[t], part) for part in x.split(AT_ONCE)])
-                _check_labels(o, subject.loss, outputs, y)
+                    outputs = torch.cat([trace.outputs(trace.checkpoints[t], part) for part in x.split(AT_ONCE)])
+                _check_labels(o, trace.loss, outputs, y)
                 with torch.no_grad():
-                    each = subject.loss.per_sample(outputs, y)
-                    means = _means(subject.loss, outputs, y)
+                    each = trace.loss.per_sample(outputs, y)
+                    means = _means(trace.loss, outputs, y)
             except GlocalError:
                 raise
             except Exception as error:
@@ -50,10 +50,10 @@ def check(subject: Subject) -> None:
             if outputs.isfinite().all():  # a network beyond numbers says nothing of the data
                 _known(o, each, y)
                 require(all(_is_mean(mean, each[part]) for part, mean in means), WEIGHED)
-            if t == 0 and isinstance(subject.loss, AutogradLoss):
+            if t == 0 and isinstance(trace.loss, AutogradLoss):
                 some = _telling(each, y)
-                subject.loss.examples.append((outputs[some], y[some]))
-        _one_function(subject, x[:AT_ONCE])
+                trace.loss.examples.append((outputs[some], y[some]))
+        _one_function(trace, x[:AT_ONCE])
 
 
 @contextmanager
@@ -86,11 +86,11 @@ def _known(task: int, each: Tensor, y: Tensor) -> None:
 
 @full_precision()
 @torch.no_grad()
-def _one_function(subject: Subject, x: Tensor) -> None:
+def _one_function(trace: TrainingTrace, x: Tensor) -> None:
     """Whether the last point's outputs are a function of θ and of their own sample: the same again, and in other
     company, where the network takes it."""
-    point, half = subject.solutions[-1], (len(x) + 1) // 2
-    outputs, again = (subject.outputs(point, x) for _ in range(2))
+    point, half = trace.checkpoints[-1], (len(x) + 1) // 2
+    outputs, again = (trace.outputs(point, x) for _ in range(2))
     close = partial(torch.allclose, rtol=1e-2, atol=1e-2 * float(outputs.abs().max()), equal_nan=True)
     require(
         close(again, outputs),
@@ -98,7 +98,7 @@ def _one_function(subject: Subject, x: Tensor) -> None:
         "functional.dropout does without training=self.training. There is no one loss to look at.",
     )
     try:
-        fewer = subject.outputs(point, x[:half])
+        fewer = trace.outputs(point, x[:half])
     except Exception:  # it takes batches of some sizes alone, in whichever way it says so
         return
     require(

@@ -1,4 +1,4 @@
-r"""Every instrument by its name, on any subject: rows of numbers, a table, a figure.
+r"""Every instrument by its name, on any trace: rows of numbers, a table, a figure.
 
     error         ξ_o after every task, of expansions of order 0, 1 and 2, the Hessian whole and by the forms that the
                   network allows, and the order p of its growth (Eq. taylor-p)
@@ -14,7 +14,7 @@ r"""Every instrument by its name, on any subject: rows of numbers, a table, a fi
     rank          the rank of \bar H_{<t} = (1/t) Σ_{o<t} H_o, a sum over t − 1 tasks, by several definitions
     spectrum      how its eigenvalues are spread
 
-    look(subject, "theorem1").plot("theorem1.png")
+    look(trace, "theorem1").plot("theorem1.png")
 
 Tasks are counted from 0; `learnt` says after how many of them.
 """
@@ -30,19 +30,18 @@ from typing import TypeAlias
 import torch
 
 from glocal.errors import GlocalError, unknown
-from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation, curves, curves_by, order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.input_checks import twice_differentiable
 from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
-from glocal.lens.subject import Subject
+from glocal.lens.record import snapshots_of
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
-from glocal.lens.trajectory import moments_of
+from glocal.lens.trace import TrainingTrace
 from glocal.precision import full_precision
 
 Row: TypeAlias = dict[str, str | int | float | bool | None]
@@ -54,7 +53,7 @@ class Instrument:
     """What it says, how its rows are measured, and what of them is drawn: `lines` over `x`, one for each `by`."""
 
     title: str
-    measure: Callable[[Subject], Rows]
+    measure: Callable[[TrainingTrace], Rows]
     x: str
     lines: tuple[str, ...]
     by: str | None = None
@@ -85,14 +84,14 @@ class Look:
 
 @full_precision()
 @twice_differentiable()
-def look(subject: Subject, name: str) -> Look:
-    """Measure a subject with one of the instruments."""
+def look(trace: TrainingTrace, name: str) -> Look:
+    """Measure a trace with one of the instruments."""
     if name not in INSTRUMENTS:
         raise unknown("instrument", name, INSTRUMENTS)
-    return Look(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(subject))
+    return Look(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(trace))
 
 
-EXPANSIONS: dict[str, Callable[[Subject, int], Approximation]] = {
+EXPANSIONS: dict[str, Callable[[TrainingTrace, int], Approximation]] = {
     "order 0": partial(taylor, order=0),
     "order 1": partial(taylor, order=1),
     "order 2": whole,
@@ -102,12 +101,12 @@ EXPANSIONS: dict[str, Callable[[Subject, int], Approximation]] = {
 }
 
 
-def expansions(subject: Subject) -> dict[str, list[Approximation]]:
+def expansions(trace: TrainingTrace) -> dict[str, list[Approximation]]:
     """All kinds that this network has, one of each for every task that was learnt."""
     made: dict[str, list[Approximation]] = {}
     for name, make in EXPANSIONS.items():
         try:
-            made[name] = [make(subject, o) for o in range(flat.trained(subject))]
+            made[name] = [make(trace, o) for o in range(trace.num_learned)]
         except GlocalError:
             continue  # a form that this network does not have, or that is longer than it
     return made
@@ -119,14 +118,14 @@ BINS = 41
 """Parts of the axis of eigenvalues, from the largest magnitude's negative to itself; 0 is in the middle of one."""
 
 
-def _error(subject: Subject) -> Rows:
+def _error(trace: TrainingTrace) -> Rows:
     """After every task but the first, and the power of its growth on the way from θ_1 to θ_2."""
-    if flat.trained(subject) < 2:
+    if trace.num_learned < 2:
         return []
-    exact = subject.double()
-    way = flat.update(exact, 1)
+    exact = trace.double()
+    way = exact.update(1)
     rows: Rows = []
-    for name, found in curves_by(subject, moments_of(subject)[2:], expansions(subject)).items():
+    for name, found in curves_by(trace, snapshots_of(trace)[2:], expansions(trace)).items():
         try:
             p = (
                 order(exact, 0, EXPANSIONS[name](exact, 0), way).exponent
@@ -144,12 +143,12 @@ def _error(subject: Subject) -> Rows:
     return rows
 
 
-def _assumption(subject: Subject) -> Rows:
+def _assumption(trace: TrainingTrace) -> Rows:
     """By the whole second-order expansions, at every θ_t, t > 1, of the tasks before the last."""
     rows: Rows = []
-    if flat.trained(subject) < 2:
+    if trace.num_learned < 2:
         return rows
-    found = curves(subject, moments_of(subject)[2:], [whole(subject, o) for o in range(flat.trained(subject))])
+    found = curves(trace, snapshots_of(trace)[2:], [whole(trace, o) for o in range(trace.num_learned)])
     for i, finished in enumerate(found.finished.tolist()):
         errors = found.error[i, : finished - 1]
         worst = int(errors.argmax())
@@ -157,8 +156,8 @@ def _assumption(subject: Subject) -> Rows:
     return rows
 
 
-def _forgetting(subject: Subject) -> Rows:
-    found = forgetting(subject)
+def _forgetting(trace: TrainingTrace) -> Rows:
+    found = forgetting(trace)
     columns = {name: getattr(found, name) for name in ("measured", "predicted", "gradient", "quadratic", "remainder")}
     columns |= {f"{name}_share": part for name, part in found.shares._asdict().items()}
     return [
@@ -168,22 +167,22 @@ def _forgetting(subject: Subject) -> Rows:
     ]
 
 
-def _recursion(subject: Subject) -> Rows:
-    found = recursion(forgetting(subject))
+def _recursion(trace: TrainingTrace) -> Rows:
+    found = recursion(forgetting(trace))
     names = ("measured", "predicted", "before", "gradient", "quadratic", "v")
     columns = {name: getattr(found, name) for name in names}
     return [{"learnt": t + 1, **_floats({k: v[t] for k, v in columns.items()})} for t in range(1, len(found.measured))]
 
 
-def _theorem1(subject: Subject) -> Rows:
-    found = theorem1(subject)
+def _theorem1(trace: TrainingTrace) -> Rows:
+    found = theorem1(trace)
     columns = {name: getattr(found, name) for name in ("measured", "quadratic", "condition", "relative")}
     columns |= {name: getattr(found.premises, name) for name in ("forgotten", "slope", "lowest", "reach")}
     return [{"learnt": t + 1, **_floats({k: v[t] for k, v in columns.items()})} for t in range(1, len(found.measured))]
 
 
-def _theorem2(subject: Subject) -> Rows:
-    found = theorem2(subject)
+def _theorem2(trace: TrainingTrace) -> Rows:
+    found = theorem2(trace)
     columns = {
         name: getattr(found, name) for name in ("hessian", "outer", "functional", "functional_share", "relative")
     }
@@ -194,22 +193,22 @@ def _theorem2(subject: Subject) -> Rows:
     ]
 
 
-def _ground_truth(subject: Subject) -> Rows:
+def _ground_truth(trace: TrainingTrace) -> Rows:
     """Medians over a task's examples at its solution; the share of the trace also of all of them together."""
     rows: Rows = []
-    for o in range(flat.trained(subject)):
-        found = ground_truth_of(subject, o)
+    for o in range(trace.num_learned):
+        found = ground_truth_of(trace, o)
         each = {k: getattr(found, k).nanmedian() for k in ("confidence", "dominance", "of_trace", "of_squares")}
         rows.append({"task": o, **_floats(each), "of_total_trace": float(found.of_total_trace)})
     return rows
 
 
-def _perturbation(subject: Subject) -> Rows:
+def _perturbation(trace: TrainingTrace) -> Rows:
     """The median scores over directions, at every task's solution; on test data too, where they are known."""
     rows: Rows = []
-    for o in range(flat.trained(subject)):
-        count = min(10, flat.size(subject))
-        found = perturbation(subject, o, subject.tests[o] if subject.tests else None, eigenvectors=count)
+    for o in range(trace.num_learned):
+        count = min(10, trace.num_params)
+        found = perturbation(trace, o, trace.tests[o] if trace.tests else None, eigenvectors=count)
         scores = {
             f"{kind}{suffix}": found.score(split, kind).nanmedian(0).values
             for split, suffix in SUFFIXES.items()
@@ -221,17 +220,17 @@ def _perturbation(subject: Subject) -> Rows:
     return rows
 
 
-def _flatness(subject: Subject) -> Rows:
-    found = flatness(subject)
+def _flatness(trace: TrainingTrace) -> Rows:
+    found = flatness(trace)
     names = ("top", "top_error", "trace", "trace_error", "after_next", "at_end", "moved")
     columns = {name: getattr(found, name) for name in names}
     return [{"task": o, **_floats({k: v[o] for k, v in columns.items()})} for o in range(len(found.top))]
 
 
-def _rank(subject: Subject) -> Rows:
+def _rank(trace: TrainingTrace) -> Rows:
     """With standard errors, which are 0 where all eigenvalues are known."""
     rows: Rows = []
-    found = rank(subject)
+    found = rank(trace)
     absolute, relative = (list(enumerate(x)) for x in (found.absolute_thresholds, found.relative_thresholds))
     for t in range(len(found.top)):
         both = {
@@ -245,10 +244,10 @@ def _rank(subject: Subject) -> Rows:
     return rows
 
 
-def _spectrum(subject: Subject) -> Rows:
+def _spectrum(trace: TrainingTrace) -> Rows:
     """How many eigenvalues are in each part of their axis."""
     rows: Rows = []
-    for t, density in enumerate(spectra(subject)):
+    for t, density in enumerate(spectra(trace)):
         radius = float(density.radius)
         if not 0 < radius < torch.inf:
             continue

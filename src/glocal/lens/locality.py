@@ -42,7 +42,7 @@ from glocal.engine.state import State
 from glocal.errors import require
 from glocal.lens.dependence import Dependence, dependence
 from glocal.lens.resampled_memory import Redrawn
-from glocal.lens.subject import Point
+from glocal.lens.trace import Checkpoint
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator
 from glocal.sweeps import resolve, user_code
@@ -169,7 +169,7 @@ def _shared(challenge: Challenge, seed: int, examples: int) -> Challenge:
     return replace(challenge, tasks=min(challenge.tasks, TASKS), make_task=make, seeded=False, on_device=False)
 
 
-def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Point], Snapshot]:
+def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Checkpoint], Snapshot]:
     """The first task, from an initialisation and in an order of its own for every run; from the second epoch on, or the
     first if it is the only one, with one seed for all."""
     feed = Feed(cohort)
@@ -190,20 +190,20 @@ def _learnt(cohort: Cohort, state: State, execution: Execution) -> Snapshot:
     return next(train(cohort, Snapshot(0, state, record), execution))
 
 
-def _point(state: State, run: int) -> Point:
+def _point(state: State, run: int) -> Checkpoint:
     own = tree.map_tree(torch.clone, state.select(run).as_tree())
-    return Point(own["params"], own.get("buffers", {}))
+    return Checkpoint(own["params"], own.get("buffers", {}))
 
 
-def _probes(start: Point, end: Point, seed: int, run: int) -> list[Point]:
+def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Checkpoint]:
     """A run at each of the PLACES."""
     a, b = flatten(start.params), flatten(end.params)
     away = torch.randn(b.shape[0], generator=generator(seed, "locality", "probe", run)).to(b)
     beyond = b + (b - a).norm() * away / away.norm()
-    return [start, *(Point(unflatten(at, end.params), end.buffers) for at in ((a + b) / 2, b, beyond))]
+    return [start, *(Checkpoint(unflatten(at, end.params), end.buffers) for at in ((a + b) / 2, b, beyond))]
 
 
-def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Point]) -> Tensor:
+def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]) -> Tensor:
     r"""\hat L_o(θ), (runs, draws, repetitions, probes); one memory is consolidated at a time, and forgotten.
 
     Two runs show whether repetitions differ at all, and whether draws do: what does not is not computed again.
@@ -236,7 +236,7 @@ def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Seq
     return torch.cat([pilot, rest.expand(-1, len(draws), REPETITIONS, -1)])
 
 
-def _stated(tested: Algorithm, model: Model, memory: Memory, probe: Point) -> Tensor:
+def _stated(tested: Algorithm, model: Model, memory: Memory, probe: Checkpoint) -> Tensor:
     r"""\hat L_o(θ) at a probe; a mistake in somebody's own algorithm told in one line."""
 
     def value() -> Tensor:

@@ -33,10 +33,10 @@ from glocal.errors import GlocalError, require, unknown
 from glocal.inputs import evenly_spaced_indices
 from glocal.lens.approximation import Curves, difference, own_approximation, own_loss
 from glocal.lens.map_runs import Runwise
+from glocal.lens.record import Snapshot
 from glocal.lens.region import Assumption, Break, assumption, positive
-from glocal.lens.subject import Point
 from glocal.lens.taylor import after, chosen, expand
-from glocal.lens.trajectory import Moment
+from glocal.lens.trace import Checkpoint
 from glocal.networks.model import Model
 from glocal.sweeps.training import MonitorSummary
 from glocal.tree import Params, Tree
@@ -187,7 +187,7 @@ class Monitor:
         for group, runs in enumerate(self.cohort.groups):
             for run in range(runs.start, runs.stop):
                 own, algorithm = state.select(run), self.cohort.members[run].algorithm
-                moment = Moment(task, state.clock, Point(own.params, own.buffers), own.memory)
+                moment = Snapshot(task, state.clock, Checkpoint(own.params, own.buffers), own.memory)
                 for o, (x, y) in enumerate(self._data):
                     centre = self._held["centre"]
                     found[0, run, o] = own_loss(algorithm, self._runwise.model, moment, Data(x[group], y[group]), o)

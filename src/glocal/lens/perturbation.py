@@ -31,7 +31,7 @@ from glocal.curvature.lanczos import Eigenpairs, start_vector
 from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, unknown
-from glocal.lens.subject import Point, Subject
+from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.rng import generator
 from glocal.tree import Params
 
@@ -84,7 +84,7 @@ class Perturbation:
 
 
 def perturbation(
-    subject: Subject,
+    trace: TrainingTrace,
     task: int,
     test: Data | None = None,
     *,
@@ -96,17 +96,17 @@ def perturbation(
     chunk: int = 500,
     seed: int = 0,
 ) -> Perturbation:
-    """The losses of one task around its solution, on the subject's data and, where they are given, on test data.
+    """The losses of one task around its solution, on the trace's data and, where they are given, on test data.
 
     `test` holds inputs as the network takes them. `samples` examples, drawn at random, make the Hessian; losses are
     means over at most `examples`, evenly spaced (all if not said). At most `chunk` go through the network at once, for
     the Hessian as for the losses: where it uses a batch's statistics, these are the batch.
     """
     require(
-        0 <= task < len(subject.solutions) - 1,
-        f"the subject has solutions of {len(subject.solutions) - 1} tasks, counted from 0; task {task} was asked for.",
+        0 <= task < len(trace.checkpoints) - 1,
+        f"the trace has solutions of {len(trace.checkpoints) - 1} tasks, counted from 0; task {task} was asked for.",
     )
-    point = subject.solutions[task + 1]
+    point = trace.checkpoints[task + 1]
     size = sum(p.numel() for p in point.params.values())
     allowed = 1 <= eigenvectors <= size
     require(allowed, f"a network of {size} parameters has 1 to {size} eigenvectors; {eigenvectors} were asked for.")
@@ -115,12 +115,12 @@ def perturbation(
         require(number >= 1, f"{name} is at least 1; {number} was given.")
     radii = tuple(float(r) for r in radii)
     require(bool(radii) and 0 < min(radii) <= max(radii) < torch.inf, f"radii are positive; {radii} were given.")
-    splits: dict[Split, Data] = {"train": subject.tasks[task]}
+    splits: dict[Split, Data] = {"train": trace.tasks[task]}
     if test is not None:
         splits["test"] = test
     some = {split: data if examples is None else evenly_spaced(data, examples) for split, data in splits.items()}
-    around = {split: _Losses(subject, point, data, chunk) for split, data in some.items()}
-    still = torch.zeros(1, size, device=subject.device)
+    around = {split: _Losses(trace, point, data, chunk) for split, data in some.items()}
+    still = torch.zeros(1, size, device=trace.device)
     try:
         base = {split: float(losses(still, (0.0,))) for split, losses in around.items()}
     except RuntimeError as error:  # of a network that makes tensors in single precision itself, say
@@ -128,32 +128,34 @@ def perturbation(
     for split, value in base.items():
         finite = f"the {split} loss of task {task} is not finite at its solution: the run has diverged."
         require(value < torch.inf, finite)
-    found = principal(subject, task, eigenvectors, samples, seed, chunk)
+    found = principal(trace, task, eigenvectors, samples, seed, chunk)
     require(bool(found.values.isfinite().all()), f"the Hessian of task {task} is not finite at its solution.")
-    ways: dict[Kind, Tensor] = {"eigen": found.vectors, "random": unit_directions(subject, task, directions, seed)}
+    ways: dict[Kind, Tensor] = {"eigen": found.vectors, "random": unit_directions(trace, task, directions, seed)}
     losses = {split: {kind: at(vectors, radii) for kind, vectors in ways.items()} for split, at in around.items()}
     return Perturbation(radii, found.values.cpu(), found.residuals.cpu(), base, losses)
 
 
-def principal(subject: Subject, task: int, count: int, samples: int, seed: int, chunk: int | None = None) -> Eigenpairs:
+def principal(
+    trace: TrainingTrace, task: int, count: int, samples: int, seed: int, chunk: int | None = None
+) -> Eigenpairs:
     """The eigenpairs of the task's Hessian at its solution, the largest magnitude first.
 
     An eigenvector has two senses; the one whose entry of largest magnitude is positive is taken.
     """
-    point, data = subject.solutions[task + 1], subject.tasks[task]
+    point, data = trace.checkpoints[task + 1], trace.tasks[task]
     drawn = torch.randperm(len(data.y), generator=generator(seed, "perturbation", "samples", task))[:samples]
     x, y = (part[drawn.to(part.device)] for part in data)
     theta = flatten(point.params)
     start = start_vector(theta.numel(), generator(seed, "perturbation", "lanczos", task)).to(theta)
-    problem = subject.module, point.params, point.buffers, x, y, subject.loss
+    problem = trace.module, point.params, point.buffers, x, y, trace.loss
     found = eigenpairs(*problem, count, chunk=chunk, start=start)
     largest = found.vectors.gather(1, found.vectors.abs().argmax(1, keepdim=True))
     return found._replace(vectors=found.vectors * torch.where(largest < 0, -1, 1))
 
 
-def unit_directions(subject: Subject, task: int, count: int, seed: int) -> Tensor:
+def unit_directions(trace: TrainingTrace, task: int, count: int, seed: int) -> Tensor:
     """Random directions μ, uniform on the unit sphere, (count, P)."""
-    like = flatten(subject.solutions[task + 1].params)
+    like = flatten(trace.checkpoints[task + 1].params)
     stream = generator(seed, "perturbation", "directions", task)
     drawn = torch.stack([torch.randn(like.numel(), dtype=torch.float64, generator=stream) for _ in range(count)])
     return (drawn / drawn.norm(dim=1, keepdim=True)).to(like)
@@ -162,8 +164,8 @@ def unit_directions(subject: Subject, task: int, count: int, seed: int) -> Tenso
 class _Losses:
     """L(θ + r v) for many v and r, in float64."""
 
-    def __init__(self, subject: Subject, point: Point, data: Data, chunk: int) -> None:
-        self.subject, self.params, self.chunk = subject, _doubled(point.params), chunk
+    def __init__(self, trace: TrainingTrace, point: Checkpoint, data: Data, chunk: int) -> None:
+        self.trace, self.params, self.chunk = trace, _doubled(point.params), chunk
         self.theta, self.buffers = flatten(self.params), _doubled(point.buffers)
         self.data = data
         self.side_by_side = min(32, max(1, AT_ONCE // (8 * self.theta.numel())))
@@ -188,8 +190,8 @@ class _Losses:
     def _sums(self, thetas: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
         def one(theta: Tensor) -> Tensor:
             params = unflatten(theta, self.params)
-            outputs = functional_call(self.subject.module, {**params, **self.buffers}, (x,))
-            return self.subject.loss.per_sample(outputs, y).sum()
+            outputs = functional_call(self.trace.module, {**params, **self.buffers}, (x,))
+            return self.trace.loss.per_sample(outputs, y).sum()
 
         if len(thetas) > 1 and self.side_by_side > 1:
             try:

@@ -23,8 +23,7 @@ from glocal.curvature.lanczos import Eigenpairs, lanczos
 from glocal.curvature.spectrum import Density, density, of_eigenvalues
 from glocal.curvature.trace import random_signs
 from glocal.errors import require, unknown
-from glocal.lens import flat_vectors as flat
-from glocal.lens.subject import CHUNK, Subject
+from glocal.lens.trace import MAX_EXAMPLES, Matvec, TrainingTrace, require_positive
 
 Method: TypeAlias = Literal["auto", "dense", "density"]
 METHODS: tuple[Method, ...] = ("auto", "dense", "density")
@@ -57,7 +56,7 @@ class Ranks:
 
 
 def rank(
-    subject: Subject,
+    trace: TrainingTrace,
     absolute: Sequence[float] = ABSOLUTE,
     relative: Sequence[float] = RELATIVE,
     method: Method = "auto",
@@ -66,24 +65,24 @@ def rank(
     seed: int = 0,
 ) -> Ranks:
     """The ranks before every task. `steps` and `probes` are those of the density."""
-    return ranks(spectra(subject, method, steps, probes, seed), flat.size(subject), absolute, relative)
+    return ranks(spectra(trace, method, steps, probes, seed), trace.num_params, absolute, relative)
 
 
 def spectra(
-    subject: Subject, method: Method = "auto", steps: int = 100, probes: int = 10, seed: int = 0
+    trace: TrainingTrace, method: Method = "auto", steps: int = 100, probes: int = 10, seed: int = 0
 ) -> list[Density]:
     r"""The eigenvalues of \bar H_{<t} for t = 1 … N, all of them or a density."""
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    flat.at_least(1, steps=steps, probes=probes)
-    size = flat.size(subject)
+    require_positive(steps=steps, probes=probes)
+    size = trace.num_params
     if method == "auto":
         method = "dense" if size <= LARGEST_DENSE else "density"
     require(
         method == "density" or size <= LARGEST_DENSE,
         f"a dense Hessian of {size:,} parameters was asked for; up to {LARGEST_DENSE:,} are allowed. Choose 'density'.",
     )
-    return _dense(subject) if method == "dense" else _estimated(subject, steps, probes, seed)
+    return _dense(trace) if method == "dense" else _estimated(trace, steps, probes, seed)
 
 
 def ranks(
@@ -136,17 +135,15 @@ def _scaled(found: Density) -> Density:
     return Density(found.nodes / torch.where(found.radius == 0, 1.0, found.radius), found.weights, found.exact)
 
 
-def _dense(subject: Subject) -> list[Density]:
+def _dense(trace: TrainingTrace) -> list[Density]:
     """The sum grows in place: beside it there is one task's matrix, then the one that eigenvalues are taken from."""
-    block = 64 if subject.device.type == "cpu" else 512
-    chunk = 500 if subject.device.type == "cpu" else CHUNK
+    block = 64 if trace.device.type == "cpu" else 512
+    chunk = 500 if trace.device.type == "cpu" else MAX_EXAMPLES
     total: Tensor | None = None
     found = []
-    for o in range(flat.trained(subject)):
-        point = flat.solution(subject, o)
-        part = hessian(
-            subject.module, point.params, point.buffers, *subject.tasks[o], subject.loss, chunk=chunk, block=block
-        )
+    for o in range(trace.num_learned):
+        point = trace.solution(o)
+        part = hessian(trace.module, point.params, point.buffers, *trace.tasks[o], trace.loss, chunk=chunk, block=block)
         total = part if total is None else total.add_(part)
         del part
         found.append(of_eigenvalues(_eigenvalues(total) / (o + 2)))
@@ -160,18 +157,18 @@ def _eigenvalues(matrix: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(matrix)
 
 
-def _estimated(subject: Subject, steps: int, probes: int, seed: int) -> list[Density]:
-    like = flat.position(subject, 0)
-    signs = random_signs(probes, flat.size(subject), torch.Generator().manual_seed(seed), like.dtype).to(like.device)
+def _estimated(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list[Density]:
+    like = trace.theta(0)
+    signs = random_signs(probes, trace.num_params, torch.Generator().manual_seed(seed), like.dtype).to(like.device)
     found = []
-    for t in range(1, flat.trained(subject) + 1):
-        times = flat.average_hessian(subject, t)
-        known = _outliers(times, flat.start(subject, seed), steps)
-        found.append(density(times, signs, steps, flat.at_once(subject), known))
+    for t in range(1, trace.num_learned + 1):
+        times = trace.average_hessian(t)
+        known = _outliers(times, trace.random_start(seed), steps)
+        found.append(density(times, signs, steps, trace.hvp_batch_size, known))
     return found
 
 
-def _outliers(times: flat.Matvec, start: Tensor, steps: int) -> Eigenpairs | None:
+def _outliers(times: Matvec, start: Tensor, steps: int) -> Eigenpairs | None:
     """The largest |λ| that stand out so far that a few steps find them: most of the chance in the others' estimates."""
     top = lanczos(times, start, min(OUTLIERS, steps, len(start)), min(steps, len(start)))
     settled = top.residuals <= CONVERGED * top.values.abs()

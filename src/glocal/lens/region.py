@@ -17,7 +17,7 @@ from torch import Tensor
 from glocal.errors import require
 from glocal.lens.approximation import Approximation, Curves, difference, floor, on_rays
 from glocal.lens.perturbation import principal, unit_directions
-from glocal.lens.subject import CHUNK, Subject
+from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace
 
 GRID = tuple(10.0 ** (exponent / 4) for exponent in range(-16, 17))
 """Radii that are looked at first: 10⁻⁴ to 10⁴, four a decade."""
@@ -41,7 +41,7 @@ class Radii:
 
 
 def radii(
-    subject: Subject,
+    trace: TrainingTrace,
     task: int,
     approximation: Approximation,
     directions: Tensor,
@@ -66,10 +66,10 @@ def radii(
 
     def errors(which: Tensor, at: Tensor) -> Tensor:
         """Along some of the directions, at radii (directions, m)."""
-        true, approximate = on_rays(subject, task, approximation, units[which.to(units.device)], at)
+        true, approximate = on_rays(trace, task, approximation, units[which.to(units.device)], at)
         found = difference(approximate, true)
         # What is no more than rounding of large losses is no error, and ends no region.
-        rounded = found.isfinite() & (found <= floor(subject, task, true, approximate))
+        rounded = found.isfinite() & (found <= floor(trace, task, true, approximate))
         return torch.where(rounded, 0.0, found)
 
     everywhere = torch.arange(len(units))
@@ -96,15 +96,17 @@ def radii(
     return Radii(epsilon, units, torch.where(first.isfinite(), last, torch.inf), grid[-1])
 
 
-def principal_directions(subject: Subject, task: int, count: int = 10, samples: int = CHUNK, seed: int = 0) -> Tensor:
+def principal_directions(
+    trace: TrainingTrace, task: int, count: int = 10, samples: int = MAX_EXAMPLES, seed: int = 0
+) -> Tensor:
     """v_1, …, v_k, −v_1, …, −v_k: the eigenvectors of H_o at θ_o of largest |eigenvalue|, in both senses, (2k, P)."""
-    found = principal(subject, task, count, samples, seed).vectors
+    found = principal(trace, task, count, samples, seed).vectors
     return torch.cat([found, -found])
 
 
-def random_directions(subject: Subject, task: int, count: int = 10, seed: int = 0) -> Tensor:
+def random_directions(trace: TrainingTrace, task: int, count: int = 10, seed: int = 0) -> Tensor:
     """Uniform on the unit sphere, (count, P)."""
-    return unit_directions(subject, task, count, seed)
+    return unit_directions(trace, task, count, seed)
 
 
 class Stay(NamedTuple):

@@ -21,7 +21,7 @@ from glocal.algorithms.hessian_structures import Form, Matrix, Structure, form, 
 from glocal.challenges.challenge import Data
 from glocal.curvature.differentiable import differentiable
 from glocal.errors import GlocalError, require
-from glocal.lens.subject import Point, Subject
+from glocal.lens.trace import TrainingTrace
 from glocal.networks.model import Model
 from glocal.networks.preprocess import Identity
 from glocal.tree import Params, Tree, inner
@@ -44,29 +44,21 @@ class Taylor:
 
 
 def taylor(
-    subject: Subject,
+    trace: TrainingTrace,
     task: int,
     order: int = 2,
     structure: Structure = "full",
     matrix: Matrix | None = None,
     rank: int = 20,
 ) -> Taylor:
-    """The expansion of L_o at θ_o on the subject's data. `matrix` is the hessian for full and low-rank structures and
+    """The expansion of L_o at θ_o on the trace's data. `matrix` is the hessian for full and low-rank structures and
     the ggn for the others, if not said; `rank` is the number of eigenpairs of a low-rank one."""
     kept = chosen(order, structure, matrix, rank)
-    point, data = solution(subject, task), subject.tasks[task]
-    # A model sets its network to training mode: it is given one of its own. A subject's data are as its network takes
+    point, data = trace.solution(task), trace.tasks[task]
+    # A model sets its network to training mode: it is given one of its own. A trace's data are as its network takes
     # them, whole numbers too.
-    model = Model(copy.deepcopy(subject.module), subject.loss, transform=Identity()).bind(point.buffers, training=False)
+    model = Model(copy.deepcopy(trace.module), trace.loss, transform=Identity()).bind(point.buffers, training=False)
     return expand(model, point.params, data, order, kept)
-
-
-def solution(subject: Subject, task: int) -> Point:
-    """θ_o, or an error where the subject has none."""
-    finished = len(subject.solutions) - 1
-    known = 0 <= task < finished
-    require(known, f"the subject has solutions of {finished} tasks, counted from 0; task {task} was asked for.")
-    return subject.solutions[task + 1]
 
 
 def chosen(order: int, structure: Structure, matrix: Matrix | None = None, rank: int = 20) -> Form | None:

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from glocal.curvature.vector import flatten
 from glocal.errors import require
-from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation
-from glocal.lens.subject import Subject
-from glocal.lens.taylor import solution
+from glocal.lens.trace import TrainingTrace
 
 
-def whole(subject: Subject, task: int) -> Approximation:
+def whole(trace: TrainingTrace, task: int) -> Approximation:
     r"""θ ↦ \hat L_o(θ), one product every time."""
-    level, origin, slope = _first_order(subject, task)
-    times = flat.hessian(subject, task)
+    level, origin, slope = _first_order(trace, task)
+    times = trace.hessian(task)
 
     def value(params: Mapping[str, Tensor]) -> Tensor:
         moved = flatten(params) - origin
@@ -29,7 +27,7 @@ def whole(subject: Subject, task: int) -> Approximation:
     return value
 
 
-def within(subject: Subject, task: int, directions: Tensor) -> Approximation:
+def within(trace: TrainingTrace, task: int, directions: Tensor) -> Approximation:
     r"""The same where θ − θ_o = Dᵀ c for some coordinates c, D being independent directions (k, P):
 
         \hat L_o(θ) = L_o(θ_o) + (θ − θ_o)ᵀ ∇L_o(θ_o) + ½ cᵀ (D H_o Dᵀ) c.
@@ -39,8 +37,8 @@ def within(subject: Subject, task: int, directions: Tensor) -> Approximation:
     rank = int(torch.linalg.matrix_rank(directions.double()))
     independent = f"directions are independent; {len(directions)} of rank {rank} were given."
     require(0 < len(directions) == rank, independent)
-    level, origin, slope = _first_order(subject, task)
-    times = flat.hessian(subject, task)
+    level, origin, slope = _first_order(trace, task)
+    times = trace.hessian(task)
     bent = torch.stack([times(d) for d in directions])
     curvature = (directions.double() @ bent.double().mT).to(origin)
     back = torch.linalg.pinv(directions.double()).to(origin)
@@ -53,8 +51,8 @@ def within(subject: Subject, task: int, directions: Tensor) -> Approximation:
     return value
 
 
-def _first_order(subject: Subject, task: int) -> tuple[Tensor, Tensor, Tensor]:
+def _first_order(trace: TrainingTrace, task: int) -> tuple[Tensor, Tensor, Tensor]:
     """L_o(θ_o), θ_o and ∇L_o(θ_o)."""
     with torch.no_grad():
-        level = subject.value(task, solution(subject, task))
-    return level, flat.position(subject, task), flat.slope(subject, task)
+        level = trace.value(task, trace.solution(task))
+    return level, trace.theta(task), trace.gradient(task)

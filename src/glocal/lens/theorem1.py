@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from glocal.curvature.spectrum import quadrature
-from glocal.lens import flat_vectors as flat
 from glocal.lens.forgetting import average, averaged, measured
-from glocal.lens.subject import Subject
+from glocal.lens.trace import TrainingTrace, dot, require_positive
 from glocal.metrics import Over
 
 
@@ -49,24 +48,24 @@ class Theorem1:
     premises: Premises
 
 
-def theorem1(subject: Subject, over: Over = "t", steps: int = 30, seed: int = 0) -> Theorem1:
+def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int = 0) -> Theorem1:
     """Both sides and the premises: one Hessian product a pair o < t, and `steps` a task for its extreme eigenvalues."""
-    n, count = flat.trained(subject), averaged(flat.trained(subject), over)
-    flat.at_least(1, steps=steps)
-    forgotten = average(measured(subject), over)
-    begin = flat.start(subject, seed)
+    n, count = trace.num_learned, averaged(trace.num_learned, over)
+    require_positive(steps=steps)
+    forgotten = average(measured(trace), over)
+    begin = trace.random_start(seed)
     turned = [torch.zeros_like(begin) for _ in range(n)]  # Σ_{o<t} H_o Δ_t
     slopes, lowest, norms = [], [], []
     for o in range(n):
-        times = flat.hessian(subject, o)
+        times = trace.hessian(o)
         nodes, _ = quadrature(times, begin, steps)
-        slopes.append(flat.slope(subject, o).double().norm())
+        slopes.append(trace.gradient(o).double().norm())
         lowest.append(nodes[0])
         norms.append(nodes.abs().max())
         for t in range(o + 1, n):
-            turned[t] += times(flat.update(subject, t))
-    updates = [flat.update(subject, t) for t in range(n)]
-    bent = torch.stack([flat.inner(a, b) for a, b in zip(updates, turned, strict=True)]).cpu()
+            turned[t] += times(trace.update(t))
+    updates = [trace.update(t) for t in range(n)]
+    bent = torch.stack([dot(a, b) for a, b in zip(updates, turned, strict=True)]).cpu()
     pushed = torch.stack([part.double().norm() for part in turned]).cpu()
     lengths = torch.stack([part.double().norm() for part in updates]).cpu()
     before = torch.nn.functional.pad(forgotten[1:].abs(), (1, 0))  # E(1) = 0, by both definitions
@@ -74,7 +73,7 @@ def theorem1(subject: Subject, over: Over = "t", steps: int = 30, seed: int = 0)
         _earlier(before.cummax(0).values),
         _earlier(torch.stack(slopes).cpu().cummax(0).values),
         _earlier(torch.stack(lowest).cpu().cummin(0).values),
-        _reach(subject),
+        _reach(trace),
     )
     largest = torch.nn.functional.pad(torch.stack(norms).cpu().cumsum(0)[:-1], (1, 0))
     return Theorem1(over, forgotten, bent / 2 / count, pushed / count, pushed / (largest * lengths), premises)
@@ -85,8 +84,8 @@ def _earlier(values: Tensor) -> Tensor:
     return torch.nn.functional.pad(values[:-1], (1, 0), value=torch.nan)
 
 
-def _reach(subject: Subject) -> Tensor:
-    points = [flat.position(subject, t) for t in range(flat.trained(subject))]
+def _reach(trace: TrainingTrace) -> Tensor:
+    points = [trace.theta(t) for t in range(trace.num_learned)]
     farthest = torch.zeros(len(points), dtype=torch.float64)
     for t in range(1, len(points)):
         apart = torch.stack([(points[t] - p).double().norm() for p in points[:t]]).max().cpu()

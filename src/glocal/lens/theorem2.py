@@ -22,8 +22,7 @@ from torch import Tensor
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.products import functional_product
 from glocal.errors import require
-from glocal.lens import flat_vectors as flat
-from glocal.lens.subject import CHUNK, Subject
+from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, as_matvec, dot, require_positive
 from glocal.losses import AutogradLoss, Loss
 
 
@@ -57,27 +56,26 @@ class Theorem2:
         return self.rayleigh / self.norms
 
 
-def theorem2(subject: Subject, steps: int = 30, seed: int = 0) -> Theorem2:
+def theorem2(trace: TrainingTrace, steps: int = 30, seed: int = 0) -> Theorem2:
     """All pairs: two products each, and `steps` products a task for ‖H_o‖.
 
     The functional part has products of its own: as a difference of the others it would drown in their rounding.
     """
-    n = flat.trained(subject)
-    flat.at_least(1, steps=steps)
-    begin = flat.start(subject, seed)
-    found = torch.full((2, n, n), torch.nan, dtype=torch.float64, device=subject.device)
+    n = trace.num_learned
+    require_positive(steps=steps)
+    begin = trace.random_start(seed)
+    found = torch.full((2, n, n), torch.nan, dtype=torch.float64, device=trace.device)
     norms = []
     for o in range(n):
-        point = flat.solution(subject, o)
-        network = (subject.module, point.params, point.buffers, *subject.tasks[o], subject.loss)
-        norms.append(lanczos(flat.hessian(subject, o), begin, 1, steps).values[0].abs().double())
+        point = trace.solution(o)
+        network = (trace.module, point.params, point.buffers, *trace.tasks[o], trace.loss)
+        norms.append(lanczos(trace.hessian(o), begin, 1, steps).values[0].abs().double())
         if o + 1 < n:
-            parts = [subject.outer_product(o, point), functional_product(*network)]
-            maps = [flat.flat(part, point.params) for part in parts]
+            maps = [trace.gauss_newton(o), as_matvec(functional_product(*network), point.params)]
         for t in range(o + 1, n):
-            update = flat.update(subject, t)
-            found[:, t, o] = torch.stack([flat.inner(update, times(update)) for times in maps])
-    lengths = torch.stack([flat.update(subject, t).double().norm() for t in range(n)])
+            update = trace.update(t)
+            found[:, t, o] = torch.stack([dot(update, times(update)) for times in maps])
+    lengths = torch.stack([trace.update(t).double().norm() for t in range(n)])
     outer, functional = found.cpu()
     return Theorem2(outer, functional, lengths.cpu(), torch.stack(norms).cpu())
 
@@ -131,13 +129,11 @@ def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
     return GroundTruth(_confidence(loss, outputs.detach().double(), y).cpu(), *entries)
 
 
-def ground_truth_of(subject: Subject, task: int) -> GroundTruth:
+def ground_truth_of(trace: TrainingTrace, task: int) -> GroundTruth:
     """The same for a task's data at its solution θ_o."""
     with torch.no_grad():
-        outputs = torch.cat(
-            [subject.outputs(flat.solution(subject, task), x) for x in subject.tasks[task].x.split(CHUNK)]
-        )
-    return ground_truth(subject.loss, outputs, subject.tasks[task].y)
+        outputs = torch.cat([trace.outputs(trace.solution(task), x) for x in trace.tasks[task].x.split(MAX_EXAMPLES)])
+    return ground_truth(trace.loss, outputs, trace.tasks[task].y)
 
 
 def equal_split(confidence: Tensor, classes: int) -> GroundTruth:

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import Structure
-from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Approximation, Curves, curves, fit, order, own_approximation, own_curves
-from glocal.lens.subject import Point, Subject
+from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole, within
-from glocal.lens.trajectory import Moment, Trajectory, record
+from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.paper.studies.approximation_figure import Series, draw, rates, series_of
 from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lr_plots import listed
@@ -59,8 +58,8 @@ NEAR = 1.0
 """Up to this distance from θ_1 the order of an error is fitted."""
 
 
-Maker: TypeAlias = Callable[[Subject, int], Approximation]  # of a task
-Made: TypeAlias = Callable[[Subject], Approximation]  # of a subject's first task
+Maker: TypeAlias = Callable[[TrainingTrace, int], Approximation]  # of a task
+Made: TypeAlias = Callable[[TrainingTrace], Approximation]  # of a subject's first task
 
 
 class ApproximationError:
@@ -94,9 +93,9 @@ class ApproximationError:
         rows: list[Row] = []
         for member, seen in zip(cohort.members, record(cohort, piece["epochs"], piece["examples"]), strict=True):
             # The ends of all tasks but the first, each with the memory that the task was learnt with.
-            ends = [m for m, after in pairwise(seen.moments) if 0 < m.finished < after.finished]
-            found = _expansions(seen.subject, ends, piece["rank"]) if "rank" in piece else _own(seen, ends)
-            exact = seen.subject.double() if "rank" in piece else seen.subject
+            ends = [m for m, after in pairwise(seen.snapshots) if 0 < m.finished < after.finished]
+            found = _expansions(seen.trace, ends, piece["rank"]) if "rank" in piece else _own(seen, ends)
+            exact = seen.trace.double() if "rank" in piece else seen.trace
             for name, along, approximation in found:
                 run: Row = {"algorithm": piece["algorithm"], "approximation": name}
                 run |= {"locality": member.algorithm.locality if name == "own" else "local"}
@@ -118,21 +117,21 @@ class ApproximationError:
 STUDIES = (ApproximationError(),)
 
 
-def _own(seen: Trajectory, ends: Sequence[Moment]) -> Iterator[tuple[str, Curves, Made]]:
+def _own(seen: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[str, Curves, Made]]:
     r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 by its memory after the first."""
     levelled = seen.algorithm.name in LEVELLED
-    first = next(m for m in seen.moments if m.finished == 1)
+    first = next(m for m in seen.snapshots if m.finished == 1)
     with torch.no_grad():
-        missing = seen.subject.value(0, first.point) if levelled else 0.0
+        missing = seen.trace.value(0, first.checkpoint) if levelled else 0.0
 
     def approximation(params: Mapping[str, Tensor]) -> Tensor:
-        there = first._replace(point=Point(dict(params), first.point.buffers))
+        there = first._replace(checkpoint=Checkpoint(dict(params), first.checkpoint.buffers))
         return own_approximation(seen.algorithm, seen.model, there, 0) + missing
 
-    yield "own", own_curves(replace(seen, moments=ends), levelled), lambda _: approximation
+    yield "own", own_curves(replace(seen, snapshots=ends), levelled), lambda _: approximation
 
 
-def _expansions(subject: Subject, ends: Sequence[Moment], rank: int) -> Iterator[tuple[str, Curves, Made]]:
+def _expansions(subject: TrainingTrace, ends: Sequence[Snapshot], rank: int) -> Iterator[tuple[str, Curves, Made]]:
     """Of order 0 and 1, and of order 2 by what is kept of the Hessian; and how each is made of the first task."""
     makers: dict[str, Maker] = {f"order {p}": partial(taylor, order=p) for p in (0, 1)}
     makers |= {name: partial(taylor, structure=name, rank=rank) for name in STRUCTURES}
@@ -142,11 +141,11 @@ def _expansions(subject: Subject, ends: Sequence[Moment], rank: int) -> Iterator
         yield name, along, _on_the_ray if name == "whole" else partial(_first, make)
 
 
-def _first(make: Maker, subject: Subject) -> Approximation:
+def _first(make: Maker, subject: TrainingTrace) -> Approximation:
     return make(subject, 0)
 
 
-def _on_the_ray(subject: Subject) -> Approximation:
+def _on_the_ray(subject: TrainingTrace) -> Approximation:
     """With the whole Hessian of the first task: on a ray one product tells all that matters of it."""
     direction = _direction(subject)
     return whole(subject, 0) if direction is None else within(subject, 0, direction[None])
@@ -161,7 +160,7 @@ def _training(along: Curves) -> Iterator[Row]:
             yield _row(finished + 1, o, float(along.error[i, o]), *(float(part[o]) for part in known))
 
 
-def _ray(subject: Subject, approximation: Approximation) -> Iterator[Row]:
+def _ray(subject: TrainingTrace, approximation: Approximation) -> Iterator[Row]:
     """ξ_1 on the ray from θ_1 through θ_2, and the power of the distance that it grows with at first."""
     direction = _direction(subject)
     errors, exponent = [np.nan] * len(RADII), np.nan
@@ -175,9 +174,9 @@ def _ray(subject: Subject, approximation: Approximation) -> Iterator[Row]:
         yield _row(1, 0, error, np.nan, np.nan, r) | {"ray": True, "exponent": exponent}
 
 
-def _direction(subject: Subject) -> Tensor | None:
+def _direction(subject: TrainingTrace) -> Tensor | None:
     """θ_2 − θ_1, unless the run diverged."""
-    update = flat.update(subject, 1)
+    update = subject.update(1)
     return update if 0 < float(update.norm()) < np.inf else None
 
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from glocal.lens import flat_vectors as flat
 from glocal.lens.approximation import Curves, curves
+from glocal.lens.record import record
 from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
-from glocal.lens.subject import Subject
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole, within
-from glocal.lens.trajectory import record
+from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies.cohorts import DEMO, FULL, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lr_plots import listed, rate_colours
 from glocal.paper.studies.row_filters import against, column, distinct, median, told, where
@@ -66,10 +65,10 @@ class EpsilonRegion:
         cohort = cohort_of(piece, place, challenge_of(piece, place))
         rows: list[Row] = []
         for member, seen in zip(cohort.members, record(cohort, 1, piece["examples"]), strict=True):
-            subject = seen.subject
-            moments = [m for m in seen.moments if m.finished]
+            subject = seen.trace
+            moments = [m for m in seen.snapshots if m.finished]
             along = curves(subject, moments, [whole(subject, o) for o in range(len(subject.tasks))])
-            steps = seen.moments[-1].step / len(subject.tasks)
+            steps = seen.snapshots[-1].step / len(subject.tasks)
             found = [*_kept(along, steps), *_on_the_way(along, piece["looked_at"])]
             for task in piece["looked_at"]:
                 found += _around(subject, task, piece["principal"], piece["random"])
@@ -94,9 +93,9 @@ class EpsilonRegion:
 STUDIES = (EpsilonRegion(),)
 
 
-def _around(subject: Subject, task: int, principal: int, random: int) -> Iterator[Row]:
+def _around(subject: TrainingTrace, task: int, principal: int, random: int) -> Iterator[Row]:
     """The radii of Ω^ε_o along rays, for every order and ε; NaN where the run has diverged."""
-    update = flat.update(subject, task + 1)
+    update = subject.update(task + 1)
     own, drawn = principal_directions(subject, task, principal), random_directions(subject, task, random)
     directions = torch.cat([own, drawn, update[None]])
     kinds = ["principal"] * len(own) + ["random"] * len(drawn) + ["update"]

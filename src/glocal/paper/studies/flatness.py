@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from glocal.lens.flatness import Flatness, flatness
-from glocal.lens.subject import of_training
+from glocal.lens.record import train_traces
 from glocal.paper.published import SEEDS
 from glocal.paper.studies.cohorts import by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.row_filters import column, distinct, spearman, where
@@ -76,7 +76,7 @@ class FlatMinima:
     def measure(self, piece: Piece, place: Place) -> list[Row]:
         cohort = replace(cohort_of(piece, place, challenge_of(piece, place)), batch_size=piece["batch_size"])
         rows: list[Row] = []
-        for member, subject in zip(cohort.members, of_training(cohort, piece["examples"]), strict=True):
+        for member, subject in zip(cohort.members, train_traces(cohort, piece["examples"]), strict=True):
             about: Row = {"challenge": piece["challenge"], "algorithm": piece["algorithm"]}
             about |= {"lr": member.lr, "seed": member.seed}
             rows += [about | row for row in _rows(flatness(subject, piece["steps"], piece["probes"]))]

@@ -20,11 +20,9 @@ from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from glocal.algorithms import SGD
-from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort, Member
-from glocal.lens import flat_vectors as flat
 from glocal.lens.rank import ABSOLUTE, RELATIVE, Ranks, rank
-from glocal.lens.subject import Point, Subject, of_training
+from glocal.lens.record import train_traces
 from glocal.networks import MLP, mlp
 from glocal.paper.published import SEEDS
 from glocal.paper.studies.cohorts import challenge_of
@@ -78,9 +76,9 @@ class HessianRank:
         make = partial(mlp, hidden=hidden) if side == 1 else partial(Pooled, side=side, hidden=hidden)
         members = (Member(piece["seed"], piece["lr"], SGD()),)
         how = piece["epochs"], piece["batch_size"], 1, place.device
-        (subject,) = of_training(Cohort(challenge_of(piece, place), make, members, *how), piece["examples"])
-        numerical = flat.size(subject) * torch.finfo(torch.float32).eps
-        found = rank(_double(subject), ABSOLUTE, (*RELATIVE, numerical), method="dense")
+        (subject,) = train_traces(Cohort(challenge_of(piece, place), make, members, *how), piece["examples"])
+        numerical = subject.num_params * torch.finfo(torch.float32).eps
+        found = rank(subject.double(), ABSOLUTE, (*RELATIVE, numerical), method="dense")
         about: Row = {"challenge": piece["challenge"], "seed": piece["seed"], "lr": piece["lr"]}
         return [about | row for row in _rows(found)]
 
@@ -198,13 +196,6 @@ class Definition(NamedTuple):
 
 
 STUDIES = (HessianRank(),)
-
-
-def _double(subject: Subject) -> Subject:
-    """The same in double precision: small eigenvalues are beside large ones."""
-    double = lambda tensors: {k: t.double() for k, t in tensors.items()}  # noqa: E731
-    points = [Point(double(p.params), double(p.buffers)) for p in subject.solutions]
-    return Subject(subject.module.double(), subject.loss, [Data(x.double(), y) for x, y in subject.tasks], points)
 
 
 def _rows(found: Ranks) -> list[Row]:

@@ -29,7 +29,7 @@ from glocal.engine.loader import evenly_spaced
 from glocal.errors import require
 from glocal.lens.batch_statistics import by_batch
 from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation
-from glocal.lens.subject import Subject, of_module
+from glocal.lens.trace import TrainingTrace, trace_checkpoints
 from glocal.networks import ResNet18
 from glocal.networks.model import MakeNetwork
 from glocal.networks.preprocess import InputTransform
@@ -120,7 +120,7 @@ class PerturbationScore:
         numbers = {k: piece[k] for k in ("eigenvectors", "directions", "samples", "examples")}
         found = perturbation(subject, 0, test, **numbers, seed=piece["seed"] + piece["task"])
         about: Row = {k: piece[k] for k in ("challenge", "network", "statistics", "seed", "task")}
-        size = sum(p.numel() for p in subject.solutions[0].params.values())
+        size = sum(p.numel() for p in subject.checkpoints[0].params.values())
         return [about | {"parameters": size, "lr": run.lr} | row for row in _rows(found)]
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
@@ -190,7 +190,7 @@ def _network(piece: Piece) -> str | MakeNetwork:
     return SmallResNet18 if name == "small-resnet18" else name
 
 
-def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
+def _around(run: Run, piece: Piece, place: Place) -> tuple[TrainingTrace, Data]:
     """The piece's task at its solution, and its test data."""
     challenge = challenges.make(piece["challenge"], piece["tasks"], place.data)
     task, transform = (
@@ -204,7 +204,7 @@ def _around(run: Run, piece: Piece, place: Place) -> tuple[Subject, Data]:
 
     module = seeded_network(resolve.network(_network(piece), challenge).value, challenge, piece["seed"])
     states = [run.state(piece["task"]), run.state(piece["task"] + 1)]
-    subject = of_module(module.to(place.device), challenge.loss, [ready(task.train)], states)
+    subject = trace_checkpoints(module.to(place.device), challenge.loss, [ready(task.train)], states)
     if piece["statistics"] == "batch":
         subject = replace(subject, module=by_batch(module))
     return subject, ready(task.test)

@@ -7,7 +7,6 @@ must agree to rounding, at every learning rate.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import Forgetting, forgetting, recursion
-from glocal.lens.subject import Point, Subject, of_training
+from glocal.lens.record import train_traces
 from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
 from glocal.paper.studies.lr_plots import listed, rate_colours
 from glocal.paper.studies.row_filters import against, column, distinct, median, told, where
@@ -67,8 +66,8 @@ class Recursion:
         linear = piece["network"] == "linear"
         cohort = cohort_of(piece, place, regression(challenge) if linear else challenge)
         rows: list[Row] = []
-        for member, subject in zip(cohort.members, of_training(cohort, piece["examples"]), strict=True):
-            pairs = forgetting(doubled(subject) if linear else subject)
+        for member, subject in zip(cohort.members, train_traces(cohort, piece["examples"]), strict=True):
+            pairs = forgetting(subject.double() if linear else subject)
             run: Row = {"network": piece["network"], "lr": member.lr, "seed": member.seed}
             rows += [run | row for row in (*_pairs(pairs), *_averages(pairs))]
         return rows
@@ -101,14 +100,6 @@ def regression(challenge: Challenge) -> Challenge:
         return Task(train, test, task.classes)
 
     return replace(challenge, make_task=make_task, loss="squared-error")
-
-
-def doubled(subject: Subject) -> Subject:
-    """The same in double precision."""
-    double = lambda tensor: tensor.double() if tensor.is_floating_point() else tensor  # noqa: E731
-    points = [Point(*({k: double(t) for k, t in part.items()} for part in point)) for point in subject.solutions]
-    tasks = [Data(double(d.x), double(d.y)) for d in subject.tasks]
-    return Subject(copy.deepcopy(subject.module).double(), subject.loss, tasks, points)
 
 
 def _pairs(found: Forgetting) -> Iterator[Row]:

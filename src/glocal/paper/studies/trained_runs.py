@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from glocal import tree
 from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.loop import train
-from glocal.lens.subject import Point, Subject, of_run
+from glocal.lens.record import record
+from glocal.lens.trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.paper import published
 from glocal.sweeps import resolve
@@ -30,7 +29,7 @@ class Watched(NamedTuple):
     """One run: who was trained, what the lens looks at, and the arrays of a stored `Run`."""
 
     member: Member
-    subject: Subject
+    trace: TrainingTrace
     arrays: Mapping[str, np.ndarray]
 
 
@@ -60,13 +59,7 @@ def watched(piece: Piece, challenge: Challenge, device: torch.device) -> list[Wa
     network = partial(mlp, hidden=(piece["hidden"],) * 2)
     examples = piece["examples"]
     cohort = Cohort(challenge, network, members, piece["epochs"], piece["batch_size"], examples, device)
-    points: list[list[Point]] = [[] for _ in members]
-    for snapshot in train(cohort):
-        arrays = snapshot.record.arrays()
-        for run, seen in enumerate(points):
-            own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
-            seen.append(Point(own["params"], own.get("buffers", {})))
     return [
-        Watched(member, of_run(cohort, run, seen, examples), {k: v[run].numpy() for k, v in arrays.items()})
-        for run, (member, seen) in enumerate(zip(members, points, strict=True))
+        Watched(member, run.trace, {k: v.numpy() for k, v in run.measurements.items()})
+        for member, run in zip(members, record(cohort, 0, keep_memory=False, examples=examples), strict=True)
     ]

@@ -14,15 +14,15 @@ from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import own_curves, taylor_curves
+from glocal.lens.record import record, train_traces
 from glocal.lens.region import assumption
-from glocal.lens.subject import of_training
-from glocal.lens.trajectory import apart, record
+from glocal.lens.trace import distance
 
 
 def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:
     watched = cohort(blobs(), EWC(), epochs=3)
-    (seen,) = record(watched, every=2)
-    assert [(m.finished, m.step) for m in seen.moments] == [
+    (seen,) = record(watched, every_epochs=2)
+    assert [(m.finished, m.step) for m in seen.snapshots] == [
         (0, 0),
         (0, 10),
         (0, 15),
@@ -34,34 +34,34 @@ def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:
         (2, 45),
         (3, 45),
     ]
-    before, after = seen.moments[5], seen.moments[6]
-    assert all(torch.equal(before.point.params[k], p) for k, p in after.point.params.items())
+    before, after = seen.snapshots[5], seen.snapshots[6]
+    assert all(torch.equal(before.checkpoint.params[k], p) for k, p in after.checkpoint.params.items())
     assert [len(m.memory["reached"]) for m in (before, after)] == [1, 2]
-    (between,) = record(watched, every=0)
-    assert [m.finished for m in between.moments] == [0, 1, 2, 3]
+    (between,) = record(watched, every_epochs=0)
+    assert [m.finished for m in between.snapshots] == [0, 1, 2, 3]
 
 
 def test_a_recording_of_every_step() -> None:
     """40 examples in batches of 8: five steps an epoch. What training passes at the ends of epochs stays the same."""
     watched = cohort(blobs(2), EWC(), runs=[(0, 0.1), (1, 0.05)])
     epochs = record(watched, execution="vectorised")
-    for seen, coarse in zip(record(watched, steps=1), epochs, strict=True):
-        assert [(m.finished, m.step) for m in seen.moments] == [
+    for seen, coarse in zip(record(watched, every_steps=1), epochs, strict=True):
+        assert [(m.finished, m.step) for m in seen.snapshots] == [
             *((0, step) for step in range(11)),
             *((1, step) for step in range(10, 21)),
             (2, 20),
         ]
-        by_time = {(m.finished, m.step): m for m in seen.moments}
-        for moment in coarse.moments:
-            same = by_time[moment.finished, moment.step].point.params
-            assert all(torch.equal(same[k], p) for k, p in moment.point.params.items())
-        moved = [apart(a.point, b.point) for a, b in pairwise(seen.moments) if a.step != b.step]
+        by_time = {(m.finished, m.step): m for m in seen.snapshots}
+        for moment in coarse.snapshots:
+            same = by_time[moment.finished, moment.step].checkpoint.params
+            assert all(torch.equal(same[k], p) for k, p in moment.checkpoint.params.items())
+        moved = [distance(a.checkpoint, b.checkpoint) for a, b in pairwise(seen.snapshots) if a.step != b.step]
         assert min(moved) > 0
-    found = assumption(taylor_curves(seen.subject, moments=seen.moments), 1e-4)
+    found = assumption(taylor_curves(seen.trace, snapshots=seen.snapshots), 1e-4)
     assert found.first_break is not None and found.first_break.after == found.first_break.step - 1
     assert f"at step {found.first_break.step}," in str(found.first_break)
-    (some,) = record(cohort(blobs(2), SGD()), every=0, steps=2)
-    assert [m.step for m in some.moments] == [0, 2, 4, 7, 9, 10, 12, 14, 17, 19, 20]
+    (some,) = record(cohort(blobs(2), SGD()), every_epochs=0, every_steps=2)
+    assert [m.step for m in some.snapshots] == [0, 2, 4, 7, 9, 10, 12, 14, 17, 19, 20]
 
 
 @pytest.mark.parametrize(
@@ -72,44 +72,46 @@ def test_a_recording_of_every_step() -> None:
 def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algorithm) -> None:
     """The recording ends epochs where training does, to the bit, and is of θ, statistics and memory at each step."""
     watched = cohort(blobs(2), algorithm, make)
-    (seen,), (coarse,) = record(watched, steps=1), record(watched)
-    assert [(m.finished, m.step) for m in seen.moments] == [
+    (seen,), (coarse,) = record(watched, every_steps=1), record(watched)
+    assert [(m.finished, m.step) for m in seen.snapshots] == [
         *((0, step) for step in range(11)),
         *((1, step) for step in range(10, 21)),
         (2, 20),
     ]
-    by_time = {(m.finished, m.step): m for m in seen.moments}
-    for moment in coarse.moments:
+    by_time = {(m.finished, m.step): m for m in seen.snapshots}
+    for moment in coarse.snapshots:
         there = by_time[moment.finished, moment.step]
         for part in ("params", "buffers"):
-            assert all(torch.equal(getattr(there.point, part)[k], p) for k, p in getattr(moment.point, part).items())
+            assert all(
+                torch.equal(getattr(there.checkpoint, part)[k], p) for k, p in getattr(moment.checkpoint, part).items()
+            )
         memory = tree.flatten(there.memory)
         assert all(torch.equal(memory[k], leaf) for k, leaf in tree.flatten(moment.memory).items())
-    inside = [m for m in seen.moments if m.finished == 0]
-    assert min(apart(a.point, b.point) for a, b in pairwise(inside)) > 0
+    inside = [m for m in seen.snapshots if m.finished == 0]
+    assert min(distance(a.checkpoint, b.checkpoint) for a, b in pairwise(inside)) > 0
     if make is normalised:
-        assert [int(m.point.buffers["1.num_batches_tracked"]) for m in inside] == list(range(11))
+        assert [int(m.checkpoint.buffers["1.num_batches_tracked"]) for m in inside] == list(range(11))
     if algorithm.name == "er":  # which keeps the first twenty examples, eight a step
         assert [int(m.memory["seen"]) for m in inside] == [8 * step for step in range(11)]
 
 
 def test_steps_that_cannot_be_recorded() -> None:
-    with pytest.raises(GlocalError, match="steps=0"):
-        record(cohort(blobs(2), SGD()), steps=0)
+    with pytest.raises(GlocalError, match="every_steps = 0"):
+        record(cohort(blobs(2), SGD()), every_steps=0)
     with pytest.raises(GlocalError, match="vectorised"):
-        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), steps=1, execution="run-by-run")
-    with pytest.raises(GlocalError, match=r"recorded one by one, or after epochs: vmap: .*\.item\(\)"):
-        record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), steps=1)
+        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), every_steps=1, execution="run-by-run")
+    with pytest.raises(GlocalError, match=r"or record epochs: vmap: .*\.item\(\)"):
+        record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), every_steps=1)
 
 
 @pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
 def test_a_recording_holds_what_training_passed_and_does_not_disturb_it(execution: str) -> None:
     watched = cohort(blobs(), ER(slots=12), runs=[(0, 0.1), (1, 0.05)])
-    plain = of_training(watched, execution=execution)  # type: ignore[arg-type]
+    plain = train_traces(watched, execution=execution)  # type: ignore[arg-type]
     for run, seen in enumerate(record(watched, execution=execution)):  # type: ignore[arg-type]
-        for a, b in zip(plain[run].solutions, seen.subject.solutions, strict=True):
+        for a, b in zip(plain[run].checkpoints, seen.trace.checkpoints, strict=True):
             assert all(torch.equal(p, b.params[k]) for k, p in a.params.items())
-        held = [m.memory["seen"].item() for m in seen.moments]
+        held = [m.memory["seen"].item() for m in seen.snapshots]
         assert held == [0, 40, 80, 80, 120, 160, 160, 200, 240, 240]  # each as it was then
         assert seen.algorithm == watched.members[run].algorithm
 

@@ -1,0 +1,349 @@
+"""Record a training: θ and the memory between tasks, after epochs and after steps; or open a run of a store.
+
+runs = record(cohort)                                        # train a cohort and keep what it passed
+trace = open_run("runs/runs/0123456789abcdef").trace()       # a stored run with its parameters
+retraced = open_run("runs/runs/0123456789abcdef").retrace()  # train a stored run again and record it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from glocal import challenges, losses, tree
+from glocal.algorithms.algorithm import Algorithm, Memory
+from glocal.algorithms.partition import Partition
+from glocal.challenges.challenge import Data
+from glocal.engine import loop
+from glocal.engine.cohort import Cohort, Member, seeded_network
+from glocal.engine.loader import Feed, evenly_spaced
+from glocal.engine.loop import Execution, Progress, Silent
+from glocal.engine.state import State
+from glocal.errors import GlocalError, require
+from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
+from glocal.networks.model import Model
+from glocal.store.run import Run
+from glocal.store.store import Store
+from glocal.sweeps import resolve
+
+MAX_SNAPSHOT_BYTES = 4 << 30
+"""Limit on θ and memory of all snapshots of a retraced run."""
+
+
+class Snapshot(NamedTuple):
+    """One run at one moment: the number of finished tasks, the step (−1: unknown), θ and the memory."""
+
+    finished: int
+    step: int
+    checkpoint: Checkpoint
+    memory: Memory = {}  # noqa: RUF012 - never written to
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A trained run. The end of a task is two snapshots with the same θ: the memory as it was in training, and, with
+    one more finished task, as it was after consolidation."""
+
+    trace: TrainingTrace
+    algorithm: Algorithm
+    model: Model
+    snapshots: Sequence[Snapshot]
+    measurements: Mapping[str, Tensor]
+    """The arrays of a stored run (`engine.measurements`)."""
+
+
+def snapshots_of(trace: TrainingTrace) -> list[Snapshot]:
+    """Return θ_0, θ_1, … of a trace as snapshots."""
+    return [Snapshot(t, -1, checkpoint) for t, checkpoint in enumerate(trace.checkpoints)]
+
+
+def record(
+    cohort: Cohort,
+    every_epochs: int = 1,
+    every_steps: int | None = None,
+    *,
+    keep_memory: bool = True,
+    examples: int = MAX_EXAMPLES,
+    execution: Execution = "auto",
+    progress: Progress | None = None,
+) -> list[RecordedRun]:
+    """Train a cohort and record every run.
+
+    L_o is computed on at most `examples` training examples of a task. An algorithm's memory is built from all of them,
+    so ξ_o includes the difference between the two samples unless `examples` covers the task.
+
+    Args:
+        cohort: the runs to train.
+        every_epochs: take a snapshot after every so many epochs and after a task's last one; 0: between tasks only.
+        every_steps: also take one after every so many steps of an epoch (CPU only; several runs must be vectorizable).
+        keep_memory: whether snapshots keep the algorithm's memory.
+        examples: the largest number of examples per task in the trace.
+        execution: how the cohort is trained.
+        progress: told about tasks and steps.
+    """
+    require(every_epochs >= 0, f"every_epochs = {every_epochs} was given; it must be 0 (between tasks only) or more.")
+    require(every_steps is None or every_steps >= 1, f"every_steps = {every_steps} was given; it must be at least 1.")
+    _require_examples(examples)
+    snapshots: list[list[Snapshot]] = [[] for _ in cohort.members]
+    checkpoints: list[list[Checkpoint]] = [[] for _ in cohort.members]
+    model = cohort.model(vectorised=False)
+
+    def keep(finished: int, state: State, steps_since: int = 0) -> None:
+        for run, history in enumerate(snapshots):
+            leaves = tree.map_tree(torch.clone, state.select(run).as_tree())
+            checkpoint, memory = (
+                Checkpoint(leaves["params"], leaves["buffers"]),
+                leaves["memory"] if keep_memory else {},
+            )
+            snapshot = Snapshot(finished, state.clock + steps_since, checkpoint, memory)
+            if history and history[-1][:2] == snapshot[:2]:
+                history.pop()  # the step that ended an epoch
+            history.append(snapshot)
+
+    def after_epoch(task: int, epoch: int, state: State, _: Feed) -> None:
+        if every_epochs and ((epoch + 1) % every_epochs == 0 or epoch + 1 == cohort.epochs):
+            keep(task, state)
+
+    if every_steps is not None:
+        require(cohort.device.type == "cpu", "steps are recorded on a CPU only: choose device 'cpu', or record epochs.")
+        single = len(cohort) == 1
+        require(
+            single or execution != "run-by-run", "steps of several runs are recorded with execution 'vectorised' only."
+        )
+        if execution == "auto":
+            execution = "run-by-run" if single else "vectorised"
+        progress = StepRecorder(every_steps, keep, progress)
+    training = loop.train(cohort, execution=execution, progress=progress, watch=after_epoch)
+    for boundary in _require_vectorised(training) if every_steps and execution == "vectorised" else training:
+        if isinstance(progress, StepRecorder):
+            progress.begin(boundary.finished, boundary.state)
+        keep(boundary.finished, boundary.state)
+        for solutions, history in zip(checkpoints, snapshots, strict=True):
+            solutions.append(history[-1].checkpoint)
+        arrays = boundary.record.arrays()
+    return [
+        RecordedRun(
+            _trace_member(cohort, run, checkpoints[run], examples),
+            member.algorithm,
+            model,
+            snapshots[run],
+            {k: v[run] for k, v in arrays.items()},
+        )
+        for run, member in enumerate(cohort.members)
+    ]
+
+
+def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snapshot]:
+    """Explain why the steps of a cohort that cannot be vectorized cannot be recorded."""
+    try:
+        first = next(training)
+    except GlocalError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise GlocalError(
+            f"steps of runs that cannot be vectorised are recorded one run at a time, or record epochs: {reason}"
+        ) from error
+    yield first
+    yield from training
+
+
+class StepRecorder:
+    """Passes a cohort's live state to `keep` after every so many steps of an epoch."""
+
+    looks = True  # asks the engine for the live state at every step
+
+    def __init__(self, every: int, keep: Callable[[int, State, int], None], inner: Progress | None) -> None:
+        self.every, self.keep, self.inner = every, keep, inner or Silent()
+
+    def begin(self, finished: int, state: State) -> None:
+        self.finished, self.state = finished, state
+        self.clock = self.count = 0
+
+    def task(self, task: int) -> None:
+        self.inner.task(task)
+
+    def steps(self, count: int) -> None:
+        """Count a step of all runs; the state's clock advances at the end of an epoch."""
+        self.inner.steps(count)
+        if self.state.clock != self.clock:
+            self.clock, self.count = self.state.clock, 0
+        self.count += 1
+        if self.count % self.every == 0:
+            self.keep(self.finished, self.state, self.count)
+
+
+def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], examples: int) -> TrainingTrace:
+    """Return the trace of one run with at most `examples` evenly spaced examples per task."""
+    challenge, seed = cohort.challenge, cohort.members[run].seed
+    make = cohort.algorithm.network(cohort.make_network, challenge.tasks)
+    module = seeded_network(make, challenge, seed).to(cohort.device)
+
+    def subset(data: Data) -> Data:
+        x, y = evenly_spaced(data, examples)
+        return Data(cohort.transform.normalize(x.to(cohort.device)), y.to(cohort.device))
+
+    tasks = [challenge.task(t, seed) for t in range(challenge.tasks)]
+    train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
+    return TrainingTrace(module, losses.get(challenge.loss), train, checkpoints, test)
+
+
+def _require_examples(examples: int) -> None:
+    require(examples >= 1, f"examples = {examples} was given; it must be at least 1.")
+
+
+def train_traces(
+    cohort: Cohort, examples: int = MAX_EXAMPLES, execution: Execution = "auto", progress: Progress | None = None
+) -> list[TrainingTrace]:
+    """Train a cohort and return the trace of every run: θ between tasks, without memories."""
+    runs = record(cohort, 0, keep_memory=False, examples=examples, execution=execution, progress=progress)
+    return [run.trace for run in runs]
+
+
+class Retraced(NamedTuple):
+    """A stored run, trained again.
+
+    `deviation` is the largest relative difference between ‖θ_t − θ_0‖ of the two trainings. It is 0 on the machine of
+    the stored run; other machines, thread counts and cohort sizes round differently, and large learning rates amplify
+    this. `task_sizes` are the numbers of training examples, of which the trace may hold fewer.
+    """
+
+    run: RecordedRun
+    deviation: float
+    task_sizes: list[int]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run of a store and the cohort of one that trains it."""
+
+    run: Run
+    cohort: Cohort
+
+    def trace(self, examples: int = MAX_EXAMPLES) -> TrainingTrace:
+        """Return the trace of a run that was trained with `keep_parameters`."""
+        _require_examples(examples)
+        if isinstance(self.cohort.algorithm, Partition):
+            raise GlocalError(
+                f"{self.run.algorithm} predicts with a task's number and its memory, which a stored run does not keep."
+            )
+        return _trace_member(self.cohort, 0, self._checkpoints(), examples)
+
+    def retrace(
+        self,
+        every_steps: int | None = None,
+        examples: int = MAX_EXAMPLES,
+        progress: Callable[[str, int, int], Progress] | None = None,
+    ) -> Retraced:
+        """Train the run again; it need not have kept its parameters.
+
+        Args:
+            every_steps: take snapshots after every so many steps (CPU only) beside those after epochs.
+            examples: the largest number of examples per task in the trace.
+            progress: called with the algorithm's name, the number of tasks and of all steps; returns the progress bar.
+        """
+        _require_examples(examples)
+        cohort, challenge = self.cohort, self.cohort.challenge
+        require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
+        sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]
+        epoch_steps = [math.ceil(size / cohort.batch_size) for size in sizes]
+        self._require_memory(epoch_steps, every_steps)
+        bar = progress and progress(self.run.algorithm, challenge.tasks, cohort.epochs * sum(epoch_steps))
+        (recorded,) = record(cohort, every_steps=every_steps, examples=examples, progress=bar)
+        start, *solutions = recorded.trace.checkpoints
+        now = torch.stack([distance(checkpoint, start) for checkpoint in solutions]).cpu()
+        stored = torch.as_tensor(self.run.arrays["distance_from_init"]).double()
+        if bool((now.isfinite() != stored.isfinite()).any()):
+            return Retraced(recorded, math.inf, sizes)
+        finite = now.isfinite()
+        relative = (now - stored).abs()[finite] / stored[finite].clamp(min=torch.finfo(torch.float64).tiny)
+        return Retraced(recorded, float(relative.max()) if len(relative) else 0.0, sizes)
+
+    def _checkpoints(self) -> list[Checkpoint]:
+        cohort, run = self.cohort, self.run
+        make = cohort.algorithm.network(cohort.make_network, cohort.challenge.tasks)
+        network = seeded_network(make, cohort.challenge, run.seed)
+        learned = {k for k, p in network.named_parameters() if p.requires_grad}
+        checkpoints = []
+        for task in range(run.tasks + 1):
+            state = {k: t.to(cohort.device) for k, t in run.state(task).items()}
+            require(learned <= state.keys(), f"the run '{run.path}' lacks parameters of its network: train it again.")
+            params = {k: t for k, t in state.items() if k in learned}
+            checkpoints.append(Checkpoint(params, {k: t for k, t in state.items() if k not in learned}))
+        return checkpoints
+
+    def _require_memory(self, epoch_steps: list[int], every_steps: int | None) -> None:
+        """Raise if the snapshots would take more than MAX_SNAPSHOT_BYTES."""
+        epochs = self.cohort.epochs
+        params, buffers = self.cohort.initial()
+        size = sum(t.numel() * t.element_size() for t in (*params.values(), *buffers.values()))
+        size += self.run.info["cost"]["memory_bytes"]
+        count = boundaries = 1 + len(epoch_steps) * (epochs + 1)  # every epoch, and every task once more
+        if every_steps is not None:
+            count += epochs * sum(n // max(1, every_steps) for n in epoch_steps)
+        limit = MAX_SNAPSHOT_BYTES // size
+        advice = "The network and its memory are too large."
+        if limit == boundaries:
+            advice = "Record epochs only."
+        elif limit > boundaries:
+            advice = f"Set every_steps to {math.ceil(epochs * sum(epoch_steps) / (limit - boundaries))} or more."
+        require(
+            count <= limit,
+            f"{count:,} snapshots of θ and memory take {count * size / 1e9:.2g} GB; at most "
+            f"{MAX_SNAPSHOT_BYTES / 1e9:.2g} GB are allowed. {advice}",
+        )
+
+
+def open_run(
+    path: str | Path,
+    *,
+    data: str | Path | None = None,
+    challenge: str | None = None,
+    network: str | None = None,
+    algorithm: str | None = None,
+    device: torch.device | str = "cpu",
+) -> StoredRun:
+    """Open the run in the folder STORE/runs/HASH.
+
+    Args:
+        path: the folder of the run.
+        data: a folder with data sets.
+        challenge: path.py:Name of the run's challenge, if it is not built in; it must be the one that was trained.
+        network: the same for its network.
+        algorithm: the same for its algorithm.
+        device: where to compute.
+    """
+    path = Path(path)
+    require((path / "config.json").exists(), f"'{path}' is not a run of a store: give STORE/runs/HASH.")
+    run = Store(path.resolve().parent.parent).run(path.resolve().name)
+    config = run.config
+    if challenge is None:
+        name, options = _built_in("challenge", config), config["challenge"]["options"]
+        resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options))
+    else:
+        resolved = resolve.challenge(challenge, run.tasks, data, run.setting)
+    make = resolve.network(network or _built_in("network", config), resolved.value)
+    trained = resolve.algorithm(algorithm or _built_in("algorithm", config), config["algorithm"]["options"])
+    for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
+        require(
+            part.config == config[what],
+            f"this {what} is not the one of the run '{path}': its data, options or code differ.",
+        )
+    member = Member(run.seed, run.lr, trained.value)
+    options = config["epochs"], config["batch_size"], config["train_eval"], torch.device(device)
+    return StoredRun(run, Cohort(resolved.value, make.value, (member,), *options, config["precision"]))
+
+
+def _built_in(what: str, config: Mapping[str, dict[str, str]]) -> str:
+    """Return the name of a built-in part; parts from a user's file have a source."""
+    name = config[what]["name"]
+    unknown = what == "challenge" and name not in {c.name for c in challenges.catalogue()}
+    if "source" in config[what] or unknown:
+        raise GlocalError(f"the run's {what} '{name}' is not built in: give --{what} path.py:Name.")
+    return name

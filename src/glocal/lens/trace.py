@@ -1,0 +1,319 @@
+r"""A training trace: the true losses L_1 … L_T of a sequence of tasks and the parameters θ_0, θ_1, … between them.
+
+Tasks are counted from 0. θ_0 is the initialization, and θ_o, the solution of task o, is `checkpoints[o + 1]`. Vectors
+are θ flattened in the order of its dict (`curvature.vector.flatten`).
+
+After task t (counted from 0) there are t + 1 tasks, so the paper's average Hessian of the tasks before t,
+\bar H_{<t} = (1/t) Σ_{o<t} H_o with t counted from 1, is (1/(t + 1)) Σ_{o<t} H_o here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from glocal import tree
+from glocal.challenges.challenge import Data
+from glocal.curvature.differentiable import differentiable
+from glocal.curvature.lanczos import start_vector
+from glocal.curvature.products import Product, gauss_newton_product, hessian_product
+from glocal.curvature.vector import flatten, unflatten
+from glocal.engine.cohort import constants
+from glocal.errors import GlocalError, require
+from glocal.lens import input_checks, task_inputs
+from glocal.lens.task_inputs import AnyLoss, TaskData
+from glocal.losses import Loss
+from glocal.tree import Params
+
+Matvec: TypeAlias = Callable[[Tensor], Tensor]
+
+MAX_EXAMPLES = 2_000
+"""Examples of a task that are used by default, and that pass through the network at once."""
+MAX_BATCHED_HVP_PARAMS = 1_000_000
+"""Up to this size several Hessian-vector products run as one batch, and all tasks' forward passes are kept."""
+
+
+class Checkpoint(NamedTuple):
+    """The parameters θ and the network's other tensors (BatchNorm statistics) at one moment of training."""
+
+    params: Params
+    buffers: Params
+
+
+@dataclass(frozen=True)
+class TrainingTrace:
+    """A network in eval mode, its loss, the tasks' data as the network takes them, and θ_0, θ_1, …"""
+
+    module: nn.Module
+    loss: Loss
+    tasks: Sequence[Data]
+    checkpoints: Sequence[Checkpoint]
+    tests: Sequence[Data] = ()
+    """The test data of every task, if known."""
+
+    def __post_init__(self) -> None:
+        self.module.eval()
+        count, limit = len(self.checkpoints), len(self.tasks) + 1
+        require(
+            1 <= count <= limit,
+            f"{len(self.tasks)} tasks allow 1 to {limit} checkpoints θ_0, θ_1, …; {count} were given.",
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.checkpoints[0].params.values())).device
+
+    @property
+    def num_params(self) -> int:
+        """P, the number of learned parameters."""
+        return sum(p.numel() for p in self.checkpoints[0].params.values())
+
+    @property
+    def num_learned(self) -> int:
+        """N, the number of learned tasks."""
+        count = len(self.checkpoints) - 1
+        require(count >= 1, "the trace has no learned task; give θ_0 and at least one checkpoint after it.")
+        return count
+
+    @property
+    def hvp_batch_size(self) -> int:
+        """How many Hessian-vector products run as one batch."""
+        return 8 if self.num_params <= MAX_BATCHED_HVP_PARAMS else 1
+
+    def solution(self, task: int) -> Checkpoint:
+        """Return θ_o."""
+        count = len(self.checkpoints) - 1
+        require(0 <= task < count, f"the trace has solutions of {count} tasks, counted from 0; task {task} was given.")
+        return self.checkpoints[task + 1]
+
+    def theta(self, task: int) -> Tensor:
+        """Return θ_o as a vector; task −1 is the initialization θ_0."""
+        return flatten(self.checkpoints[task + 1].params)
+
+    def update(self, task: int) -> Tensor:
+        """Return Δ_t = θ_t − θ_{t−1} as a vector."""
+        return self.theta(task) - self.theta(task - 1)
+
+    def outputs(self, checkpoint: Checkpoint, x: Tensor) -> Tensor:
+        """Return f_θ(x)."""
+        with differentiable(self.module):
+            return functional_call(self.module, {**checkpoint.params, **checkpoint.buffers}, (x,))
+
+    def value(self, task: int, checkpoint: Checkpoint) -> Tensor:
+        """Return L_o(θ), the mean loss over the task's data, computed in chunks."""
+        x, y = self.tasks[task]
+        chunks = zip(x.split(MAX_EXAMPLES), y.split(MAX_EXAMPLES), strict=True)
+        sums = [self.loss.per_sample(self.outputs(checkpoint, part), labels).sum() for part, labels in chunks]
+        return torch.stack(sums).sum() / len(y)
+
+    def gradient(self, task: int, checkpoint: Checkpoint | None = None) -> Tensor:
+        """Return ∇L_o as a vector, at θ_o unless another checkpoint is given."""
+        params, buffers = checkpoint or self.solution(task)
+        leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+        (x, y), total = self.tasks[task], {k: torch.zeros_like(p) for k, p in params.items()}
+        with torch.enable_grad(), differentiable(self.module):
+            for part, labels in zip(x.split(MAX_EXAMPLES), y.split(MAX_EXAMPLES), strict=True):
+                outputs = self.outputs(Checkpoint(leaves, buffers), part)
+                loss = self.loss.per_sample(outputs, labels).sum() / len(y)
+                grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+                for k, grad in zip(leaves, grads, strict=True):
+                    total[k] += grad
+        return flatten(total)
+
+    def hessian(self, task: int) -> Matvec:
+        """Return v ↦ H_o v, H_o = ∇²L_o(θ_o)."""
+        params, buffers = self.solution(task)
+        return as_matvec(hessian_product(self.module, params, buffers, *self.tasks[task], self.loss), params)
+
+    def gauss_newton(self, task: int) -> Matvec:
+        """Return v ↦ G_o v, the outer-product part of H_o (Eq. Hessian-decomp)."""
+        (params, buffers), (x, y) = self.solution(task), self.tasks[task]
+        return as_matvec(gauss_newton_product(self.module, params, buffers, x, self.loss, y=y), params)
+
+    def average_hessian(self, task: int) -> Matvec:
+        r"""Return v ↦ \bar H_{<t} v over the tasks o < t; t may be N, the task that would come next."""
+        # The forward passes of a large network fit into memory for one task at a time.
+        small = self.num_params <= MAX_BATCHED_HVP_PARAMS
+        products = [self.hessian(o) for o in range(task)] if small else None
+
+        def product(v: Tensor) -> Tensor:
+            total = torch.zeros_like(v)
+            for o in range(task):
+                total = total + (self.hessian(o) if products is None else products[o])(v)
+            return total / (task + 1)
+
+        return product
+
+    def random_start(self, seed: int) -> Tensor:
+        """Return a random start vector for Lanczos iterations, the same on every device."""
+        start = start_vector(self.num_params, torch.Generator().manual_seed(seed), torch.float64)
+        return start.to(self.theta(-1))
+
+    def to(self, device: torch.device | str) -> TrainingTrace:
+        """Return the trace on another device."""
+        return self._map(lambda leaf: leaf.to(device), self.module.to(device))
+
+    def double(self) -> TrainingTrace:
+        """Return a copy in double precision; integer tensors stay as they are."""
+        convert = lambda leaf: leaf.double() if leaf.is_floating_point() else leaf  # noqa: E731
+        return self._map(convert, copy.deepcopy(self.module).double())
+
+    def _map(self, function: Callable[[Tensor], Tensor], module: nn.Module) -> TrainingTrace:
+        apply = partial(tree.map_tree, function)
+        tasks, tests = ([Data(function(d.x), function(d.y)) for d in part] for part in (self.tasks, self.tests))
+        checkpoints = [Checkpoint(apply(c.params), apply(c.buffers)) for c in self.checkpoints]
+        return TrainingTrace(module, self.loss, tasks, checkpoints, tests)
+
+
+def as_matvec(product: Product, like: Params) -> Matvec:
+    """Turn a product of parameter dicts into one of vectors."""
+    return lambda v: flatten(product(unflatten(v, like)))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return aᵀ b, accumulated in double precision."""
+    return a.double() @ b.double()
+
+
+def distance(a: Checkpoint, b: Checkpoint) -> Tensor:
+    """Return ‖θ − θ'‖₂ in float64."""
+    return tree.total((a.params[k] - p).double().square() for k, p in b.params.items()).sqrt()
+
+
+def require_positive(**options: int) -> None:
+    """Raise if one of the named integers is below 1."""
+    for name, value in options.items():
+        require(value >= 1, f"{name} = {value} was given; it must be at least 1.")
+
+
+def trace_checkpoints(
+    module: nn.Module,
+    loss: AnyLoss,
+    tasks: Sequence[TaskData],
+    checkpoints: Sequence[Mapping[str, Any]],
+    examples: int | None = None,
+    complete: bool = False,
+) -> TrainingTrace:
+    """Make a trace of your own training.
+
+    Args:
+        module: the network; it is copied.
+        loss: a name, or a function (outputs, y) that returns the mean over samples.
+        tasks: (x, y), a DataLoader or a Dataset for every task.
+        checkpoints: state dicts θ_0, θ_1, … of the network.
+        examples: the largest number of examples per task; all if None.
+        complete: require θ_0 and one checkpoint per task, and that every task changed something.
+    """
+    require(isinstance(module, nn.Module), f"the network must be an nn.Module; a {type(module).__name__} was given.")
+    states, task_list = task_inputs.listed("checkpoints", checkpoints), task_inputs.listed("tasks", tasks)
+    if complete:
+        require(len(states) >= 2, f"{len(states)} checkpoints were given; at least θ_0 and θ_1 are needed.")
+        require(
+            len(states) == len(task_list) + 1,
+            f"{len(states)} checkpoints were given for {len(task_list)} tasks, which need {len(task_list) + 1}: θ_0, "
+            "the initialization, and one after every task. If training is still running, give the finished tasks only.",
+        )
+    module = copy.deepcopy(module)
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            layer.sparse = False  # sparse gradients have no second derivatives
+    learned = [p for p in module.parameters() if p.requires_grad]
+    name = type(module).__name__
+    require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
+    half = {p.dtype for p in learned} & {torch.bfloat16, torch.float16}
+    require(
+        not half,
+        f"the network {name} has parameters of {', '.join(map(str, half))}, too coarse for curvature: give "
+        "module.float().",
+    )
+    resolved_loss = task_inputs.chosen(loss)
+    device = learned[0].device
+    data = [task_inputs.gathered(task, examples, device, f"task {o}") for o, task in enumerate(task_list)]
+    points = [_read_state_dict(module, state) for state in states]
+    _check_finite(points)
+    _check_frozen(module, points)
+    trace = TrainingTrace(module, resolved_loss, data, points)
+    input_checks.check(trace)
+    if complete:
+        _check_distinct(points)
+    return trace
+
+
+def _check_finite(checkpoints: Sequence[Checkpoint]) -> None:
+    for t, (params, _) in enumerate(checkpoints):
+        names = [k for k, p in params.items() if not bool(p.isfinite().all())]
+        advice = "training diverged. Give the checkpoints before it." if t else "give the initialization."
+        require(not names, f"checkpoint {t} has values that are not finite, first in '{''.join(names[:1])}': {advice}")
+
+
+def _check_frozen(module: nn.Module, checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise if a parameter without requires_grad differs between checkpoints."""
+    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
+    for t, (before, after) in enumerate(pairwise({**c.params, **c.buffers} for c in checkpoints)):
+        changed = [k for k in frozen if not torch.equal(before[k], after[k])]
+        require(
+            not changed,
+            f"'{''.join(changed[:1])}' has requires_grad=False in the given network but differs between checkpoints "
+            f"{t} and {t + 1}: give the network as it was trained.",
+        )
+
+
+def _check_distinct(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise if two checkpoints are equal: usually one state dict that training overwrote."""
+    for t, (before, after) in enumerate(pairwise({**c.params, **c.buffers} for c in checkpoints)):
+        require(
+            any(not torch.equal(before[k], p) for k, p in after.items()),
+            f"checkpoints {t} and {t + 1} are equal. state_dict() returns references to the live tensors: keep "
+            "copy.deepcopy(module.state_dict()).",
+        )
+
+
+def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
+    problem = f"a checkpoint must be a state dict; a {type(state).__name__} was given"
+    require(not isinstance(state, nn.Module), f"{problem}: give a copy of its state_dict().")
+    require(not isinstance(state, str | Path), f"{problem}: give torch.load('{state}').")
+    require(isinstance(state, Mapping), f"{problem}.")
+    names = set(module.state_dict())
+    nested = [k for k, part in state.items() if isinstance(part, Mapping) and _has_tensors(part)]
+    if nested and not set(state) & names:
+        raise GlocalError(f"a checkpoint must be a state dict; a dict that holds one was given: give its {nested[:1]}.")
+    prefix = _common_prefix(state, names)
+    if prefix:
+        source = f", as {PREFIXES[prefix]} writes them" if prefix in PREFIXES else ""
+        raise GlocalError(
+            f"the names in a checkpoint begin with '{prefix}'{source}: give "
+            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}."
+        )
+    try:
+        module.load_state_dict(state)
+    except (RuntimeError, AttributeError) as error:  # AttributeError: values that are not tensors
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
+    params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
+    return Checkpoint(params, {k: b.clone() for k, b in constants(module).items()})
+
+
+PREFIXES = {"module.": "DataParallel", "_orig_mod.": "torch.compile"}
+
+
+def _has_tensors(part: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in part.values())
+
+
+def _common_prefix(state: Mapping[str, Any], names: set[str]) -> str:
+    """Return the prefix without which most of the checkpoint's names are the network's, or ''."""
+    keys = [str(k) for k in state]
+    if not keys or set(keys) & names:
+        return ""
+    prefixes = sorted(keys[0][: -len(name)] for name in names if keys[0].endswith(f".{name}"))
+    common = [prefix for prefix in prefixes if all(key.startswith(prefix) for key in keys)]
+    return max(common, key=lambda prefix: len({key.removeprefix(prefix) for key in keys} & names), default="")
