@@ -218,7 +218,7 @@ def test_bad_input_is_said() -> None:
         order(trace, 5, expansion, ones)
     with pytest.raises(GlocalError, match="no moment"):
         taylor_curves(trace, snapshots=[])
-    with pytest.raises(GlocalError, match="task 3 was asked for"):
+    with pytest.raises(GlocalError, match="task 3 was given"):
         taylor_curves(trace, snapshots=[Snapshot(4, 0, trace.checkpoints[0])])
 
 

@@ -226,7 +226,7 @@ def test_checkpoints_that_tell_nothing_are_refused() -> None:
     with pytest.raises(GlocalError, match=r"checkpoints 1 and 2 are equal.*deepcopy"):
         examine(module, loss, tasks, [states[0], states[1], states[1]], 0.1)
     lost = {"theta": torch.tensor([math.nan], dtype=torch.float64)}
-    with pytest.raises(GlocalError, match="checkpoint 2 has numbers that are not finite, first in 'theta'"):
+    with pytest.raises(GlocalError, match="checkpoint 2 has values that are not finite, first in 'theta'"):
         examine(module, loss, tasks, [states[0], states[1], lost], 0.1)
 
 
@@ -324,7 +324,7 @@ def test_mistakes_are_told() -> None:
         ((module, summed, tasks, states), "no mean over samples"),
         ((module, "cross-entropy", tasks, states[:1]), "1 checkpoints"),
         ((module, "cross-entropy", tasks[:1], states), "4 checkpoints were given for 1 tasks, which need 2"),
-        ((module, "cross-entropy", tasks, states[1:]), "3 checkpoints were given for 3 tasks, which have 4"),
+        ((module, "cross-entropy", tasks, states[1:]), "3 checkpoints were given for 3 tasks, which need 4"),
         ((module, "cross-entropy", tasks[:1], [{}, {}]), "does not fit the network"),
         ((module, "cross-entropy", [3], states[:2]), "task 0 is a int"),
         ((module, "cross-entropy", [[3]], states[:2]), "batches must be pairs"),

@@ -341,7 +341,10 @@ def test_other_mistakes(tmp_path: Path) -> None:
         ((module, "cross-entropy", [task], [lightning["state_dict"]] * 2), r"begin with 'model\.': give"),
         ((module, "cross-entropy", [task], [nowhere, state]), "checkpoint 0 has values.*give the initialization"),
         ((module, "cross-entropy", [task], [state, nowhere]), "checkpoint 1 has values.*training diverged"),
-        ((partly, "cross-entropy", [task], [state, moved]), "'bias' is not learnt in the given network.*0 and 1"),
+        (
+            (partly, "cross-entropy", [task], [state, moved]),
+            "'bias' has requires_grad=False in the given network.*0 and 1",
+        ),
         ((module, "cross-entropy", None, [state, state]), "tasks must be a list.*NoneType"),
         ((module, "cross-entropy", task, [state, state]), r"tasks must be a list.*one pair \(x, y\)"),
         ((module, "cross-entropy", DataLoader(TEN), [state, state]), "tasks must be a list.*a DataLoader"),
