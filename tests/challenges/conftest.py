@@ -1,4 +1,4 @@
-"""What the tests of the challenges share: folders of their own, the full MNIST where it is, and a faulty mirror."""
+"""Shared fixtures: private data folders, the real data sets in $GLOCAL_DATA, and a mirror with faults."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glocal.challenges import sources
-from glocal.challenges.sources import Form, Source, SourceFile
+from glocal.challenges import download
+from glocal.challenges.download import Source, SourceFile
 
-GIVEN_DATA = os.environ.get("GLOCAL_DATA")
-LOCAL_DATA = Path(__file__).parents[2] / "../shared/data"
+REAL_DATA = os.environ.get("GLOCAL_DATA")
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +33,9 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 def folder_with(file: str) -> Path:
     """A data folder that holds the real file; without one the test is skipped."""
-    for folder in (Path(GIVEN_DATA) if GIVEN_DATA else None, LOCAL_DATA):
-        if folder is not None and (folder / file).is_file():
-            return folder.resolve()
-    pytest.skip(f"{file} is neither in $GLOCAL_DATA nor in the local data")
+    if REAL_DATA and (Path(REAL_DATA) / file).is_file():
+        return Path(REAL_DATA).resolve()
+    pytest.skip(f"{file} is not in $GLOCAL_DATA")
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +61,9 @@ def only_source(monkeypatch: pytest.MonkeyPatch) -> Callable[[Source], None]:
     """Makes a data set the only one there is."""
 
     def replace(source: Source) -> None:
-        for name in list(sources.SOURCES):
-            monkeypatch.delitem(sources.SOURCES, name)
-        monkeypatch.setitem(sources.SOURCES, source.name, source)
+        for name in list(download.SOURCES):
+            monkeypatch.delitem(download.SOURCES, name)
+        monkeypatch.setitem(download.SOURCES, source.name, source)
 
     return replace
 
@@ -103,8 +101,9 @@ def tiny_mnist(only_source: Callable[[Source], None]) -> TinyMnist:
         plain = idx_bytes(array)
         zipped = gzip.compress(plain, mtime=0)
         contents[f"{name}.gz"] = zipped
-        original = Form(f"{name}.gz", len(zipped), hashlib.md5(zipped).hexdigest())
-        files.append(SourceFile(original, (Form(name, len(plain), hashlib.md5(plain).hexdigest()),)))
+        alternative = SourceFile(name, len(plain), hashlib.md5(plain).hexdigest())
+        md5 = hashlib.md5(zipped).hexdigest()
+        files.append(SourceFile(f"{name}.gz", len(zipped), md5, alternatives=(alternative,)))
     source = Source("mnist", "a tiny MNIST", "mnist", ("", "mnist", "MNIST/raw"), (), tuple(files))
     only_source(source)
     return TinyMnist(source, contents, arrays)

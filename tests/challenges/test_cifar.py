@@ -21,12 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glocal.challenges import Augment, Normalise, fetch, locate, make, status
-from glocal.challenges.cifar import TEST, TRAIN, read_batch
-from glocal.challenges.sources import CIFAR10, Form, Source, SourceFile
+from glocal.challenges.download import SOURCES, Source, SourceFile
+from glocal.challenges.readers import read_cifar_batch
 from glocal.errors import GlocalError
 from glocal.sweeps import resolve
 
 HOME = "cifar-10-batches-py"
+CIFAR10 = SOURCES["cifar10"]
+BATCHES = tuple(file.name for file in CIFAR10.files)
 
 
 def string(text: bytes) -> bytes:
@@ -72,7 +74,7 @@ PIXELS = IMAGES.tobytes()
 
 def read(tmp_path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     (tmp_path / "data_batch_1").write_bytes(content)
-    return read_batch(tmp_path / "data_batch_1")
+    return read_cifar_batch(tmp_path / "data_batch_1")
 
 
 def loaded(content: bytes) -> dict[bytes, Any]:
@@ -139,30 +141,33 @@ def test_every_way_to_name_a_function_is_closed(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "cut off or damaged"),
-        (GOOD[:1000], "cut off or damaged"),
-        (GOOD[:-1], "cut off or damaged"),
-        (b"<html>log in first</html>", "cut off or damaged"),
-        (b"Pmine\n.", "cut off or damaged"),
-        (b"\x80\x02}r\xff\xff\xff\xff.", "4294967295 is no number of an object"),
-        (b"}p99999999999\n.", "99999999999 is no number of an object"),
-        (b"cnumpy\ndtype\n}b.", "cut off or damaged"),
+        (b"", "truncated or damaged"),
+        (GOOD[:1000], "truncated or damaged"),
+        (GOOD[:-1], "truncated or damaged"),
+        (b"<html>log in first</html>", "truncated or damaged"),
+        (b"Pmine\n.", "truncated or damaged"),
+        (b"\x80\x02}r\xff\xff\xff\xff.", "memo index 4294967295"),
+        (b"}p99999999999\n.", "memo index 99999999999"),
+        (b"cnumpy\ndtype\n}b.", "truncated or damaged"),
         (b"\x80\x02].", "a list instead of a dict"),
         (batch((b"labels", labels_of([]))), "no 'data'"),
         (batch((b"data", array(PIXELS, (4, 3072)))), "no 'labels'"),
-        (batch((b"data", string(PIXELS)), (b"labels", labels_of([1, 2]))), "not a whole uint8 array"),
-        (batch((b"data", b"cnumpy\nndarray\n"), (b"labels", labels_of([1, 2]))), "not a whole uint8 array"),
-        (batch((b"data", array(PIXELS, (4, 3, 1024))), (b"labels", labels_of([1] * 4))), "not a whole uint8 array"),
-        (batch((b"data", array(PIXELS, (3072, 4))), (b"labels", labels_of([1] * 4))), "not a whole uint8 array"),
-        (batch((b"data", array(PIXELS, (5, 3072))), (b"labels", labels_of([1] * 5))), "not a whole uint8 array"),
-        (batch((b"data", array(PIXELS, (-4, 3072))), (b"labels", labels_of([1] * 4))), "not a whole uint8 array"),
-        (batch((b"data", array(PIXELS, (4, 3072), b"i1")), (b"labels", labels_of([1] * 4))), "not a whole uint8"),
-        (batch((b"data", array(PIXELS, (4, 3072), b"u1", True)), (b"labels", labels_of([1] * 4))), "not a whole uint8"),
+        (batch((b"data", string(PIXELS)), (b"labels", labels_of([1, 2]))), "not a complete uint8 array"),
+        (batch((b"data", b"cnumpy\nndarray\n"), (b"labels", labels_of([1, 2]))), "not a complete uint8 array"),
+        (batch((b"data", array(PIXELS, (4, 3, 1024))), (b"labels", labels_of([1] * 4))), "not a complete uint8 array"),
+        (batch((b"data", array(PIXELS, (3072, 4))), (b"labels", labels_of([1] * 4))), "not a complete uint8 array"),
+        (batch((b"data", array(PIXELS, (5, 3072))), (b"labels", labels_of([1] * 5))), "not a complete uint8 array"),
+        (batch((b"data", array(PIXELS, (-4, 3072))), (b"labels", labels_of([1] * 4))), "not a complete uint8 array"),
+        (batch((b"data", array(PIXELS, (4, 3072), b"i1")), (b"labels", labels_of([1] * 4))), "not a complete uint8"),
+        (
+            batch((b"data", array(PIXELS, (4, 3072), b"u1", True)), (b"labels", labels_of([1] * 4))),
+            "not a complete uint8",
+        ),
         (written(IMAGES, [1, 2, 3]), "4 images and 3 labels"),
-        (written(IMAGES, [1, 2, 3, 10]), "whole numbers from 0 to 9"),
-        (written(IMAGES, [1, 2, 3, -1]), "whole numbers from 0 to 9"),
+        (written(IMAGES, [1, 2, 3, 10]), "integers from 0 to 9"),
+        (written(IMAGES, [1, 2, 3, -1]), "integers from 0 to 9"),
         (batch((b"data", array(PIXELS, (4, 3072))), (b"labels", string(b"abcd"))), "4 images and a bytes of labels"),
-        (batch((b"data", array(PIXELS, (4, 3072))), (b"labels", b"](" + string(b"1") * 4 + b"e")), "whole numbers"),
+        (batch((b"data", array(PIXELS, (4, 3072))), (b"labels", b"](" + string(b"1") * 4 + b"e")), "integers"),
     ],
 )
 def test_malformed_batches_are_told_apart(tmp_path: Path, content: bytes, said: str) -> None:
@@ -186,7 +191,7 @@ def test_a_flipped_byte_gives_a_batch_or_a_clear_error(tmp_path_factory: Any, po
 
 def test_a_folder_in_the_place_of_a_batch_is_said(tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match="cannot be read"):
-        read_batch(tmp_path)
+        read_cifar_batch(tmp_path)
 
 
 @dataclass
@@ -205,8 +210,8 @@ class TinyCifar:
             (folder / name).write_bytes(content)
 
 
-def form(name: str, content: bytes) -> Form:
-    return Form(name, len(content), hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest())
+def described(name: str, content: bytes) -> SourceFile:
+    return SourceFile(name, len(content), hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture
@@ -214,7 +219,7 @@ def tiny_cifar(only_source: Callable[[Source], None]) -> TinyCifar:
     random = np.random.default_rng(4)
     images = random.integers(0, 256, (6, 20, 3, 32, 32), dtype=np.uint8)
     labels = np.stack([random.permutation(np.arange(20) % 10) for _ in range(6)])
-    contents = {name: written(x, y.tolist()) for name, x, y in zip((*TRAIN, TEST), images, labels, strict=True)}
+    contents = {name: written(x, y.tolist()) for name, x, y in zip(BATCHES, images, labels, strict=True)}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as file:
         for name, content in {"readme.html": b"<html>", **contents}.items():
@@ -222,8 +227,8 @@ def tiny_cifar(only_source: Callable[[Source], None]) -> TinyCifar:
             info.size = len(content)
             file.addfile(info, io.BytesIO(content))
     packed = buffer.getvalue()
-    files = tuple(SourceFile(form(name, content)) for name, content in contents.items())
-    source = replace(CIFAR10, mirrors=(), files=files, archive=form("cifar-10-python.tar.gz", packed))
+    files = tuple(described(name, content) for name, content in contents.items())
+    source = replace(CIFAR10, mirrors=(), files=files, archive=described("cifar-10-python.tar.gz", packed))
     only_source(source)
     return TinyCifar(source, contents, packed, images, labels)
 
@@ -241,7 +246,7 @@ def test_the_challenge_splits_the_batches_by_class(tmp_path: Path, tiny_cifar: T
         np.testing.assert_array_equal(task.train.x.numpy(), x[y // 2 == index], strict=True)
         np.testing.assert_array_equal(task.train.y.numpy(), y[y // 2 == index])
         np.testing.assert_array_equal(task.test.x.numpy(), tiny_cifar.images[5][tiny_cifar.labels[5] // 2 == index])
-    with pytest.raises(GlocalError, match="split-cifar10 has 10 classes: 1 to 5 tasks"):
+    with pytest.raises(GlocalError, match="split-cifar10 has 10 classes; allowed: 1 to 5 tasks"):
         make("split-cifar10", 6, data=tmp_path)
 
 
@@ -307,10 +312,8 @@ def test_missing_and_damaged_files_are_named_with_the_remedy(tmp_path: Path, tin
 def test_a_file_of_the_right_md5_and_another_sha256_is_refused(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
     """As if somebody had made a batch with the published MD5, which can be done."""
     tiny_cifar.write(tmp_path)
-    first = tiny_cifar.source.files[0].original
-    forged = replace(
-        tiny_cifar.source, files=(SourceFile(replace(first, sha256="0" * 64)), *tiny_cifar.source.files[1:])
-    )
+    first, *others = tiny_cifar.source.files
+    forged = replace(tiny_cifar.source, files=(replace(first, sha256="0" * 64), *others))
     with pytest.raises(GlocalError, match="data_batch_1 has the wrong checksum"):
         locate(forged, tmp_path)
 
@@ -318,7 +321,7 @@ def test_a_file_of_the_right_md5_and_another_sha256_is_refused(tmp_path: Path, t
 def test_the_real_files(cifar_folder: Path) -> None:
     for file in CIFAR10.files:
         content = (cifar_folder / HOME / file.name).read_bytes()
-        assert file.original == form(file.name, content)
+        assert file == described(file.name, content)
     challenge = make("split-cifar10", data=cifar_folder)
     pixels = []
     for index in range(5):
@@ -335,6 +338,6 @@ def test_the_real_files(cifar_folder: Path) -> None:
 def test_the_real_files_agree_with_numpys_own_reader(cifar_folder: Path) -> None:
     path = cifar_folder / HOME / "test_batch"
     theirs = loaded(path.read_bytes())
-    images, labels = read_batch(path)
+    images, labels = read_cifar_batch(path)
     np.testing.assert_array_equal(images.reshape(10_000, -1), theirs[b"data"])
     assert labels.tolist() == theirs[b"labels"]

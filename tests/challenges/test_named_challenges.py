@@ -11,12 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from glocal.challenges import catalogue, digits, make, mnist
-from glocal.challenges.mnist import FILES
+from glocal.challenges import catalogue, make
+from glocal.challenges.datasets import load_digits, load_mnist
+from glocal.challenges.download import SOURCES
 from glocal.challenges.rotated import random_angle
-from glocal.challenges.sources import MNIST
 from glocal.errors import GlocalError
 
+MNIST = SOURCES["mnist"]
+FILES = [file.name for file in MNIST.files]
 DIGITS = ("rotated-digits", "permuted-digits", "split-digits")
 
 
@@ -58,7 +60,7 @@ def test_real_mnist_is_rotated_as_pillow_would(mnist_folder: Path) -> None:
 
 
 def test_rotated_tasks_are_the_digits_turned_by_one_angle_each() -> None:
-    whole = digits.load()
+    whole = load_digits()
     task = make("rotated-digits").task(0, seed=5)
     angle = random_angle(5, 0)
     for ours, theirs in ((task.train, whole.train), (task.test, whole.test)):
@@ -90,7 +92,7 @@ def test_a_task_does_not_depend_on_how_many_there_are_but_on_the_seed(name: str)
 def test_given_angles_are_used_for_every_seed() -> None:
     challenge = make("rotated-digits", angles=[0, 90.0, 33])
     assert (challenge.tasks, challenge.seeded, challenge.options) == (3, False, {"angles": [0.0, 90.0, 33.0]})
-    whole = digits.load()
+    whole = load_digits()
     assert torch.equal(challenge.task(0, 1).train.x, whole.train.x)
     assert torch.equal(challenge.task(1, 2).train.x, whole.train.x.rot90(1, (2, 3)))
     np.testing.assert_array_equal(challenge.task(2, 3).test.x[:20].numpy(), pillow(whole.test.x[:20], 33))
@@ -100,7 +102,7 @@ def test_given_angles_are_used_for_every_seed() -> None:
 def test_given_angles_may_differ_by_seed() -> None:
     challenge = make("rotated-digits", angles={11: [90, 0], "13": [180, 0, 5]})
     assert (challenge.tasks, challenge.seeded) == (2, True)
-    test = digits.load().test.x
+    test = load_digits().test.x
     assert torch.equal(challenge.task(0, 11).test.x, test.rot90(1, (2, 3)))
     assert torch.equal(challenge.task(0, 13).test.x, test.flip(2, 3))
     with pytest.raises(GlocalError, match="no angles for seed 12; they are given for the seeds 11, 13"):
@@ -108,7 +110,7 @@ def test_given_angles_may_differ_by_seed() -> None:
 
 
 def test_permuted_tasks_move_pixels_and_keep_them() -> None:
-    whole = digits.load()
+    whole = load_digits()
     challenge = make("permuted-digits")
     assert torch.equal(challenge.task(0, 4).train.x, whole.train.x)
     task = challenge.task(3, 4)
@@ -124,7 +126,7 @@ def test_permuted_tasks_move_pixels_and_keep_them() -> None:
 
 
 def test_split_tasks_bring_the_classes_two_by_two() -> None:
-    whole = digits.load()
+    whole = load_digits()
     challenge = make("split-digits")
     assert (challenge.setting, challenge.seeded) == ("class", False)
     for index in range(5):
@@ -165,7 +167,7 @@ def test_a_challenge_is_made_again_from_its_record(name: str, arguments: dict[st
         ("rotated-digit", {}, r"unknown challenge 'rotated-digit'\. Did you mean 'rotated-digits'\?"),
         ("rotated-digits", {"angle": [1]}, r"unknown option of rotated-digits 'angle'\. Did you mean 'angles'\?"),
         ("split-digits", {"angles": [1]}, "unknown option of split-digits 'angles'"),
-        ("rotated-digits", {"tasks": 0}, "0 tasks of rotated-digits were asked for; allowed: 1 or more"),
+        ("rotated-digits", {"tasks": 0}, "0 tasks of rotated-digits were requested; allowed: 1 or more"),
         ("rotated-digits", {"tasks": 2.5}, "2.5 tasks"),
         ("permuted-digits", {"tasks": -1}, "-1 tasks"),
         ("permuted-digits", {"identity_first": "no"}, "identity_first is 'no'"),
@@ -174,7 +176,7 @@ def test_a_challenge_is_made_again_from_its_record(name: str, arguments: dict[st
         ("split-digits", {"tasks": 3, "classes_per_task": 4}, "1 to 2"),
         ("split-digits", {"classes_per_task": 11}, "classes_per_task is 11"),
         ("split-digits", {"classes_per_task": 0}, "classes_per_task is 0"),
-        ("split-digits", {"setting": "domain"}, "allowed 'class' or 'task'"),
+        ("split-digits", {"setting": "domain"}, "allowed: 'class' or 'task'"),
         ("rotated-digits", {"angles": [0, 1], "tasks": 3}, "2 angles are given for 3 tasks"),
         ("rotated-digits", {"angles": {1: [0, 1], 2: [5]}, "tasks": 2}, "1 angles are given for seed 2 for 2 tasks"),
         ("rotated-digits", {"angles": []}, "0 angles are given for 1 tasks"),
@@ -204,13 +206,13 @@ def test_mnist_is_checked_when_made_and_read_when_first_asked_for(name: str, tmp
     with pytest.raises(GlocalError, match="glocal data fetch mnist"):
         make(name, data=tmp_path)
     tiny_mnist.write(tmp_path)
-    misses = mnist.load.cache_info().misses
+    misses = load_mnist.cache_info().misses
     challenge = make(name, data=tmp_path)
     assert challenge.fingerprint == tiny_mnist.source.fingerprint
-    assert mnist.load.cache_info().misses == misses
+    assert load_mnist.cache_info().misses == misses
     challenge.task(0, 0)
     challenge.task(1, 0)
-    assert mnist.load.cache_info().misses == misses + 1
+    assert load_mnist.cache_info().misses == misses + 1
     (tmp_path / FILES[0]).write_bytes(b"damaged")
     with pytest.raises(GlocalError, match="damaged"):
         make(name, data=tmp_path)
@@ -236,6 +238,6 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, tiny_mnis
     tiny_mnist.write(tmp_path)
     train_images, train_labels, test_images, test_labels = (tmp_path / name for name in FILES)
     with pytest.raises(GlocalError, match="the 60 images need as many uint8 labels"):
-        mnist.load(train_images, test_labels, test_images, test_labels)
+        load_mnist(train_images, test_labels, test_images, test_labels)
     with pytest.raises(GlocalError, match=r"MNIST images are uint8 \(n, 28, 28\)"):
-        mnist.load(train_labels, train_labels, test_images, test_labels)
+        load_mnist(train_labels, train_labels, test_images, test_labels)

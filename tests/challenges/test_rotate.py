@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from glocal.challenges import digits
-from glocal.challenges.rotate import rotate
+from glocal.challenges.datasets import load_digits
+from glocal.challenges.rotated import rotate
 from glocal.errors import GlocalError
 
 angles = st.floats(-720, 720, allow_nan=False) | st.integers(-1440, 1440).map(lambda half: half / 2)
@@ -44,7 +44,7 @@ def test_rotation_equals_pillows_on_every_pixel(height: int, width: int, angle: 
 @settings(max_examples=25, deadline=None)
 @given(angles)
 def test_real_digits_equal_pillows(angle: float) -> None:
-    images = digits.load().test.x[:40]
+    images = load_digits().test.x[:40]
     turned = rotate(images, angle)
     assert turned.shape == images.shape
     for image, ours in zip(images[:, 0].numpy(), turned[:, 0].numpy(), strict=True):

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from glocal.challenges import sources
-from glocal.challenges.mnist import FILES
-from glocal.challenges.sources import MNIST, data_folders, fetch, locate, status
+from glocal.challenges import download
+from glocal.challenges.download import SOURCES, data_folders, fetch, locate, status
 from glocal.errors import GlocalError
+
+MNIST = SOURCES["mnist"]
+FILES = [file.name for file in MNIST.files]
 
 
 @pytest.mark.parametrize("unzipped", [False, True])
@@ -22,7 +24,7 @@ from glocal.errors import GlocalError
 def test_files_are_found_in_every_layout(tmp_path: Path, tiny_mnist: Any, inner: str, unzipped: bool) -> None:
     tiny_mnist.write(tmp_path / inner, unzipped)
     found = locate("mnist", tmp_path)
-    assert list(found) == list(FILES)
+    assert list(found) == FILES
     for name, path in found.items():
         content = path.read_bytes()
         assert (content if not unzipped else gzip.compress(content, mtime=0)) == tiny_mnist.contents[name]
@@ -99,13 +101,13 @@ def test_an_unchanged_file_is_verified_once_and_a_changed_one_again(
     tmp_path: Path, tiny_mnist: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    real = sources.md5_of
+    real = download.checksum
 
-    def md5_of(path: Path) -> str:
+    def checksum(path: Path, algorithm: Any) -> str:
         read.append(path)
-        return real(path)
+        return real(path, algorithm)
 
-    monkeypatch.setattr(sources, "md5_of", md5_of)
+    monkeypatch.setattr(download, "checksum", checksum)
     tiny_mnist.write(tmp_path)
     locate("mnist", tmp_path)
     locate("mnist", tmp_path)
@@ -163,7 +165,7 @@ def test_an_empty_data_folder_is_refused() -> None:
 def test_the_table_agrees_with_the_real_files(mnist_folder: Path) -> None:
     for file in MNIST.files:
         content = (mnist_folder / "mnist" / file.name).read_bytes()
-        for form in file.forms:
+        for form in (file, *file.alternatives):
             held = content if form.name.endswith(".gz") else gzip.decompress(content)
             assert (form.bytes, form.md5) == (len(held), hashlib.md5(held).hexdigest())
     assert {path.parent.name for path in locate("mnist", mnist_folder).values()} == {"mnist"}

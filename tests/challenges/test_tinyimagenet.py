@@ -15,12 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
-from glocal.challenges import Augment, Normalise, fetch, make, prepare, status, tensor_cache, tinyimagenet
-from glocal.challenges.sources import TINYIMAGENET, Form, Part, Source, SourceFile
-from glocal.challenges.tinyimagenet import decode
+from glocal.challenges import Augment, Normalise, datasets, fetch, make, prepare, status
+from glocal.challenges.datasets import load_tensors, load_tinyimagenet, save_tensors
+from glocal.challenges.download import SOURCES, Source, SourceFile
+from glocal.challenges.readers import decode_tinyimagenet
 from glocal.errors import GlocalError
 from glocal.sweeps import resolve
 
+TINYIMAGENET = SOURCES["tinyimagenet"]
 ROOT = "tiny-imagenet-200/"
 WNIDS = [f"n{number:08}" for number in (300, 7, 150, 42)]
 """In an order that is not the sorted one, as the original file has them."""
@@ -74,17 +76,20 @@ class Zip:
         return path
 
 
-def form(name: str, content: bytes) -> Form:
-    return Form(name, len(content), hashlib.md5(content).hexdigest())
+def described(name: str, content: bytes) -> SourceFile:
+    return SourceFile(name, len(content), hashlib.md5(content).hexdigest())
 
 
 @pytest.fixture
 def tiny(only_source: Callable[[Source], None], monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """A data set of four classes and a part with two of them, in the place of the real one."""
     whole, part = Zip().content(), Zip(classes=2).content()
-    file = SourceFile(form("tiny-imagenet-200.zip", whole), (), (Part(form("tiny-imagenet-40.zip", part), 2),))
+    file = replace(
+        described("tiny-imagenet-200.zip", whole),
+        subsets=(replace(described("tiny-imagenet-40.zip", part), classes=2),),
+    )
     only_source(replace(TINYIMAGENET, files=(file,), mirrors=()))
-    monkeypatch.setattr(tinyimagenet, "CLASSES", 4)
+    monkeypatch.setattr(datasets, "TINYIMAGENET_CLASSES", 4)
     return {"tiny-imagenet-200.zip": whole, "tiny-imagenet-40.zip": part}
 
 
@@ -92,7 +97,7 @@ def test_images_come_by_class_and_number_and_gray_ones_in_three_channels(tmp_pat
     made = Zip()
     made.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_3.JPEG"] = jpeg(77)
     seen: list[tuple[int, int]] = []
-    found = decode(made.write(tmp_path / "a.zip"), 4, lambda done, total: seen.append((done, total)))
+    found = decode_tinyimagenet(made.write(tmp_path / "a.zip"), 4, lambda done, total: seen.append((done, total)))
     assert found["train_y"].tolist() == [label for label in range(4) for _ in range(11)]
     assert sorted(found["test_y"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
     expected = np.array([colour_of(label, number) for label in range(4) for number in range(11)])
@@ -111,7 +116,7 @@ def test_channels_and_sides_are_not_swapped(tmp_path: Path) -> None:
     image.save(buffer, "JPEG", quality=95)
     made = Zip()
     made.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_0.JPEG"] = buffer.getvalue()
-    first = decode(made.write(tmp_path / "a.zip"), 4)["train_x"][0]
+    first = decode_tinyimagenet(made.write(tmp_path / "a.zip"), 4)["train_x"][0]
     assert first[0, 4, 60] > 240 and first[0, 60, 4] < 10 and first[2, 4, 60] < 10
 
 
@@ -142,18 +147,18 @@ IMAGE = f"train/{WNIDS[0]}/images/{WNIDS[0]}_5.JPEG"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (holding(IMAGE, jpeg((1, 2, 3))[:-80]), f"{IMAGE} is not a whole JPEG"),
-        (holding(IMAGE, b""), f"{IMAGE} is not a whole JPEG"),
-        (holding(IMAGE, b"GIF89a" + bytes(50)), f"{IMAGE} is not a whole JPEG"),
+        (holding(IMAGE, jpeg((1, 2, 3))[:-80]), f"{IMAGE} is not a complete JPEG"),
+        (holding(IMAGE, b""), f"{IMAGE} is not a complete JPEG"),
+        (holding(IMAGE, b"GIF89a" + bytes(50)), f"{IMAGE} is not a complete JPEG"),
         (holding(IMAGE, jpeg(3, 32)), f"{IMAGE} has 32x32 pixels instead of 64x64"),
         (holding("wnids.txt", b"\xff\xfe"), "wnids.txt is not text"),
         (holding("wnids.txt", "\n".join(WNIDS[:3]).encode()), "wnids.txt lists 3 classes instead of 4"),
         (holding("val/val_annotations.txt", b"val_0.JPEG\tn99999999\t0\n"), "names other classes"),
         (holding("val/val_annotations.txt", b"val_0.JPEG\n"), "names other classes"),
         (holding("val/val_annotations.txt", b""), f"no val images of {WNIDS[1]}"),
-        (without("wnids.txt"), "holds no tiny-imagenet-200/wnids.txt"),
-        (without("val/val_annotations.txt"), "holds no tiny-imagenet-200/val/val_annotations.txt"),
-        (without("val/images/val_3.JPEG"), "holds no tiny-imagenet-200/val/images/val_3.JPEG"),
+        (without("wnids.txt"), "contains no tiny-imagenet-200/wnids.txt"),
+        (without("val/val_annotations.txt"), "contains no tiny-imagenet-200/val/val_annotations.txt"),
+        (without("val/images/val_3.JPEG"), "contains no tiny-imagenet-200/val/images/val_3.JPEG"),
         (without_images(WNIDS[2]), f"no train images of {WNIDS[2]}"),
     ],
 )
@@ -161,7 +166,7 @@ def test_what_is_wrong_in_a_zip_is_named(tmp_path: Path, change: Callable[[Zip],
     made = Zip()
     change(made)
     with pytest.raises(GlocalError, match=said) as raised:
-        decode(made.write(tmp_path / "a.zip"), 4)
+        decode_tinyimagenet(made.write(tmp_path / "a.zip"), 4)
     assert "\n" not in str(raised.value)
     assert str(tmp_path / "a.zip") in str(raised.value)
 
@@ -171,7 +176,7 @@ def test_a_cut_zip_is_named(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(Zip().content()[:keep])
     with pytest.raises(GlocalError, match=r"a\.zip is damaged"):
-        decode(path, 4)
+        decode_tinyimagenet(path, 4)
 
 
 def test_a_flipped_bit_in_an_image_is_found(tmp_path: Path) -> None:
@@ -181,14 +186,14 @@ def test_a_flipped_bit_in_an_image_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(content)
     with pytest.raises(GlocalError, match=r"a\.zip is damaged: Bad CRC-32"):
-        decode(path, 4)
+        decode_tinyimagenet(path, 4)
 
 
 def test_pillow_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Zip().write(tmp_path / "a.zip")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(GlocalError, match="pip install pillow"):
-        decode(path, 4)
+        decode_tinyimagenet(path, 4)
 
 
 def test_images_are_decoded_once_and_then_read_from_the_cache(
@@ -196,18 +201,18 @@ def test_images_are_decoded_once_and_then_read_from_the_cache(
 ) -> None:
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(tiny["tiny-imagenet-200.zip"])
     challenge = make("split-tinyimagenet", data=tmp_path, classes_per_task=2)
-    assert not own_folders.exists(), "nothing is tensor_cache before a task is asked for"
+    assert not own_folders.exists(), "nothing is decoded before a task is asked for"
     first = challenge.task(1, 0)
     (file,) = (own_folders / "tiny-imagenet").iterdir()
-    tinyimagenet.load.cache_clear()
+    load_tinyimagenet.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(tinyimagenet, "decode", lambda *_: pytest.fail("tensor_cache again"))
+        patch.setattr(datasets, "decode_tinyimagenet", lambda *_: pytest.fail("decoded again"))
         again = make("split-tinyimagenet", data=tmp_path, classes_per_task=2).task(1, 0)
     for ours, theirs in zip((*first.train, *first.test), (*again.train, *again.test), strict=True):
         assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
     good = file.read_bytes()
     for damage in (good[:-1], good[:100], b"", good[:-1] + bytes([good[-1] ^ 1]), good[:9] + b"?" + good[10:]):
-        tinyimagenet.load.cache_clear()
+        load_tinyimagenet.cache_clear()
         file.write_bytes(damage)
         repaired = make("split-tinyimagenet", data=tmp_path, classes_per_task=2).task(1, 0)
         assert torch.equal(repaired.train.x, first.train.x)
@@ -217,17 +222,17 @@ def test_images_are_decoded_once_and_then_read_from_the_cache(
 
 def test_kept_tensors_are_of_what_was_asked_for_or_none(tmp_path: Path) -> None:
     tensors = {"x": torch.arange(6, dtype=torch.uint8).reshape(2, 3), "y": torch.tensor([3, 4])}
-    tensor_cache.keep(tmp_path / "a", tensors, {"zip": "one"})
-    found = tensor_cache.kept(tmp_path / "a", {"zip": "one"})
+    save_tensors(tmp_path / "a", tensors, {"zip": "one"})
+    found = load_tensors(tmp_path / "a", {"zip": "one"})
     assert found is not None and all(torch.equal(found[name], tensors[name]) for name in tensors)
-    assert tensor_cache.kept(tmp_path / "a", {"zip": "two"}) is None
-    assert tensor_cache.kept(tmp_path / "b", {"zip": "one"}) is None
+    assert load_tensors(tmp_path / "a", {"zip": "two"}) is None
+    assert load_tensors(tmp_path / "b", {"zip": "one"}) is None
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(GlocalError, match=r"cannot write .* set XDG_CACHE_HOME to a writable folder"):
-        tensor_cache.keep(tmp_path / "file" / "a", {"x": torch.zeros(1)}, {})
+        save_tensors(tmp_path / "file" / "a", {"x": torch.zeros(1)}, {})
 
 
 def test_a_part_gives_the_tasks_it_has_classes_for(tmp_path: Path, tiny: dict[str, bytes]) -> None:
@@ -236,12 +241,13 @@ def test_a_part_gives_the_tasks_it_has_classes_for(tmp_path: Path, tiny: dict[st
     assert (part.tasks, part.outputs) == (2, 4)
     assert part.task(1, 0).classes == (1,)
     with pytest.raises(
-        GlocalError, match=r"3 tasks .*the data on this machine hold 2 of the 4 classes of split-tinyimagenet: 1 to 2"
+        GlocalError,
+        match=r"3 tasks .*this machine contain 2 of the 4 classes of split-tinyimagenet; allowed: 1 to 2",
     ):
         make("split-tinyimagenet", 3, data=tmp_path, classes_per_task=1)
     (record,) = status(tmp_path)
     assert record.state == "ready"
-    assert "the first 2 classes, in tiny-imagenet-40.zip; all of it: glocal data fetch tinyimagenet" in record.note
+    assert "only the first 2 classes, in tiny-imagenet-40.zip; all: glocal data fetch tinyimagenet" in record.note
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(tiny["tiny-imagenet-200.zip"])
     whole = make("split-tinyimagenet", data=tmp_path, classes_per_task=1)
     assert whole.tasks == 4
@@ -263,15 +269,15 @@ def test_fetch_gets_the_whole_where_only_a_part_is(tmp_path: Path, tiny: dict[st
     seen: list[tuple[int, int]] = []
     prepare("tinyimagenet", tmp_path, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (52, 52)
-    prepare("tinyimagenet", tmp_path, lambda done, total: pytest.fail("tensor_cache again"))
+    prepare("tinyimagenet", tmp_path, lambda done, total: pytest.fail("decoded again"))
 
 
 def test_the_real_part(tinyimagenet_folder: Path) -> None:
     (file,) = TINYIMAGENET.files
-    (part,) = file.parts
-    content = (tinyimagenet_folder / part.form.name).read_bytes()
-    assert replace(part.form, sha256=None) == form(part.form.name, content)
-    assert part.form.sha256 == hashlib.sha256(content).hexdigest()
+    (subset,) = file.subsets
+    content = (tinyimagenet_folder / subset.name).read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    assert subset == replace(described(subset.name, content), sha256=sha256, classes=40)
     if (tinyimagenet_folder / file.name).exists():
         pytest.skip("the whole is there too")
     resolved = resolve.challenge("split-tinyimagenet", data=tinyimagenet_folder)
@@ -287,7 +293,7 @@ def test_the_real_part(tinyimagenet_folder: Path) -> None:
         assert task.train.y.bincount().tolist()[20 * index :] == [200] * 20
         assert task.test.y.bincount().tolist()[20 * index :] == [20] * 20
         assert task.train.x.shape == (4_000, 3, 64, 64) and task.train.x.dtype == torch.uint8
-    with zipfile.ZipFile(tinyimagenet_folder / part.form.name) as archive:
+    with zipfile.ZipFile(tinyimagenet_folder / subset.name) as archive:
         wnid = sorted(archive.read(f"{ROOT}wnids.txt").decode().split())[20]
         raw = archive.read(f"{ROOT}train/{wnid}/images/{wnid}_0.JPEG")
     theirs = np.asarray(Image.open(io.BytesIO(raw)).convert("RGB")).transpose(2, 0, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glocal.challenges.unpack import unpack
+from glocal.challenges.download import SourceFile, unpack
 from glocal.errors import GlocalError
 
 CONTENT = np.random.default_rng(2).bytes(3_000_000)
@@ -33,7 +33,7 @@ def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 def take(path: Path, target: Path) -> None:
-    unpack(path, {WANTED: (target, len(CONTENT), hashlib.md5(CONTENT).hexdigest())})
+    unpack(path, {WANTED: (target, SourceFile("one", len(CONTENT), hashlib.md5(CONTENT).hexdigest()))})
 
 
 def files(folder: Path) -> list[str]:
@@ -58,7 +58,7 @@ def test_what_is_wanted_is_taken_and_nothing_else(tmp_path: Path) -> None:
 def test_links_and_other_things_under_a_wanted_name_are_not_taken(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret").write_bytes(CONTENT)
     link = member(WANTED, b"", type=kind, linkname=str(tmp_path / "secret"))
-    with pytest.raises(GlocalError, match="holds no file batches/one"):
+    with pytest.raises(GlocalError, match="contains no file batches/one"):
         take(archive(tmp_path / "a.tar.gz", link), tmp_path / "in" / "one")
     assert files(tmp_path) == ["a.tar.gz", "secret"]
 

@@ -1,16 +1,33 @@
-"""Challenges: ordered sequences of tasks, named ones and anybody's own, and the data they are made of."""
+"""Challenges: ordered sequences of tasks, named ones or from a user's own data.
+
+>>> from glocal import challenges
+>>> challenge = challenges.make("split-digits")
+>>> challenge.setting, challenge.tasks, challenge.input_shape
+('class', 5, (1, 28, 28))
+>>> task = challenge.task(1, seed=0)
+>>> task.classes, tuple(task.train.x.shape), tuple(task.test.y.shape)
+((2, 3), (800, 1, 28, 28), (200,))
+
+`from_tasks` makes a challenge of your own arrays, tensors, data sets or loaders, one pair (train, test) per task:
+
+>>> import numpy as np
+>>> x, y = np.random.default_rng(0).random((40, 8)), np.arange(40) % 2
+>>> own = challenges.from_tasks("two-tasks", [((x, y), (x, y)), ((x, y + 2), (x, y + 2))], setting="class")
+>>> own.tasks, own.outputs, own.task(1, seed=0).classes
+(2, 4, (2, 3))
+"""
 
 from glocal.challenges.challenge import Augment, Challenge, Data, LossName, Normalise, Setting, Task
-from glocal.challenges.dataset import prepare
+from glocal.challenges.datasets import prepare
+from glocal.challenges.download import Source, SourceStatus, fetch, locate, status
 from glocal.challenges.own import from_tasks
-from glocal.challenges.registry import Entry, catalogue, make
-from glocal.challenges.sources import Source, SourceStatus, fetch, locate, status
+from glocal.challenges.registry import ChallengeInfo, catalogue, make
 
 __all__ = [
     "Augment",
     "Challenge",
+    "ChallengeInfo",
     "Data",
-    "Entry",
     "LossName",
     "Normalise",
     "Setting",

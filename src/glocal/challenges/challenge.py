@@ -1,4 +1,4 @@
-r"""Task T_t, its data D_t, and the challenge: an ordered sequence of tasks and its setting."""
+"""Task T_t, its data D_t, and the challenge: an ordered sequence of tasks and its setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from glocal.errors import GlocalError
+from glocal.errors import require
 
 Setting = Literal["task", "class", "domain"]
 LossName = Literal["cross-entropy", "squared-error"]
@@ -27,14 +27,14 @@ class Data(NamedTuple):
 
 
 class Normalise(NamedTuple):
-    """Per channel, what is taken from pixels in [0, 1], and what they are divided by then."""
+    """Per-channel mean and standard deviation of pixels in [0, 1]: images become (x − mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 class Augment(NamedTuple):
-    """How images vary in training: `padding` zeros on every side and a random crop of the old size; a random mirror."""
+    """Augmentation in training: pad by `padding` zeros and crop at random to the old size; mirror at random."""
 
     padding: int
     flip: bool
@@ -42,7 +42,7 @@ class Augment(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """One task: what it is learnt from, what it is tested on, and the classes that occur in it."""
+    """Training data, test data, and the classes that occur in them."""
 
     train: Data
     test: Data
@@ -51,18 +51,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Challenge:
-    """A sequence of tasks. Nothing is loaded or rotated before `task` asks for it.
+    """A sequence of tasks; data are loaded when `task` is first called.
 
-    setting: 'class' and 'task' challenges bring new classes with every task; both accuracies (over all classes, and
-        among the task's own) are measured from the same run, and the setting names the one that is reported.
-        'domain' challenges keep the classes and change the inputs.
-    seeded: whether the tasks themselves depend on the run's seed (angles, permutations).
-    fingerprint: identifies the data behind the tasks; results computed on other data are other results.
-    options: the resolved arguments the challenge was made with, recorded with every run.
-    epochs, batch_size: how each task is trained unless a run says otherwise.
-    make_task: the task of this number for this seed; with `on_device`, on the device given as a third argument.
-    normalise, augment: what becomes of images on their way into the network, always and in training. The data of a
-        task hold them as they were published.
+    setting: 'class' and 'task' challenges bring new classes in every task. Both accuracies, among all classes and among
+        the task's classes, are measured in the same run; the setting says which one is reported. 'domain' challenges
+        keep the classes and change the inputs.
+    make_task: make_task(index, seed) returns a task; if `on_device`, make_task(index, seed, device) makes it there.
+    seeded: whether the tasks depend on the run's seed (angles, permutations).
+    fingerprint: identifies the data; it is part of a run's identity.
+    options: the arguments that the challenge was made with; they are stored with every run.
+    epochs, batch_size: the defaults of training on one task.
+    normalise, augment: transformations between the data of a task, which are as published, and the network.
     """
 
     name: str
@@ -82,16 +81,14 @@ class Challenge:
     on_device: bool = False
 
     def task(self, index: int, seed: int, device: torch.device | None = None) -> Task:
-        """Task number `index`, counted from 0, as the run with this seed meets it; on a device, if that is where the
-        challenge can make it."""
-        if not 0 <= index < self.tasks:
-            raise GlocalError(f"{self.name} has tasks 0 to {self.tasks - 1}; task {index} was asked for.")
+        """Return task `index`, counted from 0, of the run with this seed; on `device` if the challenge supports it."""
+        require(0 <= index < self.tasks, f"{self.name} has no task {index}; allowed: tasks 0 to {self.tasks - 1}.")
         return self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
 
     def first(self, tasks: int) -> Challenge:
-        """The same challenge, ended after its first `tasks` tasks."""
-        if not 1 <= tasks <= self.tasks:
-            raise GlocalError(
-                f"{self.name} has {self.tasks} tasks; {tasks} were asked for (allowed: 1 to {self.tasks})."
-            )
+        """Return this challenge with only its first `tasks` tasks."""
+        require(
+            1 <= tasks <= self.tasks,
+            f"{tasks} tasks of {self.name} were requested; it has {self.tasks} (allowed: 1 to {self.tasks}).",
+        )
         return replace(self, tasks=tasks)

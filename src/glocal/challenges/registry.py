@@ -1,4 +1,4 @@
-"""The challenges that have a name."""
+"""The named challenges: data sets, ways to make tasks of them, and their default training settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from glocal.challenges import cifar, tinyimagenet
 from glocal.challenges.challenge import Augment, Challenge, Normalise, Setting
-from glocal.challenges.dataset import Dataset, cifar10_dataset, digits_dataset, mnist_dataset, tinyimagenet_dataset
+from glocal.challenges.datasets import Dataset, open_cifar10, open_digits, open_mnist, open_tinyimagenet
 from glocal.challenges.permuted import permuted
 from glocal.challenges.rotated import rotated
 from glocal.challenges.split import split
-from glocal.errors import GlocalError, unknown
+from glocal.errors import require, unknown
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What `catalogue` says of a challenge: `train` and `test` are examples per task, on average."""
+class ChallengeInfo:
+    """A row of `catalogue`; `train` and `test` are the average numbers of examples per task."""
 
     name: str
     setting: Setting
@@ -33,10 +32,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Base:
-    """A data set that challenges are cut from: how many examples it has, and how they are learnt from by default."""
+    """A data set: its number of examples and how it is trained on by default."""
 
     source: str
-    noun: str
+    description: str
     train: int
     test: int
     open: Callable[[str | Path | None], Dataset]
@@ -48,7 +47,7 @@ class _Base:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way to cut a data set into tasks; its options are the keyword arguments of `build`."""
+    """A way to make tasks of a data set; its options are the keyword-only arguments of `build`."""
 
     name: str
     setting: Setting
@@ -56,30 +55,38 @@ class _Kind:
     build: Callable[..., Challenge]
 
 
-_DIGITS = _Base("digits", "5,000 embedded digits", 4_000, 1_000, lambda data: digits_dataset())
-_MNIST = _Base("mnist", "MNIST digits", 60_000, 10_000, mnist_dataset)
+_DIGITS = _Base("digits", "5,000 embedded digits", 4_000, 1_000, open_digits)
+_MNIST = _Base("mnist", "MNIST digits", 60_000, 10_000, open_mnist)
 _CIFAR10 = _Base(
-    "cifar10", "CIFAR-10 photographs", 50_000, 10_000, cifar10_dataset, 50, 32, cifar.NORMALISE, cifar.AUGMENT
+    "cifar10",
+    "CIFAR-10 photographs",
+    50_000,
+    10_000,
+    open_cifar10,
+    epochs=50,
+    batch_size=32,
+    normalise=Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2615)),
+    augment=Augment(padding=4, flip=True),
 )
 _TINYIMAGENET = _Base(
     "tinyimagenet",
     "Tiny-ImageNet photographs",
     100_000,
     10_000,
-    tinyimagenet_dataset,
-    100,
-    32,
-    tinyimagenet.NORMALISE,
-    tinyimagenet.AUGMENT,
+    open_tinyimagenet,
+    epochs=100,
+    batch_size=32,
+    normalise=Normalise(mean=(0.4802, 0.4480, 0.3975), std=(0.2770, 0.2691, 0.2821)),
+    augment=Augment(padding=4, flip=True),
 )
 
-_ROTATED = _Kind("rotated", "domain", "each task turned by its own random angle in [0, 180) degrees", rotated)
-_PERMUTED = _Kind("permuted", "domain", "each task with its pixels in another order, the first as they are", permuted)
-_SPLIT = _Kind("split", "class", "two new classes with every task", split)
+_ROTATED = _Kind("rotated", "domain", "each task rotated by a random angle in [0, 180) degrees", rotated)
+_PERMUTED = _Kind("permuted", "domain", "each task with its pixels permuted, except the first", permuted)
+_SPLIT = _Kind("split", "class", "two new classes in every task", split)
 _SPLIT_BY_20 = _Kind(
     "split",
     "class",
-    "twenty new classes with every task, as far as the classes of the file on this machine go",
+    "twenty new classes in every task, as many tasks as the file on this machine has classes for",
     partial(split, classes_per_task=20),
 )
 
@@ -98,52 +105,60 @@ _REGISTRY: Mapping[str, tuple[_Kind, _Base, int]] = {
 }
 
 
-def catalogue() -> list[Entry]:
-    """Every named challenge with its default number of tasks. Reads no data."""
+def catalogue() -> list[ChallengeInfo]:
+    """Describe every named challenge, with its default number of tasks. Reads no data."""
 
-    def entry(name: str, kind: _Kind, base: _Base, tasks: int) -> Entry:
-        share = 1 if kind.setting == "domain" else tasks
-        description = f"{base.noun}, {kind.description}"
-        return Entry(name, kind.setting, tasks, base.train // share, base.test // share, description, base.source)
+    def info(name: str, kind: _Kind, base: _Base, tasks: int) -> ChallengeInfo:
+        parts = 1 if kind.setting == "domain" else tasks
+        description = f"{base.description}, {kind.description}"
+        return ChallengeInfo(
+            name, kind.setting, tasks, base.train // parts, base.test // parts, description, base.source
+        )
 
-    return [entry(name, *row) for name, row in _REGISTRY.items()]
-
-
-def _default_tasks(kind: _Kind, tasks: int, dataset: Dataset, options: Mapping[str, Any]) -> int:
-    """The data and options may imply the number of tasks: one per angle given, as many as there are classes for."""
-    angles = options.get("angles")
-    if isinstance(angles, Mapping) and angles and all(isinstance(each, Sequence) for each in angles.values()):
-        return max(1, min(len(each) for each in angles.values()))
-    if isinstance(angles, Sequence):
-        return max(1, len(angles))
-    by_class = signature(kind.build).parameters.get("classes_per_task")
-    if by_class is None:
-        return tasks
-    size = options.get("classes_per_task", by_class.default)
-    held = dataset.classes if dataset.held is None else dataset.held
-    return max(1, held // size) if isinstance(size, int) and size >= 1 else tasks
+    return [info(name, *row) for name, row in _REGISTRY.items()]
 
 
 def make(name: str, tasks: int | None = None, data: str | Path | None = None, **options: Any) -> Challenge:
-    """The challenge of this name, ended after `tasks` tasks.
+    """Make the challenge with this name.
 
-    data: a folder to look for the data's files in first.
-    options: `angles` for rotated, `identity_first` for permuted, `classes_per_task` and `setting` for split challenges.
-    Files are found and verified now; they are read when the first task is asked for. A challenge is made again by
-    `make(name, challenge.tasks, **challenge.options)`.
+    Files are found and verified now, and read when the first task is needed. `make(name, challenge.tasks,
+    **challenge.options)` makes the same challenge again.
+
+    Args:
+        name: one of those in `catalogue`.
+        tasks: the number of tasks; by default the catalogue's, or as many as the options and the data allow.
+        data: a folder to search first for the data's files.
+        options: `angles` for rotated, `identity_first` for permuted, `classes_per_task` and `setting` for split
+            challenges.
     """
     if name not in _REGISTRY:
         raise unknown("challenge", name, _REGISTRY)
-    kind, base, default = _REGISTRY[name]
+    kind, base, default_tasks = _REGISTRY[name]
     allowed = [p.name for p in signature(kind.build).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     for option in options:
         if option not in allowed:
             raise unknown(f"option of {name}", option, allowed)
-    if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1):
-        most = f"1 to {default}" if kind.setting != "domain" else "1 or more"
-        raise GlocalError(f"{tasks!r} tasks of {name} were asked for; allowed: {most}.")
+    limits = "1 or more" if kind.setting == "domain" else f"1 to {default_tasks}"
+    require(
+        tasks is None or (isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1),
+        f"{tasks!r} tasks of {name} were requested; allowed: {limits}.",
+    )
     dataset = base.open(data)
     if tasks is None:
-        tasks = _default_tasks(kind, default, dataset, options)
-    made = kind.build(name, dataset, tasks, **options)
-    return replace(made, epochs=base.epochs, batch_size=base.batch_size, normalise=base.normalise, augment=base.augment)
+        tasks = _implied_tasks(kind, dataset, options) or default_tasks
+    challenge = kind.build(name, dataset, tasks, **options)
+    return replace(
+        challenge, epochs=base.epochs, batch_size=base.batch_size, normalise=base.normalise, augment=base.augment
+    )
+
+
+def _implied_tasks(kind: _Kind, dataset: Dataset, options: Mapping[str, Any]) -> int | None:
+    """Return the number of tasks that the options and the data imply: one per angle, or all available classes."""
+    angles = options.get("angles")
+    if isinstance(angles, Mapping) and angles and all(isinstance(degrees, Sequence) for degrees in angles.values()):
+        return max(1, min(len(degrees) for degrees in angles.values()))
+    if isinstance(angles, Sequence):
+        return max(1, len(angles))
+    parameter = signature(kind.build).parameters.get("classes_per_task")
+    size = options.get("classes_per_task", parameter.default if parameter else None)
+    return max(1, dataset.available_classes // size) if isinstance(size, int) and size >= 1 else None

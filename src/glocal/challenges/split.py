@@ -5,41 +5,41 @@ from __future__ import annotations
 import torch
 
 from glocal.challenges.challenge import Challenge, Data, Setting, Task
-from glocal.challenges.dataset import Dataset
-from glocal.errors import GlocalError
-
-
-def only(data: Data, classes: tuple[int, ...]) -> Data:
-    """The examples of these classes, in the order they come in."""
-    mine = torch.isin(data.y, torch.tensor(classes, dtype=data.y.dtype, device=data.y.device))
-    return Data(data.x[mine], data.y[mine])
+from glocal.challenges.datasets import Dataset
+from glocal.errors import require
 
 
 def split(
     name: str, dataset: Dataset, tasks: int, *, classes_per_task: int = 2, setting: Setting = "class"
 ) -> Challenge:
-    """Task t holds classes t k, ..., t k + k - 1 for k = `classes_per_task`, under their own labels."""
+    """Split a data set: task t has the classes t k, ..., t k + k − 1, where k = `classes_per_task`.
+
+    setting: 'class' or 'task', the accuracy that is reported (see `Challenge`).
+    """
     size = classes_per_task
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= dataset.classes:
-        raise GlocalError(
-            f"classes_per_task is {size!r}; {name} has {dataset.classes} classes, so 1 to {dataset.classes}."
-        )
-    if setting not in ("class", "task"):
-        raise GlocalError(
-            f"setting is {setting!r}; {name} brings new classes with every task: allowed 'class' or 'task'."
-        )
-    held = dataset.classes if dataset.held is None else dataset.held
-    most = held // size
-    if tasks > most:
-        has = f"{name} has {dataset.classes} classes"
-        if held < dataset.classes:
-            has = f"the data on this machine hold {held} of the {dataset.classes} classes of {name}"
-        raise GlocalError(f"{tasks} tasks of {size} classes were asked for; {has}: 1 to {most} tasks (--tasks {most}).")
+    require(
+        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= dataset.classes,
+        f"classes_per_task is {size!r}; {name} has {dataset.classes} classes: allowed 1 to {dataset.classes}.",
+    )
+    require(
+        setting in ("class", "task"),
+        f"setting is {setting!r}, but every task of {name} brings new classes; allowed: 'class' or 'task'.",
+    )
+    available = dataset.available_classes
+    max_tasks = available // size
+    reason = f"{name} has {dataset.classes} classes"
+    if available < dataset.classes:
+        reason = f"the files on this machine contain {available} of the {dataset.classes} classes of {name}"
+    require(
+        tasks <= max_tasks,
+        f"{tasks} tasks of {size} classes were requested, but {reason}; allowed: 1 to {max_tasks} tasks "
+        f"(--tasks {max_tasks}).",
+    )
 
     def make_task(index: int, seed: int) -> Task:
-        whole = dataset.load()
+        task = dataset.load()
         classes = tuple(range(index * size, index * size + size))
-        return Task(only(whole.train, classes), only(whole.test, classes), classes)
+        return Task(select_classes(task.train, classes), select_classes(task.test, classes), classes)
 
     return Challenge(
         name=name,
@@ -52,3 +52,9 @@ def split(
         fingerprint=dataset.fingerprint,
         options={"classes_per_task": size, "setting": setting},
     )
+
+
+def select_classes(data: Data, classes: tuple[int, ...]) -> Data:
+    """Return the examples of these classes, in their order."""
+    selected = torch.isin(data.y, torch.tensor(classes, dtype=data.y.dtype, device=data.y.device))
+    return Data(data.x[selected], data.y[selected])

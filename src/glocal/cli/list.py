@@ -157,7 +157,7 @@ class Data:
         if self.action == "status":
             self._status()
         elif self.name is None:
-            from glocal.challenges.sources import SOURCES
+            from glocal.challenges.download import SOURCES
 
             raise GlocalError(f"name the data set: {', '.join(f'glocal data fetch {name}' for name in SOURCES)}.")
         else:
