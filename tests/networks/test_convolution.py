@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 from torch.nn import functional
 
-from glocal.fast import grouped_conv
-from glocal.networks.convolution import Conv2d, Input, Output, ReplaceConv2d, Weight, convolve
+from glocal.networks import convolution
+from glocal.networks.convolution import Conv, Conv2d, ConvInputGrad, ConvWeightGrad, ReplaceConv2d, conv2d
 
 SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
 """channels, width, side, k, stride, padding"""
@@ -31,9 +31,9 @@ def test_each_contraction_has_the_slopes_it_claims_and_they_have_theirs(
     y = functional.conv2d(x, w, None, stride, padding).detach().requires_grad_()
     size = (side, side)
     forms: list[tuple[Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]] = [
-        (lambda a, b: Output.apply(a, b, stride, padding, 1), (x, w)),
-        (lambda a, b: Input.apply(a, b, stride, padding, 1, size), (y, w)),
-        (lambda a, b: Weight.apply(a, b, stride, padding, 1, k), (x, y)),
+        (lambda a, b: Conv.apply(a, b, stride, padding, 1), (x, w)),
+        (lambda a, b: ConvInputGrad.apply(a, b, stride, padding, 1, size), (y, w)),
+        (lambda a, b: ConvWeightGrad.apply(a, b, stride, padding, 1, k), (x, y)),
     ]
     for form, given in forms:
         assert torch.autograd.gradcheck(form, given)
@@ -51,7 +51,7 @@ def test_mapped_over_runs_it_is_every_runs_own(
     def value(f: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda x, w: (f(x, w).sin() * f(x, w)).sum()
 
-    ours = value(lambda x, w: convolve(x, w, stride, padding))
+    ours = value(lambda x, w: conv2d(x, w, stride, padding))
     theirs = value(lambda x, w: functional.conv2d(x, w, None, stride, padding))
     mapped = vmap(grad(ours, argnums=(0, 1)), in_dims=dims)(x, w)
     for run in range(3):
@@ -73,7 +73,7 @@ def test_samples_within_runs_and_second_derivatives_within_both() -> None:
         return vmap(lambda x, w: vmap(lambda sample: jacrev(jacrev(one))(w, sample))(x))
 
     theirs = curvature(lambda x, w, stride, padding: functional.conv2d(x, w, None, stride, padding))
-    torch.testing.assert_close(curvature(convolve)(x, w), theirs(x, w), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(curvature(conv2d)(x, w), theirs(x, w), rtol=1e-9, atol=1e-9)
 
 
 OPTIONS: list[dict] = [
@@ -102,7 +102,7 @@ def test_torchs_layers_are_ours_while_it_lasts(options: dict) -> None:
     asked = options.items() - {("bias", False), ("stride", 2), ("padding", 2), ("padding", 1)}
     particular = bool(asked - {("padding_mode", "circular")})  # whose rim is made before
     before = ours.grad_fn if options.get("bias") is False else ours.grad_fn.next_functions[0][0]
-    assert ("Output" in str(before)) != particular
+    assert ("ConvBackward" in str(before)) != particular
 
 
 def test_functions_take_numbers_pairs_and_single_images() -> None:
@@ -123,9 +123,9 @@ def test_functions_take_numbers_pairs_and_single_images() -> None:
 
 def test_networks_that_view_their_images_in_order_need_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of convolutions with their channels last there is no such view."""
-    ours = grouped_conv.output
+    ours = convolution.conv
     last = lambda *given: ours(*given).contiguous(memory_format=torch.channels_last)  # noqa: E731
-    monkeypatch.setattr(grouped_conv, "output", last)
+    monkeypatch.setattr(convolution, "conv", last)
     x, w = tensors(3, 5, 6, 3)
     expected = functional.conv2d(x, w).flatten(1)
     with ReplaceConv2d():

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRITON = {
+    "layers.conv": "glocal.fast.grouped_conv:conv",
+    "layers.conv_input_grad": "glocal.fast.grouped_conv:conv_input_grad",
+    "layers.conv_weight_grad": "glocal.fast.grouped_conv:conv_weight_grad",
+    "layers.batch_norm": "glocal.fast.batchnorm:batch_norm",
     "layers.from_bf16": "glocal.fast.elementwise:from_bf16",
     "layers.sgd_update": "glocal.fast.elementwise:sgd_update",
 }

@@ -25,7 +25,7 @@ def from_bf16(x: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def sgd_update(params: Tensor, direction: Tensor, lr: Tensor) -> None:
+def sgd_update(params: Tensor, direction: Tensor, lr: Tensor) -> object:
     """θ ← θ − lr · direction in place; lr is a scalar, or one scalar per run of stacked parameters."""
     same_layout = direction.stride() == params.stride() and direction.dtype == params.dtype
     large = params.numel() > MIN_UPDATE_NUMEL and supports(params)

@@ -23,7 +23,7 @@ def by_batch(module: nn.Module) -> nn.Module:
     return made
 
 
-def _normalised(norm: _BatchNorm, x: Tensor, beside: Tensor | None = None, rectify: bool = False) -> Tensor:
+def _normalised(norm: _BatchNorm, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
     """γ (x − μ) / √(σ² + ε) + β, and what `networks.batchnorm` adds to it; of plain operations, as curvature needs."""
     over = [0, *range(2, x.dim())]
     centred = x - x.mean(over, keepdim=True)
@@ -31,5 +31,5 @@ def _normalised(norm: _BatchNorm, x: Tensor, beside: Tensor | None = None, recti
     if norm.affine:
         shape = (-1, *[1] * (x.dim() - 2))
         z = z * norm.weight.view(shape) + norm.bias.view(shape)
-    z = z if beside is None else z + beside
-    return z.relu() if rectify else z
+    z = z if residual is None else z + residual
+    return z.relu() if relu else z

@@ -1,12 +1,12 @@
-r"""A convolution whose form for many runs at once is chosen by what is fast, and not by what is general.
+r"""A 2-d convolution that stays fast when it is batched over runs with their own weights.
 
-A convolution is a trilinear form Σ y · C(x, w) in its output, its input and its weight, with C linear in each of its
-two. Its derivatives are the form's other two contractions, and so are theirs:
+A convolution is a trilinear form Σ y · C(x, w), so its derivatives are the form's other two contractions, and so are
+theirs:
 
     y = C(x, w)    ∂x = D(y, w)    ∂w = W(x, y)
 
-for any x, w, y of the right shapes. Each is a function here, differentiable as often as one likes; mapped over runs
-that have weights of their own, each becomes one convolution with as many groups as there are runs.
+Each contraction is an autograd function here, differentiable any number of times. Under `vmap` over weights each
+becomes one convolution with a group per run.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from glocal.fast import grouped_conv
+from glocal.accelerate import accelerated
 from glocal.networks.vmap_utils import Dims, merge_batch_dim
 
 
 class Conv2d(nn.Conv2d):
-    """`nn.Conv2d`. What is particular about it is left to torch: dilation, groups, padding by other than zeros."""
+    """`nn.Conv2d` by the contractions of this file; options that they do not support are left to torch."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        made = None
+        y = None
         if self.padding_mode == "zeros":
-            made = _common(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        return super()._conv_forward(input, weight, bias) if made is None else made
+            y = _conv2d_if_supported(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return super()._conv_forward(input, weight, bias) if y is None else y
 
 
 class ReplaceConv2d(TorchFunctionMode):
-    """While it lasts torch's convolutions are those of this file, but for what is particular. These may order their
-    numbers in another way, so that a view of them is a copy where it must be."""
+    """Replace `torch.conv2d` by the contractions of this file where they support its options.
+
+    Their outputs may have another memory format, so `Tensor.view` becomes `reshape`.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv2d and (made := _common(*args, **kwargs)) is not None:
-            return made
+        if func is torch.conv2d and (y := _conv2d_if_supported(*args, **kwargs)) is not None:
+            return y
         if func is Tensor.view and not any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
             return args[0].reshape(*args[1:], *kwargs.values())
         return func(*args, **kwargs)
 
 
-def _common(
+def _conv2d_if_supported(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -54,78 +56,109 @@ def _common(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """The convolution, if it is by squares, alike in both directions."""
+    """Return the convolution, or None unless its kernel is square and its options are the same in both directions."""
     if isinstance(padding, str) or groups != 1 or input.dim() != 4 or weight.shape[-1] != weight.shape[-2]:
         return None
     if not input.is_floating_point() or input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type):
         return None
-    (stride, across), (padding, aside), far = _pair(stride), _pair(padding), _pair(dilation)
-    if stride != across or padding != aside or far != (1, 1):
+    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
+    if strides[0] != strides[1] or paddings[0] != paddings[1] or dilations != (1, 1):
         return None
-    z = convolve(input, weight, stride, padding)
-    return z if bias is None else z + bias.view(-1, 1, 1)
+    y = conv2d(input, weight, strides[0], paddings[0])
+    return y if bias is None else y + bias.view(-1, 1, 1)
 
 
-def _pair(number: Any) -> tuple[int, int]:
-    return (number, number) if isinstance(number, int) else tuple(number) * (2 // len(number))
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value) * (2 // len(value))
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """C(x, w): x (n, channels, h, w), w (width, channels, k, k)."""
-    return Output.apply(x, weight, stride, padding, 1)
+def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Return C(x, w) for x (n, channels, h, w) and w (width, channels, k, k)."""
+    return Conv.apply(x, weight, stride, padding, 1)
+
+
+@accelerated("layers.conv")
+def conv(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
+    """y = C(x, w) for x (n, groups · channels, h, w) and w (groups · width, channels, k, k)."""
+    return torch.conv2d(x, w, None, stride, padding, 1, groups)
+
+
+@accelerated("layers.conv_input_grad")
+def conv_input_grad(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
+    """∂x = D(y, w), (n, groups · channels, *size)."""
+    x = shape_only((y.shape[0], groups * w.shape[1], *size), y)
+    return convolution_backward(y, x, w, stride, padding, groups, 0)
+
+
+@accelerated("layers.conv_weight_grad")
+def conv_weight_grad(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int) -> Tensor:
+    """∂w = W(x, y), (groups · width, channels, k, k)."""
+    w = shape_only((y.shape[1], x.shape[1] // groups, k, k), x)
+    return convolution_backward(y, x, w, stride, padding, groups, 1)
+
+
+def shape_only(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return an uninitialized tensor, of which torch reads only the shape and the memory format."""
+    last = like.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def convolution_backward(y: Tensor, x: Tensor, w: Tensor, stride: int, padding: int, groups: int, index: int) -> Tensor:
+    """Return the gradient in x (index 0) or in w (index 1)."""
+    mask = [index == 0, index == 1, False]
+    options = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
+    return torch.ops.aten.convolution_backward(y, x, w, None, *options, mask)[index]
 
 
 class _Contraction(Function):
-    """Two tensors and the convolution's numbers give a third tensor."""
-
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, b, *ctx.numbers = inputs
+        a, b, *ctx.options = inputs
         ctx.save_for_backward(a, b)
 
 
-class Output(_Contraction):
+class Conv(_Contraction):
     """y = C(x, w)."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
-        return grouped_conv.output(x, w, stride, padding, groups)
+        return conv(x, w, stride, padding, groups)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, w = ctx.saved_tensors
-        dx = Input.apply(dy, w, *ctx.numbers, x.shape[-2:]) if ctx.needs_input_grad[0] else None
-        dw = Weight.apply(x, dy, *ctx.numbers, w.shape[-1]) if ctx.needs_input_grad[1] else None
+        dx = ConvInputGrad.apply(dy, w, *ctx.options, x.shape[-2:]) if ctx.needs_input_grad[0] else None
+        dw = ConvWeightGrad.apply(x, dy, *ctx.options, w.shape[-1]) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Dims, x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> tuple[Tensor, int]:
         runs = info.batch_size
         if dims[1] is None:
-            y = Output.apply(merge_batch_dim(x, dims[0], 0), w, stride, padding, groups)
+            y = Conv.apply(merge_batch_dim(x, dims[0], 0), w, stride, padding, groups)
             return y.unflatten(0, (runs, -1)), 0
-        if dims[0] is None and groups == 1:  # the same input for all: their outputs are channels of one convolution
-            y = Output.apply(x, merge_batch_dim(w, dims[1], 0), stride, padding, 1)
+        w = merge_batch_dim(w, dims[1], 0)
+        if dims[0] is None and groups == 1:  # runs with the same input are output channels of one convolution
+            y = Conv.apply(x, w, stride, padding, 1)
         else:
-            y = Output.apply(
-                merge_batch_dim(x, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0), stride, padding, groups * runs
-            )
+            y = Conv.apply(merge_batch_dim(x, dims[0], 1, runs), w, stride, padding, groups * runs)
         return y.unflatten(1, (runs, -1)), 1
 
 
-class Input(_Contraction):
-    """∂x = D(y, w), for inputs of the given size."""
+class ConvInputGrad(_Contraction):
+    """∂x = D(y, w)."""
 
     @staticmethod
     def forward(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
-        return grouped_conv.input(y, w, stride, padding, groups, size)
+        return conv_input_grad(y, w, stride, padding, groups, size)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         y, w = ctx.saved_tensors
-        numbers = ctx.numbers[:3]
-        dy = Output.apply(dx, w, *numbers) if ctx.needs_input_grad[0] else None
-        dw = Weight.apply(dx, y, *numbers, w.shape[-1]) if ctx.needs_input_grad[1] else None
+        options = ctx.options[:3]
+        dy = Conv.apply(dx, w, *options) if ctx.needs_input_grad[0] else None
+        dw = ConvWeightGrad.apply(dx, y, *options, w.shape[-1]) if ctx.needs_input_grad[1] else None
         return dy, dw, None, None, None, None
 
     @staticmethod
@@ -134,27 +167,26 @@ class Input(_Contraction):
     ) -> tuple[Tensor, int]:
         runs = info.batch_size
         if dims[1] is None:
-            x = Input.apply(merge_batch_dim(y, dims[0], 0), w, stride, padding, groups, size)
+            x = ConvInputGrad.apply(merge_batch_dim(y, dims[0], 0), w, stride, padding, groups, size)
             return x.unflatten(0, (runs, -1)), 0
-        x = Input.apply(
-            merge_batch_dim(y, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0), stride, padding, groups * runs, size
-        )
+        y, w = merge_batch_dim(y, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0)
+        x = ConvInputGrad.apply(y, w, stride, padding, groups * runs, size)
         return x.unflatten(1, (runs, -1)), 1
 
 
-class Weight(_Contraction):
-    """∂w = W(x, y), for weights k × k."""
+class ConvWeightGrad(_Contraction):
+    """∂w = W(x, y)."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int) -> Tensor:
-        return grouped_conv.weight(x, y, stride, padding, groups, k)
+        return conv_weight_grad(x, y, stride, padding, groups, k)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> tuple[Any, ...]:
         x, y = ctx.saved_tensors
-        numbers = ctx.numbers[:3]
-        dx = Input.apply(y, dw, *numbers, x.shape[-2:]) if ctx.needs_input_grad[0] else None
-        dy = Output.apply(x, dw, *numbers) if ctx.needs_input_grad[1] else None
+        options = ctx.options[:3]
+        dx = ConvInputGrad.apply(y, dw, *options, x.shape[-2:]) if ctx.needs_input_grad[0] else None
+        dy = Conv.apply(x, dw, *options) if ctx.needs_input_grad[1] else None
         return dx, dy, None, None, None, None
 
     @staticmethod
@@ -163,4 +195,4 @@ class Weight(_Contraction):
     ) -> tuple[Tensor, int]:
         runs = info.batch_size
         x, y = merge_batch_dim(x, dims[0], 1, runs), merge_batch_dim(y, dims[1], 1, runs)
-        return Weight.apply(x, y, stride, padding, groups * runs, k).unflatten(0, (runs, -1)), 0
+        return ConvWeightGrad.apply(x, y, stride, padding, groups * runs, k).unflatten(0, (runs, -1)), 0

@@ -29,8 +29,8 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(Conv2d(channels, width, 1, stride, bias=False), BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.norm1(self.conv1(x), rectify=True)
-        return self.norm2(self.conv2(inner), beside=self.shortcut(x), rectify=True)
+        inner = self.norm1(self.conv1(x), relu=True)
+        return self.norm2(self.conv2(inner), residual=self.shortcut(x), relu=True)
 
 
 class ResNet18(nn.Module):
@@ -51,7 +51,7 @@ class ResNet18(nn.Module):
         self.head = Linear(channels, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x), rectify=True)
+        x = self.norm(self.conv(x), relu=True)
         return self.head(self.blocks(x).mean((-2, -1)))
 
 
