@@ -111,3 +111,53 @@ def test_a_changed_bit_of_the_key_changes_half_of_all_bits() -> None:
         changed = split(keys, 0) ^ split(keys ^ (1 << bit), 0)
         flipped = sum(word.bit_count() for word in unsigned(changed)) / (64 * len(keys))
         assert abs(flipped - 1 / 2) < 4.5 * 1 / 2 / math.sqrt(64 * len(keys)), bit
+
+
+STREAMS = st.tuples(
+    st.integers(0, 99), st.lists(st.integers(0, 99) | st.text("a1:", max_size=3), max_size=3).map(tuple)
+)
+
+
+def first_numbers(seed: int, *names: str | int) -> list[int]:
+    return torch.randint(0, 2**31, (4,), generator=generator(seed, *names)).tolist()
+
+
+@settings(deadline=None)
+@given(STREAMS, STREAMS)
+def test_streams_are_equal_if_and_only_if_their_keys_are(a: tuple, b: tuple) -> None:
+    def kinds(key: tuple) -> tuple:
+        return key[0], *((type(name), name) for name in key[1])
+
+    assert (first_numbers(a[0], *a[1]) == first_numbers(b[0], *b[1])) == (kinds(a) == kinds(b))
+
+
+def test_keys_are_not_concatenated() -> None:
+    streams = [
+        first_numbers(1, "a", "b"),
+        first_numbers(1, "ab"),
+        first_numbers(1, "b", "a"),
+        first_numbers(1, "a", 2),
+        first_numbers(1, "a", "2"),
+        first_numbers(12, "a"),
+    ]
+    assert len({tuple(stream) for stream in streams}) == len(streams)
+
+
+def test_streams_ignore_global_state_and_other_streams() -> None:
+    torch.manual_seed(0)
+    before = first_numbers(7, "order")
+    torch.manual_seed(1)
+    first_numbers(7, "init")
+    assert first_numbers(7, "order") == before
+
+
+def test_the_global_stream_is_not_used() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    first_numbers(3, "anything")
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_negative_and_large_seeds_are_distinct() -> None:
+    assert len({tuple(first_numbers(seed)) for seed in (-1, 1, 2**63, 2**64 + 1)}) == 4

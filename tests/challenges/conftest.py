@@ -23,7 +23,7 @@ REAL_DATA = os.environ.get("GLOCAL_DATA")
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test sees, or writes to, the user's data and cache."""
+    """Keep tests away from the user's data and cache."""
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.delenv("GLOCAL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -32,7 +32,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 def folder_with(file: str) -> Path:
-    """A data folder that holds the real file; without one the test is skipped."""
+    """Return the data folder with the real file, or skip the test."""
     if REAL_DATA and (Path(REAL_DATA) / file).is_file():
         return Path(REAL_DATA).resolve()
     pytest.skip(f"{file} is not in $GLOCAL_DATA")
@@ -40,25 +40,25 @@ def folder_with(file: str) -> Path:
 
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
-    """A folder that holds the full MNIST under `mnist/`."""
+    """A folder with the complete MNIST in `mnist/`."""
     return folder_with("mnist/train-images-idx3-ubyte.gz")
 
 
 @pytest.fixture(scope="session")
 def cifar_folder() -> Path:
-    """A folder that holds the full CIFAR-10 under `cifar-10-batches-py/`."""
+    """A folder with the complete CIFAR-10 in `cifar-10-batches-py/`."""
     return folder_with("cifar-10-batches-py/data_batch_1")
 
 
 @pytest.fixture(scope="session")
 def tinyimagenet_folder() -> Path:
-    """A folder that holds the first 40 classes of Tiny-ImageNet."""
+    """A folder with the first 40 classes of Tiny-ImageNet."""
     return folder_with("tiny-imagenet-40.zip")
 
 
 @pytest.fixture
 def only_source(monkeypatch: pytest.MonkeyPatch) -> Callable[[Source], None]:
-    """Makes a data set the only one there is."""
+    """Replace the registered data sets by a single one."""
 
     def replace(source: Source) -> None:
         for name in list(download.SOURCES):
@@ -69,13 +69,13 @@ def only_source(monkeypatch: pytest.MonkeyPatch) -> Callable[[Source], None]:
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """An array of bytes as its idx file, written by the format's definition."""
+    """Encode an array of bytes as an idx file, as the format defines it."""
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 @dataclass
 class TinyMnist:
-    """A stand-in for MNIST with the same file names, and far fewer digits."""
+    """A small replacement of MNIST with the same file names."""
 
     source: Source
     contents: dict[str, bytes]
@@ -111,7 +111,7 @@ def tiny_mnist(only_source: Callable[[Source], None]) -> TinyMnist:
 
 @dataclass
 class Mirror:
-    """A web server on the loopback that serves `contents`, with one fault, and remembers what it was asked and sent.
+    """A local web server that serves `contents`, possibly with a fault, and records requests and bytes sent.
 
     Faults: 'cut' closes after `cut_after` bytes of a file and 'stall' falls silent; 'no-range' answers every range with
     the whole; 'missing' is 404; 'wrong' sends other bytes of the right length; 'page' a short page; 'other-range' a
@@ -168,29 +168,29 @@ class Mirror:
 
 @pytest.fixture
 def mirror() -> Iterator[Callable[..., Mirror]]:
-    """Starts mirrors: `mirror(contents, fault=None, cut_after=0)`."""
+    """Start mirrors: `mirror(contents, fault=None, cut_after=0)`."""
     started: list[tuple[ThreadingHTTPServer, threading.Thread, Mirror]] = []
 
     def start(contents: dict[str, bytes], fault: str | None = None, cut_after: int = 0) -> Mirror:
-        made = Mirror(contents, fault, cut_after)
+        mirror_server = Mirror(contents, fault, cut_after)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                made.answer(self)
+                mirror_server.answer(self)
 
             def log_message(self, *_: object) -> None:
                 """Quiet."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        made.url = f"http://127.0.0.1:{server.server_port}"
+        mirror_server.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
         thread.start()
-        started.append((server, thread, made))
-        return made
+        started.append((server, thread, mirror_server))
+        return mirror_server
 
     yield start
-    for server, thread, made in started:
-        made.released.set()
+    for server, thread, mirror_server in started:
+        mirror_server.released.set()
         server.shutdown()
         server.server_close()
         thread.join()

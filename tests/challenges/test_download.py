@@ -39,17 +39,17 @@ def refused() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_a_whole_file_is_put_in_place_and_progress_counts_its_bytes(target: Path, mirror: Callable) -> None:
-    seen: list[tuple[int, int | None]] = []
-    get(target, mirror(FILES).url, progress=lambda done, total: seen.append((done, total)))
+def test_a_download_is_complete_and_progress_counts_its_bytes(target: Path, mirror: Callable) -> None:
+    reports: list[tuple[int, int | None]] = []
+    get(target, mirror(FILES).url, progress=lambda done, total: reports.append((done, total)))
     assert target.read_bytes() == CONTENT
     assert not part_of(target).exists()
-    assert seen[0] == (0, len(CONTENT))
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert seen == sorted(seen)
+    assert reports[0] == (0, len(CONTENT))
+    assert reports[-1] == (len(CONTENT), len(CONTENT))
+    assert reports == sorted(reports)
 
 
-def test_a_cut_connection_is_resumed_at_the_next_try(target: Path, mirror: Callable) -> None:
+def test_a_broken_connection_is_resumed_at_the_next_attempt(target: Path, mirror: Callable) -> None:
     server = mirror(FILES, "cut", cut_after=120_000)
     with pytest.raises(GlocalError, match=r"stopped after 120000 of 200000 bytes"):
         get(target, server.url)
@@ -62,7 +62,7 @@ def test_a_cut_connection_is_resumed_at_the_next_try(target: Path, mirror: Calla
     assert server.sent == len(CONTENT), "no byte may be fetched twice"
 
 
-def test_a_cut_connection_is_resumed_by_the_next_mirror(target: Path, mirror: Callable) -> None:
+def test_a_broken_connection_is_resumed_by_the_next_mirror(target: Path, mirror: Callable) -> None:
     first, second = mirror(FILES, "cut", cut_after=70_000), mirror(FILES)
     get(target, first.url, second.url)
     assert target.read_bytes() == CONTENT
@@ -70,7 +70,7 @@ def test_a_cut_connection_is_resumed_by_the_next_mirror(target: Path, mirror: Ca
     assert first.sent + second.sent == len(CONTENT)
 
 
-def test_a_stalled_connection_keeps_every_byte_that_came(target: Path, mirror: Callable) -> None:
+def test_a_stalled_connection_keeps_every_received_byte(target: Path, mirror: Callable) -> None:
     first, second = mirror(FILES, "stall", cut_after=90_001), mirror(FILES)
     get(target, first.url, second.url, timeout=0.3)
     assert target.read_bytes() == CONTENT
@@ -78,7 +78,7 @@ def test_a_stalled_connection_keeps_every_byte_that_came(target: Path, mirror: C
 
 
 @pytest.mark.parametrize("fault", ["no-range", "unsatisfiable", "other-range"])
-def test_a_server_that_cannot_resume_gives_the_whole_file(target: Path, mirror: Callable, fault: str) -> None:
+def test_a_server_that_cannot_resume_sends_the_whole_file(target: Path, mirror: Callable, fault: str) -> None:
     server = mirror(FILES, fault)
     target.parent.mkdir(parents=True)
     part_of(target).write_bytes(CONTENT[:50_000])
@@ -88,14 +88,14 @@ def test_a_server_that_cannot_resume_gives_the_whole_file(target: Path, mirror: 
 
 
 @pytest.mark.parametrize("start", [bytes(50_000), bytes(200_000), bytes(200_001)], ids=["short", "full", "too long"])
-def test_a_part_with_wrong_bytes_is_thrown_away(target: Path, mirror: Callable, start: bytes) -> None:
+def test_a_partial_file_with_wrong_bytes_is_discarded(target: Path, mirror: Callable, start: bytes) -> None:
     target.parent.mkdir(parents=True)
     part_of(target).write_bytes(start)
     get(target, mirror(FILES).url)
     assert target.read_bytes() == CONTENT
 
 
-def test_a_finished_part_needs_no_server(target: Path) -> None:
+def test_a_complete_partial_file_needs_no_server(target: Path) -> None:
     target.parent.mkdir(parents=True)
     part_of(target).write_bytes(CONTENT)
     get(target, refused())
@@ -103,7 +103,7 @@ def test_a_finished_part_needs_no_server(target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("missing", "HTTP 404"),
         ("wrong", "wrong checksum"),
@@ -112,9 +112,9 @@ def test_a_finished_part_needs_no_server(target: Path) -> None:
         ("silent", "timed out"),
     ],
 )
-def test_a_bad_mirror_is_passed_over_for_the_next(target: Path, mirror: Callable, fault: str, said: str) -> None:
+def test_a_faulty_mirror_is_skipped(target: Path, mirror: Callable, fault: str, message: str) -> None:
     bad = mirror(FILES, fault)
-    with pytest.raises(GlocalError, match=said) as raised:
+    with pytest.raises(GlocalError, match=message) as raised:
         get(target, bad.url, timeout=0.3)
     assert "\n" not in str(raised.value)
     assert bad.url.removeprefix("http://") in str(raised.value)
@@ -124,7 +124,7 @@ def test_a_bad_mirror_is_passed_over_for_the_next(target: Path, mirror: Callable
     assert target.read_bytes() == CONTENT
 
 
-def test_every_mirrors_failure_is_named(target: Path, mirror: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_every_mirrors_failure(target: Path, mirror: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def resolve(host: str, *rest: Any, **more: Any) -> Any:
@@ -136,16 +136,21 @@ def test_every_mirrors_failure_is_named(target: Path, mirror: Callable, monkeypa
     gone = refused()
     with pytest.raises(GlocalError) as raised:
         get(target, gone, mirror(FILES, "missing").url, "ftp://somewhere", "http://nowhere.invalid")
-    for said in ("connection refused", "HTTP 404", "not an http or https address", "nowhere.invalid: host not found"):
-        assert said in str(raised.value)
+    for text in (
+        "connection refused",
+        "HTTP 404",
+        "not an http or https address",
+        "nowhere.invalid: host not found",
+    ):
+        assert text in str(raised.value)
 
 
-def test_no_mirror_at_all_is_said(target: Path) -> None:
+def test_a_download_without_mirrors_is_an_error(target: Path) -> None:
     with pytest.raises(GlocalError, match="no mirror was given"):
         get(target)
 
 
-def test_an_unwritable_folder_is_said_before_anything_is_fetched(tmp_path: Path, mirror: Callable) -> None:
+def test_an_unwritable_folder_is_reported_before_any_download(tmp_path: Path, mirror: Callable) -> None:
     (tmp_path / "file").write_text("not a folder")
     server = mirror(FILES)
     with pytest.raises(GlocalError, match=r"cannot write .*Not a directory"):

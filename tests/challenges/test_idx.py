@@ -1,4 +1,4 @@
-"""The idx format, against files written by its definition."""
+"""The idx format, compared with files written as it is defined."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_type_and_shape_reads_back(data: st.DataObject, kind: str, shape: 
     np.testing.assert_array_equal(read, array)
 
 
-def test_zipped_and_plain_files_are_told_apart_by_their_content(tmp_path: Path) -> None:
+def test_compression_is_detected_by_content(tmp_path: Path) -> None:
     (tmp_path / "plain.gz").write_bytes(GOOD)
     (tmp_path / "zipped").write_bytes(gzip.compress(GOOD))
     for name in ("plain.gz", "zipped"):
@@ -36,7 +36,7 @@ def test_zipped_and_plain_files_are_told_apart_by_their_content(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"", "ends after 0 of the header's first 4"),
         (b"\x00\x00\x08", "ends after 3 of the header's first 4"),
@@ -49,11 +49,11 @@ def test_zipped_and_plain_files_are_told_apart_by_their_content(tmp_path: Path) 
         (struct.pack(">HBB4I", 0, 8, 4, *[2**32 - 1] * 4), "and it has 0"),
     ],
 )
-def test_malformed_content_is_refused(tmp_path: Path, raw: bytes, said: str) -> None:
+def test_malformed_content_is_refused(tmp_path: Path, raw: bytes, message: str) -> None:
     for content in (raw, gzip.compress(raw)):
         path = tmp_path / "digits"
         path.write_bytes(content)
-        with pytest.raises(GlocalError, match=said) as raised:
+        with pytest.raises(GlocalError, match=message) as raised:
             read_idx(path)
         assert str(path) in str(raised.value)
 

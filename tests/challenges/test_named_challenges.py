@@ -1,4 +1,4 @@
-"""The named challenges: what their tasks show, what they refuse, and what they say of themselves."""
+"""The named challenges: their tasks, options, errors and catalogue."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DIGITS = ("rotated-digits", "permuted-digits", "split-digits")
 
 
 def pillow(images: torch.Tensor, angle: float) -> np.ndarray:
-    turned = [Image.fromarray(image).rotate(angle, Image.Resampling.NEAREST) for image in images[:, 0].numpy()]
-    return np.stack([np.asarray(image) for image in turned])[:, None]
+    rotated = [Image.fromarray(image).rotate(angle, Image.Resampling.NEAREST) for image in images[:, 0].numpy()]
+    return np.stack([np.asarray(image) for image in rotated])[:, None]
 
 
-def test_the_catalogue_tells_the_truth_about_every_challenge(mnist_folder: Path) -> None:
+def test_the_catalogue_describes_every_challenge_correctly(mnist_folder: Path) -> None:
     assert [(entry.name, entry.tasks) for entry in catalogue()] == [
         ("rotated-digits", 5),
         ("permuted-digits", 5),
@@ -49,27 +49,27 @@ def test_the_catalogue_tells_the_truth_about_every_challenge(mnist_folder: Path)
         assert all(task.train.x.dtype == torch.uint8 and task.train.x.shape[1:] == (1, 28, 28) for task in tasks)
 
 
-def test_real_mnist_is_rotated_as_pillow_would(mnist_folder: Path) -> None:
+def test_rotated_mnist_equals_pillow(mnist_folder: Path) -> None:
     challenge = make("rotated-mnist", data=mnist_folder)
-    whole = make("permuted-mnist", data=mnist_folder).task(0, 0)
-    assert whole.train.y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert whole.test.y.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    original = make("permuted-mnist", data=mnist_folder).task(0, 0)
+    assert original.train.y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert original.test.y.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     task = challenge.task(19, seed=11)
-    np.testing.assert_array_equal(task.test.x[:50].numpy(), pillow(whole.test.x[:50], random_angle(11, 19)))
-    assert torch.equal(task.test.y, whole.test.y)
+    np.testing.assert_array_equal(task.test.x[:50].numpy(), pillow(original.test.x[:50], random_angle(11, 19)))
+    assert torch.equal(task.test.y, original.test.y)
 
 
-def test_rotated_tasks_are_the_digits_turned_by_one_angle_each() -> None:
-    whole = load_digits()
+def test_rotated_tasks_equal_digits_rotated_by_pillow() -> None:
+    original = load_digits()
     task = make("rotated-digits").task(0, seed=5)
     angle = random_angle(5, 0)
-    for ours, theirs in ((task.train, whole.train), (task.test, whole.test)):
+    for ours, theirs in ((task.train, original.train), (task.test, original.test)):
         np.testing.assert_array_equal(ours.x[:30].numpy(), pillow(theirs.x[:30], angle))
         assert torch.equal(ours.y, theirs.y)
     assert task.classes == tuple(range(10))
 
 
-def test_random_angles_fill_the_half_circle_evenly() -> None:
+def test_random_angles_are_uniform() -> None:
     drawn = np.array([random_angle(seed, task) for seed in range(50) for task in range(20)])
     assert 0 <= drawn.min() < 2
     assert 178 < drawn.max() < 180
@@ -80,7 +80,7 @@ def test_random_angles_fill_the_half_circle_evenly() -> None:
 
 
 @pytest.mark.parametrize("name", ["rotated-digits", "permuted-digits"])
-def test_a_task_does_not_depend_on_how_many_there_are_but_on_the_seed(name: str) -> None:
+def test_a_task_depends_on_the_seed_and_not_on_the_number_of_tasks(name: str) -> None:
     few, many = make(name, tasks=2), make(name, tasks=9)
     assert few.seeded
     assert torch.equal(few.task(1, 7).test.x, many.task(1, 7).test.x)
@@ -89,17 +89,17 @@ def test_a_task_does_not_depend_on_how_many_there_are_but_on_the_seed(name: str)
     assert not torch.equal(many.task(1, 7).test.x, many.task(2, 7).test.x)
 
 
-def test_given_angles_are_used_for_every_seed() -> None:
+def test_a_list_of_angles_is_used_for_every_seed() -> None:
     challenge = make("rotated-digits", angles=[0, 90.0, 33])
     assert (challenge.tasks, challenge.seeded, challenge.options) == (3, False, {"angles": [0.0, 90.0, 33.0]})
-    whole = load_digits()
-    assert torch.equal(challenge.task(0, 1).train.x, whole.train.x)
-    assert torch.equal(challenge.task(1, 2).train.x, whole.train.x.rot90(1, (2, 3)))
-    np.testing.assert_array_equal(challenge.task(2, 3).test.x[:20].numpy(), pillow(whole.test.x[:20], 33))
+    original = load_digits()
+    assert torch.equal(challenge.task(0, 1).train.x, original.train.x)
+    assert torch.equal(challenge.task(1, 2).train.x, original.train.x.rot90(1, (2, 3)))
+    np.testing.assert_array_equal(challenge.task(2, 3).test.x[:20].numpy(), pillow(original.test.x[:20], 33))
     assert make("rotated-digits", tasks=2, angles=[0, 90.0, 33]).tasks == 2
 
 
-def test_given_angles_may_differ_by_seed() -> None:
+def test_angles_may_differ_by_seed() -> None:
     challenge = make("rotated-digits", angles={11: [90, 0], "13": [180, 0, 5]})
     assert (challenge.tasks, challenge.seeded) == (2, True)
     test = load_digits().test.x
@@ -109,36 +109,36 @@ def test_given_angles_may_differ_by_seed() -> None:
         challenge.task(0, 12)
 
 
-def test_permuted_tasks_move_pixels_and_keep_them() -> None:
-    whole = load_digits()
+def test_permuted_tasks_apply_one_permutation_to_all_images() -> None:
+    original = load_digits()
     challenge = make("permuted-digits")
-    assert torch.equal(challenge.task(0, 4).train.x, whole.train.x)
+    assert torch.equal(challenge.task(0, 4).train.x, original.train.x)
     task = challenge.task(3, 4)
-    flat, moved = whole.train.x.flatten(1).numpy(), task.train.x.flatten(1).numpy()
-    np.testing.assert_array_equal(np.sort(moved, axis=1), np.sort(flat, axis=1))
+    flat, permuted = original.train.x.flatten(1).numpy(), task.train.x.flatten(1).numpy()
+    np.testing.assert_array_equal(np.sort(permuted, axis=1), np.sort(flat, axis=1))
     # Columns as multisets: one order of columns serves all images, train and test alike.
-    both = np.concatenate([flat, whole.test.x.flatten(1).numpy()]).T
-    both_moved = np.concatenate([moved, task.test.x.flatten(1).numpy()]).T
+    both = np.concatenate([flat, original.test.x.flatten(1).numpy()]).T
+    both_moved = np.concatenate([permuted, task.test.x.flatten(1).numpy()]).T
     assert sorted(map(bytes, both_moved)) == sorted(map(bytes, both))
-    assert not torch.equal(task.train.x, whole.train.x)
-    assert torch.equal(task.test.y, whole.test.y)
-    assert not torch.equal(make("permuted-digits", identity_first=False).task(0, 4).train.x, whole.train.x)
+    assert not torch.equal(task.train.x, original.train.x)
+    assert torch.equal(task.test.y, original.test.y)
+    assert not torch.equal(make("permuted-digits", identity_first=False).task(0, 4).train.x, original.train.x)
 
 
-def test_split_tasks_bring_the_classes_two_by_two() -> None:
-    whole = load_digits()
+def test_split_tasks_have_two_classes_each() -> None:
+    original = load_digits()
     challenge = make("split-digits")
     assert (challenge.setting, challenge.seeded) == ("class", False)
     for index in range(5):
         task = challenge.task(index, 0)
         assert task.classes == (2 * index, 2 * index + 1)
-        for ours, theirs in ((task.train, whole.train), (task.test, whole.test)):
-            mine = theirs.y.numpy() // 2 == index
-            np.testing.assert_array_equal(ours.x.numpy(), theirs.x.numpy()[mine])
-            np.testing.assert_array_equal(ours.y.numpy(), theirs.y.numpy()[mine])
+        for ours, theirs in ((task.train, original.train), (task.test, original.test)):
+            rows = theirs.y.numpy() // 2 == index
+            np.testing.assert_array_equal(ours.x.numpy(), theirs.x.numpy()[rows])
+            np.testing.assert_array_equal(ours.y.numpy(), theirs.y.numpy()[rows])
 
 
-def test_split_by_other_numbers_of_classes() -> None:
+def test_classes_per_task() -> None:
     challenge = make("split-digits", classes_per_task=3, setting="task")
     assert (challenge.tasks, challenge.setting, challenge.outputs) == (3, "task", 10)
     assert challenge.task(2, 0).classes == (6, 7, 8)
@@ -155,14 +155,14 @@ def test_split_by_other_numbers_of_classes() -> None:
         ("split-digits", {"classes_per_task": 5, "setting": "task"}),
     ],
 )
-def test_a_challenge_is_made_again_from_its_record(name: str, arguments: dict[str, Any]) -> None:
+def test_a_challenge_can_be_rebuilt_from_its_stored_options(name: str, arguments: dict[str, Any]) -> None:
     challenge = make(name, **arguments)
     options = json.loads(json.dumps(challenge.options))
     assert make(challenge.name, challenge.tasks, **options) == challenge
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("rotated-digit", {}, r"unknown challenge 'rotated-digit'\. Did you mean 'rotated-digits'\?"),
         ("rotated-digits", {"angle": [1]}, r"unknown option of rotated-digits 'angle'\. Did you mean 'angles'\?"),
@@ -188,21 +188,21 @@ def test_a_challenge_is_made_again_from_its_record(name: str, arguments: dict[st
         ("rotated-digits", {"angles": {1: 5}}, "angles for seed 1 are 5"),
     ],
 )
-def test_mistakes_are_told_in_one_line(name: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(GlocalError, match=said) as raised:
+def test_wrong_arguments_are_refused_in_one_line(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(GlocalError, match=message) as raised:
         make(name, **arguments)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", DIGITS)
-def test_tasks_outside_the_challenge_are_refused(name: str) -> None:
+def test_task_indices_out_of_range_are_refused(name: str) -> None:
     for index in (-1, 5):
         with pytest.raises(GlocalError, match="tasks 0 to 4"):
             make(name).task(index, 0)
 
 
 @pytest.mark.parametrize("name", ["rotated-mnist", "permuted-mnist", "split-mnist"])
-def test_mnist_is_checked_when_made_and_read_when_first_asked_for(name: str, tmp_path: Path, tiny_mnist: Any) -> None:
+def test_mnist_is_verified_by_make_and_read_by_task(name: str, tmp_path: Path, tiny_mnist: Any) -> None:
     with pytest.raises(GlocalError, match="glocal data fetch mnist"):
         make(name, data=tmp_path)
     tiny_mnist.write(tmp_path)
@@ -219,7 +219,7 @@ def test_mnist_is_checked_when_made_and_read_when_first_asked_for(name: str, tmp
 
 
 @pytest.mark.parametrize("unzipped", [False, True])
-def test_mnist_files_become_tensors(tmp_path: Path, tiny_mnist: Any, unzipped: bool) -> None:
+def test_mnist_files_are_read_as_tensors(tmp_path: Path, tiny_mnist: Any, unzipped: bool) -> None:
     tiny_mnist.write(tmp_path, unzipped)
     task = make("permuted-mnist", data=tmp_path).task(0, 0)
     for data, part in ((task.train, "train"), (task.test, "t10k")):
@@ -228,13 +228,13 @@ def test_mnist_files_become_tensors(tmp_path: Path, tiny_mnist: Any, unzipped: b
         assert data.y.dtype == torch.int64
 
 
-def test_other_data_have_another_fingerprint(tmp_path: Path, tiny_mnist: Any) -> None:
+def test_fingerprints_differ_between_data_sets(tmp_path: Path, tiny_mnist: Any) -> None:
     tiny_mnist.write(tmp_path)
     tiny = make("split-mnist", data=tmp_path).fingerprint
     assert len({tiny, MNIST.fingerprint, make("split-digits").fingerprint}) == 3
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, tiny_mnist: Any) -> None:
+def test_mnist_files_that_do_not_match_are_refused(tmp_path: Path, tiny_mnist: Any) -> None:
     tiny_mnist.write(tmp_path)
     train_images, train_labels, test_images, test_labels = (tmp_path / name for name in FILES)
     with pytest.raises(GlocalError, match="the 60 images need as many uint8 labels"):

@@ -1,4 +1,4 @@
-"""A challenge from anybody's own data: what is taken, as what, and what is refused."""
+"""Challenges from a user's own data: accepted forms, conversions and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pair(classes: list[int], n: int = 6, shape: tuple[int, ...] = (3,)) -> tuple
 
 
 def two_tasks(**changes: Any) -> list[Any]:
-    """Two good tasks, (train, test) each; `changes` replace the second's 'train', 'test', or their 'x' and 'y'."""
+    """Return two valid tasks (train, test); `changes` replace 'train', 'test', 'x' or 'y' of the second one."""
     x, y = pair([2, 3])
     train = changes.get("train", (changes.get("x", x), changes.get("y", y)))
     return [(pair([0, 1]), pair([0, 1], 4)), (train, changes.get("test", pair([2, 3], 4)))]
@@ -31,8 +31,8 @@ def two_tasks(**changes: Any) -> list[Any]:
 
 def test_arrays_become_tasks() -> None:
     tasks = two_tasks()
-    challenge = from_tasks("mine", tasks, "class")
-    assert (challenge.name, challenge.setting, challenge.tasks) == ("mine", "class", 2)
+    challenge = from_tasks("my-data", tasks, "class")
+    assert (challenge.name, challenge.setting, challenge.tasks) == ("my-data", "class", 2)
     assert (challenge.outputs, challenge.input_shape, challenge.seeded) == (4, (3,), False)
     for index, classes in enumerate([(0, 1), (2, 3)]):
         task = challenge.task(index, 0)
@@ -43,7 +43,7 @@ def test_arrays_become_tasks() -> None:
             assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
 
 
-class Pictures(Dataset[Any]):
+class Items(Dataset[Any]):
     def __init__(self, items: list[Any]) -> None:
         self.items = items
 
@@ -58,7 +58,7 @@ X, Y = np.random.default_rng(0).random((5, 2, 4), dtype=np.float32), np.array([0
 
 
 @pytest.mark.parametrize(
-    "given",
+    "source",
     [
         (X, Y),
         (X.astype(np.float64), Y.astype(np.int8)),
@@ -69,8 +69,8 @@ X, Y = np.random.default_rng(0).random((5, 2, 4), dtype=np.float32), np.array([0
         (X.astype(">f4"), Y.astype(">i8")),
         (X[::-1].copy()[::-1], Y.astype(bool)),
         TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
-        Pictures([(x, int(y)) for x, y in zip(X, Y, strict=True)]),
-        Pictures([[x, np.int32(y)] for x, y in zip(X, Y, strict=True)]),
+        Items([(x, int(y)) for x, y in zip(X, Y, strict=True)]),
+        Items([[x, np.int32(y)] for x, y in zip(X, Y, strict=True)]),
         DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=2, shuffle=True),
         [(X[:3], Y[:3]), (X[3:], Y[3:])],
     ],
@@ -90,78 +90,78 @@ X, Y = np.random.default_rng(0).random((5, 2, 4), dtype=np.float32), np.array([0
         "batches",
     ],
 )
-def test_every_way_to_give_data_is_the_same_challenge(given: Any) -> None:
-    challenge = from_tasks("mine", [(given, given)], "class")
+def test_every_form_of_data_gives_the_same_challenge(source: Any) -> None:
+    challenge = from_tasks("my-data", [(source, source)], "class")
     task = challenge.task(0, 0)
     np.testing.assert_array_equal(task.train.x.numpy(), X)
     np.testing.assert_array_equal(task.test.y.numpy(), Y)
-    assert challenge.fingerprint == from_tasks("mine", [((X, Y), (X, Y))], "class").fingerprint
+    assert challenge.fingerprint == from_tasks("my-data", [((X, Y), (X, Y))], "class").fingerprint
     assert not task.train.x.requires_grad
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("L", (1, 4, 6)), ("RGB", (3, 4, 6))])
-def test_pictures_become_uint8_with_channels_first(mode: str, shape: tuple[int, ...]) -> None:
+def test_pil_images_become_uint8_with_channels_first(mode: str, shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
     pictures = [Image.fromarray(p[0] if mode == "L" else p.transpose(1, 2, 0)) for p in pixels]
     assert pictures[0].mode == mode
-    data = Pictures(list(zip(pictures, [0, 1], strict=True)))
-    challenge = from_tasks("mine", [(data, data)])
+    data = Items(list(zip(pictures, [0, 1], strict=True)))
+    challenge = from_tasks("my-data", [(data, data)])
     assert challenge.input_shape == shape
     np.testing.assert_array_equal(challenge.task(0, 0).train.x.numpy(), pixels)
 
 
-def test_uint8_is_kept_and_memory_that_may_not_be_written_is_fine(recwarn: pytest.WarningsRecorder) -> None:
+def test_uint8_is_kept_and_read_only_memory_is_accepted(recwarn: pytest.WarningsRecorder) -> None:
     x = np.frombuffer(bytes(range(12)), dtype=np.uint8).reshape(4, 3)
-    challenge = from_tasks("mine", [((x, [0, 1, 0, 1]), (x, [0, 1, 1, 1]))])
+    challenge = from_tasks("my-data", [((x, [0, 1, 0, 1]), (x, [0, 1, 1, 1]))])
     assert challenge.task(0, 0).train.x.dtype == torch.uint8
     assert not recwarn.list
 
 
 def test_outputs_may_be_more_than_the_classes() -> None:
-    assert from_tasks("mine", two_tasks(), outputs=10).outputs == 10
+    assert from_tasks("my-data", two_tasks(), outputs=10).outputs == 10
 
 
 def test_domain_challenges_keep_their_classes() -> None:
     tasks = [(pair([0, 1]), pair([0, 1])), (pair([1, 0]), pair([0, 1]))]
-    assert from_tasks("mine", tasks, "domain").setting == "domain"
+    assert from_tasks("my-data", tasks, "domain").setting == "domain"
 
 
 @pytest.mark.parametrize("y", [np.zeros((6, 2)), np.arange(12).reshape(6, 2)])
-def test_squared_error_takes_real_targets(y: np.ndarray) -> None:
-    challenge = from_tasks("mine", [((pair([0])[0], y), (pair([0])[0], y))], "domain", loss="squared-error")
+def test_squared_error_accepts_real_targets(y: np.ndarray) -> None:
+    challenge = from_tasks("my-data", [((pair([0])[0], y), (pair([0])[0], y))], "domain", loss="squared-error")
     task = challenge.task(0, 0)
     assert (challenge.outputs, challenge.loss, task.classes) == (2, "squared-error", ())
     assert task.train.y.dtype == torch.float32
     np.testing.assert_array_equal(task.train.y.numpy(), y)
 
 
-def test_one_target_per_example_is_one_column() -> None:
+def test_one_target_per_example_becomes_one_column() -> None:
     x = pair([0])[0]
-    challenge = from_tasks("mine", [((x, x[:, 0]), (x, x[:, 1]))], "domain", loss="squared-error")
+    challenge = from_tasks("my-data", [((x, x[:, 0]), (x, x[:, 1]))], "domain", loss="squared-error")
     assert challenge.outputs == 1
     np.testing.assert_array_equal(challenge.task(0, 0).test.y.numpy(), x[:, 1:2])
 
 
 @settings(max_examples=40, deadline=None)
 @given(hnp.arrays(np.float32, (4, 2), elements=st.floats(-10, 10, width=32)), st.integers(0, 7))
-def test_the_fingerprint_is_of_the_bytes(x: np.ndarray, where: int) -> None:
+def test_the_fingerprint_depends_on_bytes_and_shape(x: np.ndarray, where: int) -> None:
     y = [0, 1, 0, 1]
 
-    def made(values: np.ndarray) -> Challenge:
-        return from_tasks("mine", [((values, y), (values, y))])
+    def challenge_of(values: np.ndarray) -> Challenge:
+        return from_tasks("my-data", [((values, y), (values, y))])
 
     other = x.copy()
     other.flat[where] += 1
-    assert made(x.copy()).fingerprint == made(x).fingerprint
-    assert made(other).fingerprint != made(x).fingerprint
-    assert made(x.reshape(4, 1, 2)).fingerprint != made(x).fingerprint
+    assert challenge_of(x.copy()).fingerprint == challenge_of(x).fingerprint
+    assert challenge_of(other).fingerprint != challenge_of(x).fingerprint
+    assert challenge_of(x.reshape(4, 1, 2)).fingerprint != challenge_of(x).fingerprint
 
 
 x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"x": x6[:, :2]}, r"inputs of task 1 \(train\) have shape \(2,\) and those of task 0 \(train\) \(3,\)"),
         (
@@ -185,20 +185,20 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
         ({"train": x6}, r"task 1 \(train\) is a ndarray; give a pair"),
         ({"train": (x6,)}, r"batch 0 of task 1 \(train\) is a ndarray; batches must be pairs"),
         ({"train": iter([])}, r"task 1 \(train\) has no examples"),
-        ({"train": Pictures([x6[0]])}, r"item 0 of task 1 \(train\) is a ndarray"),
-        ({"train": Pictures([])}, r"task 1 \(train\) has no examples"),
+        ({"train": Items([x6[0]])}, r"item 0 of task 1 \(train\) is a ndarray"),
+        ({"train": Items([])}, r"task 1 \(train\) has no examples"),
         ({"test": (x6[:, :1], [2, 3] * 3)}, r"inputs of task 1 \(test\) have shape \(1,\)"),
         ({"y": [0, 1] * 3, "test": pair([0, 1])}, r"task 1 brings no new class \(it has \[0, 1\]\)"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_tasks_number(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(GlocalError, match=said) as raised:
-        from_tasks("mine", two_tasks(**changes), "class")
+def test_errors_name_the_task(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(GlocalError, match=message) as raised:
+        from_tasks("my-data", two_tasks(**changes), "class")
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"name": ""}, "name is ''"),
         ({"setting": "classes"}, r"unknown setting 'classes'\. Did you mean 'class'\?"),
@@ -208,8 +208,8 @@ def test_what_is_wrong_is_said_with_the_tasks_number(changes: dict[str, Any], sa
         ({"outputs": 3}, "outputs is 3, but class 3 occurs; give 4 or more"),
         ({"outputs": 0}, "outputs is 0"),
         ({"outputs": "ten"}, "outputs is 'ten'"),
-        ({"tasks": []}, "tasks of mine are an empty list"),
-        ({"tasks": {}}, "tasks of mine are an empty dict"),
+        ({"tasks": []}, "tasks of my-data are an empty list"),
+        ({"tasks": {}}, "tasks of my-data are an empty dict"),
         ({"tasks": [5]}, "task 0 is a int; give a pair"),
         ({"tasks": [(pair([0]),)]}, r"task 0 is a tuple of length 1 \(tuple\); give a pair"),
         (
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_said_with_the_tasks_number(changes: dict[str, Any], sa
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(GlocalError, match=said) as raised:
-        from_tasks(**{"name": "mine", "tasks": two_tasks(), **arguments})
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(GlocalError, match=message) as raised:
+        from_tasks(**{"name": "my-data", "tasks": two_tasks(), **arguments})
     assert "\n" not in str(raised.value)

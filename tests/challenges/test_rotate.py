@@ -1,4 +1,4 @@
-"""Rotation against Pillow's, bit for bit: the tolerance is zero."""
+"""Rotation equals Pillow's bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pillow(image: np.ndarray, angle: float) -> np.ndarray:
 @example(28, 28, 180.00000000000003)
 @example(28, 28, 45.0)
 @example(200, 300, 33.3)
-def test_rotation_equals_pillows_on_every_pixel(height: int, width: int, angle: float) -> None:
+def test_rotation_equals_pillow_on_every_pixel(height: int, width: int, angle: float) -> None:
     # No pixel is 0, and neighbours differ, so that a wrong neighbour or a wrong border shows.
     image = (1 + np.arange(height * width) % 251).astype(np.uint8).reshape(height, width)
     np.testing.assert_array_equal(rotate(torch.from_numpy(image), angle).numpy(), pillow(image, angle))
@@ -43,21 +43,21 @@ def test_rotation_equals_pillows_on_every_pixel(height: int, width: int, angle: 
 
 @settings(max_examples=25, deadline=None)
 @given(angles)
-def test_real_digits_equal_pillows(angle: float) -> None:
+def test_rotated_digits_equal_pillow(angle: float) -> None:
     images = load_digits().test.x[:40]
-    turned = rotate(images, angle)
-    assert turned.shape == images.shape
-    for image, ours in zip(images[:, 0].numpy(), turned[:, 0].numpy(), strict=True):
+    rotated = rotate(images, angle)
+    assert rotated.shape == images.shape
+    for image, ours in zip(images[:, 0].numpy(), rotated[:, 0].numpy(), strict=True):
         np.testing.assert_array_equal(ours, pillow(image, angle))
 
 
-def test_whole_sweep_of_angles_on_mnists_size() -> None:
+def test_many_angles_equal_pillow_at_28x28() -> None:
     image = (1 + np.arange(784) % 251).astype(np.uint8).reshape(28, 28)
     for angle in np.random.default_rng(0).uniform(0, 180, 2000):
         np.testing.assert_array_equal(rotate(torch.from_numpy(image), angle).numpy(), pillow(image, float(angle)))
 
 
-def test_counter_clockwise_is_to_the_left() -> None:
+def test_rotation_is_counter_clockwise() -> None:
     top_right = torch.tensor([[0, 1], [0, 0]])
     assert rotate(top_right, 90).tolist() == [[1, 0], [0, 0]]
 
@@ -65,20 +65,20 @@ def test_counter_clockwise_is_to_the_left() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.float32, torch.float64, torch.bfloat16])
 def test_any_dtype_and_leading_shape(dtype: torch.dtype) -> None:
     images = torch.randint(0, 2, (2, 3, 6, 5), generator=torch.Generator().manual_seed(0))
-    turned = rotate(images.to(dtype), 30.0)
-    assert turned.dtype == dtype
+    rotated = rotate(images.to(dtype), 30.0)
+    assert rotated.dtype == dtype
     for i in range(2):
         for c in range(3):
             expected = pillow(images[i, c].numpy().astype(np.uint8), 30.0)
-            np.testing.assert_array_equal(turned[i, c].to(torch.uint8).numpy(), expected)
+            np.testing.assert_array_equal(rotated[i, c].to(torch.uint8).numpy(), expected)
 
 
-def test_floats_equal_pillows_float_images() -> None:
+def test_float_images_equal_pillow() -> None:
     image = np.random.default_rng(0).random((17, 23), dtype=np.float32)
     np.testing.assert_array_equal(rotate(torch.from_numpy(image), 77.7).numpy(), pillow(image, 77.7))
 
 
-def test_the_input_is_left_alone_and_strides_do_not_matter() -> None:
+def test_rotation_copies_and_accepts_any_strides() -> None:
     images = torch.arange(1, 2 * 16 + 1).reshape(2, 4, 4)
     before = images.clone()
     assert rotate(images, 0.0).data_ptr() != images.data_ptr()
@@ -87,11 +87,11 @@ def test_the_input_is_left_alone_and_strides_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("angle", [math.nan, math.inf])
-def test_an_angle_that_is_no_number_is_refused(angle: float) -> None:
+def test_an_angle_that_is_not_finite_is_refused(angle: float) -> None:
     with pytest.raises(GlocalError, match="finite"):
         rotate(torch.zeros(4, 4), angle)
 
 
-def test_a_tensor_that_is_no_image_is_refused() -> None:
+def test_a_tensor_without_height_and_width_is_refused() -> None:
     with pytest.raises(GlocalError, match=r"shape \(5,\)"):
         rotate(torch.zeros(5), 10)

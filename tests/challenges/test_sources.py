@@ -23,25 +23,25 @@ FILES = [file.name for file in MNIST.files]
 @pytest.mark.parametrize("inner", ["", "mnist", "MNIST/raw"])
 def test_files_are_found_in_every_layout(tmp_path: Path, tiny_mnist: Any, inner: str, unzipped: bool) -> None:
     tiny_mnist.write(tmp_path / inner, unzipped)
-    found = locate("mnist", tmp_path)
-    assert list(found) == FILES
-    for name, path in found.items():
+    paths = locate("mnist", tmp_path)
+    assert list(paths) == FILES
+    for name, path in paths.items():
         content = path.read_bytes()
         assert (content if not unzipped else gzip.compress(content, mtime=0)) == tiny_mnist.contents[name]
     (record,) = status(tmp_path)
     assert (record.name, record.state, record.where) == ("mnist", "ready", str(tmp_path / inner))
-    assert record.bytes == sum(path.stat().st_size for path in found.values())
+    assert record.bytes == sum(path.stat().st_size for path in paths.values())
 
 
-def test_the_folder_given_comes_first_then_the_environment_then_the_cache(
+def test_search_order_is_argument_environment_cache(
     tmp_path: Path, tiny_mnist: Any, own_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, environment = tmp_path / "given", tmp_path / "environment"
+    argument, environment = tmp_path / "argument", tmp_path / "environment"
     monkeypatch.setenv("GLOCAL_DATA", str(environment))
-    assert data_folders(given) == [given, environment, own_folders]
-    for folder in (own_folders, environment, given):
+    assert data_folders(argument) == [argument, environment, own_folders]
+    for folder in (own_folders, environment, argument):
         tiny_mnist.write(folder)
-        assert {path.parent for path in locate("mnist", given).values()} == {folder}
+        assert {path.parent for path in locate("mnist", argument).values()} == {folder}
 
 
 def test_the_cache_is_in_the_home_folder_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,17 +52,15 @@ def test_the_cache_is_in_the_home_folder_by_default(monkeypatch: pytest.MonkeyPa
     assert data_folders() == [Path("/home/somebody/.cache/glocal")]
 
 
-def test_missing_files_are_named_with_the_folders_and_the_remedy(
-    tmp_path: Path, tiny_mnist: Any, own_folders: Path
-) -> None:
+def test_the_error_names_missing_files_folders_and_remedy(tmp_path: Path, tiny_mnist: Any, own_folders: Path) -> None:
     tiny_mnist.write(tmp_path)
     (tmp_path / FILES[2]).unlink()
     with pytest.raises(GlocalError) as raised:
         locate("mnist", tmp_path)
     message = str(raised.value)
     assert "\n" not in message
-    for said in (FILES[2], str(tmp_path), f"{own_folders} (no such folder)", "glocal data fetch mnist", "GLOCAL_DATA"):
-        assert said in message
+    for text in (FILES[2], str(tmp_path), f"{own_folders} (no such folder)", "glocal data fetch mnist", "GLOCAL_DATA"):
+        assert text in message
     assert FILES[0] not in message
     (record,) = status(tmp_path)
     assert record.state == "missing"
@@ -78,15 +76,15 @@ def damage_bit(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"), [(damage_length, "bytes instead of"), (damage_bit, "wrong checksum")], ids=["length", "bit"]
+    ("damage", "message"), [(damage_length, "bytes instead of"), (damage_bit, "wrong checksum")], ids=["length", "bit"]
 )
-def test_damage_is_noticed_and_a_good_copy_elsewhere_is_used(
-    tmp_path: Path, tiny_mnist: Any, own_folders: Path, damage: Callable[[bytes], bytes], said: str
+def test_a_damaged_file_is_reported_and_another_copy_is_used(
+    tmp_path: Path, tiny_mnist: Any, own_folders: Path, damage: Callable[[bytes], bytes], message: str
 ) -> None:
     tiny_mnist.write(tmp_path)
     bad = tmp_path / FILES[1]
     bad.write_bytes(damage(tiny_mnist.contents[FILES[1]]))
-    with pytest.raises(GlocalError, match=f"damaged: .*{said}") as raised:
+    with pytest.raises(GlocalError, match=f"damaged: .*{message}") as raised:
         locate("mnist", tmp_path)
     assert str(bad) in str(raised.value)
     (record,) = status(tmp_path)
@@ -97,7 +95,7 @@ def test_damage_is_noticed_and_a_good_copy_elsewhere_is_used(
     assert status(tmp_path)[0].state == "ready"
 
 
-def test_an_unchanged_file_is_verified_once_and_a_changed_one_again(
+def test_a_file_is_verified_once_until_it_changes(
     tmp_path: Path, tiny_mnist: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
@@ -119,40 +117,36 @@ def test_an_unchanged_file_is_verified_once_and_a_changed_one_again(
         locate("mnist", tmp_path)
 
 
-def test_fetch_gets_what_is_absent_or_damaged_and_nothing_else(
-    tmp_path: Path, tiny_mnist: Any, mirror: Callable
-) -> None:
+def test_fetch_downloads_only_missing_and_damaged_files(tmp_path: Path, tiny_mnist: Any, mirror: Callable) -> None:
     tiny_mnist.write(tmp_path / "mnist")
     (tmp_path / "mnist" / FILES[0]).unlink()
     (tmp_path / "mnist" / FILES[3]).write_bytes(b"damaged")
     server = mirror(tiny_mnist.contents)
-    seen: list[tuple[int, int | None]] = []
-    found = fetch("mnist", tmp_path, [server.url + "/"], lambda done, total: seen.append((done, total)))
-    assert {name: path.read_bytes() for name, path in found.items()} == tiny_mnist.contents
+    reports: list[tuple[int, int | None]] = []
+    paths = fetch("mnist", tmp_path, [server.url + "/"], lambda done, total: reports.append((done, total)))
+    assert {name: path.read_bytes() for name, path in paths.items()} == tiny_mnist.contents
     total = len(tiny_mnist.contents[FILES[0]]) + len(tiny_mnist.contents[FILES[3]])
     assert server.sent == total
-    assert seen[-1] == (total, total)
-    assert seen == sorted(seen)
-    assert fetch("mnist", tmp_path, [server.url]) == found
+    assert reports[-1] == (total, total)
+    assert reports == sorted(reports)
+    assert fetch("mnist", tmp_path, [server.url]) == paths
     assert len(server.asked) == 2
 
 
-def test_fetch_without_a_folder_fills_the_cache(tiny_mnist: Any, mirror: Callable, own_folders: Path) -> None:
-    found = fetch("mnist", mirrors=[mirror(tiny_mnist.contents).url])
-    assert {path.parent for path in found.values()} == {own_folders / "mnist"}
+def test_fetch_downloads_to_the_cache_by_default(tiny_mnist: Any, mirror: Callable, own_folders: Path) -> None:
+    paths = fetch("mnist", mirrors=[mirror(tiny_mnist.contents).url])
+    assert {path.parent for path in paths.values()} == {own_folders / "mnist"}
     assert status()[0].state == "ready"
 
 
-def test_fetch_into_something_that_is_not_a_folder_is_a_clear_error(
-    tmp_path: Path, tiny_mnist: Any, mirror: Callable
-) -> None:
+def test_fetch_into_a_file_is_an_error(tmp_path: Path, tiny_mnist: Any, mirror: Callable) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(GlocalError, match="cannot write"):
         fetch("mnist", tmp_path / "file", [mirror(tiny_mnist.contents).url])
 
 
 @pytest.mark.parametrize("call", [locate, fetch])
-def test_an_unknown_data_set_is_named_with_the_nearest(call: Callable) -> None:
+def test_an_unknown_data_set_is_an_error_with_a_suggestion(call: Callable) -> None:
     with pytest.raises(GlocalError, match=r"unknown data set 'minst'\. Did you mean 'mnist'\?"):
         call("minst")
 
@@ -162,10 +156,10 @@ def test_an_empty_data_folder_is_refused() -> None:
         locate("mnist", "")
 
 
-def test_the_table_agrees_with_the_real_files(mnist_folder: Path) -> None:
+def test_sizes_and_checksums_equal_those_of_the_real_files(mnist_folder: Path) -> None:
     for file in MNIST.files:
         content = (mnist_folder / "mnist" / file.name).read_bytes()
         for form in (file, *file.alternatives):
-            held = content if form.name.endswith(".gz") else gzip.decompress(content)
-            assert (form.bytes, form.md5) == (len(held), hashlib.md5(held).hexdigest())
+            data = content if form.name.endswith(".gz") else gzip.decompress(content)
+            assert (form.bytes, form.md5) == (len(data), hashlib.md5(data).hexdigest())
     assert {path.parent.name for path in locate("mnist", mnist_folder).values()} == {"mnist"}

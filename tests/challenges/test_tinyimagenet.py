@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: small zips in the layout of the original, whole, gray, damaged, and the real part where it is."""
+"""Tiny-ImageNet: small zips in the original's layout, damaged ones, and the real subset in $GLOCAL_DATA."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from glocal.sweeps import resolve
 TINYIMAGENET = SOURCES["tinyimagenet"]
 ROOT = "tiny-imagenet-200/"
 WNIDS = [f"n{number:08}" for number in (300, 7, 150, 42)]
-"""In an order that is not the sorted one, as the original file has them."""
+"""Not sorted, as in the original file."""
 
 
 def jpeg(colour: tuple[int, int, int] | int, side: int = 64) -> bytes:
-    """One colour survives JPEG nearly unchanged; a number makes a gray image of one channel."""
+    """Encode an image of one colour, which JPEG hardly changes; an integer gives one gray channel."""
     buffer = io.BytesIO()
     Image.new("L" if isinstance(colour, int) else "RGB", (side, side), colour).save(buffer, "JPEG", quality=95)
     return buffer.getvalue()
@@ -41,18 +41,18 @@ def colour_of(label: int, number: int) -> tuple[int, int, int]:
 
 @dataclass
 class Zip:
-    """The members of a zip; image `number` of class `label`, in sorted order, has the colour `colour_of` says."""
+    """The members of a zip; image `number` of class `label` has the colour `colour_of(label, number)`."""
 
     classes: int = 4
     members: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         labels = {wnid: label for label, wnid in enumerate(sorted(WNIDS))}
-        held = [wnid for wnid in WNIDS if labels[wnid] < self.classes]
-        self.members[f"{ROOT}wnids.txt"] = "\n".join(held).encode()
+        wnids = [wnid for wnid in WNIDS if labels[wnid] < self.classes]
+        self.members[f"{ROOT}wnids.txt"] = "\n".join(wnids).encode()
         self.members[f"{ROOT}words.txt"] = b"n00000007\ta thing\n"
         rows = []
-        for wnid in held:
+        for wnid in wnids:
             self.members[f"{ROOT}train/{wnid}/{wnid}_boxes.txt"] = b""
             # Eleven images, so that numbers and names are ordered differently.
             for number in (10, *range(10)):
@@ -82,61 +82,63 @@ def described(name: str, content: bytes) -> SourceFile:
 
 @pytest.fixture
 def tiny(only_source: Callable[[Source], None], monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """A data set of four classes and a part with two of them, in the place of the real one."""
-    whole, part = Zip().content(), Zip(classes=2).content()
+    """Replace the real data set by one with four classes and a subset with two of them."""
+    complete, subset = Zip().content(), Zip(classes=2).content()
     file = replace(
-        described("tiny-imagenet-200.zip", whole),
-        subsets=(replace(described("tiny-imagenet-40.zip", part), classes=2),),
+        described("tiny-imagenet-200.zip", complete),
+        subsets=(replace(described("tiny-imagenet-40.zip", subset), classes=2),),
     )
     only_source(replace(TINYIMAGENET, files=(file,), mirrors=()))
     monkeypatch.setattr(datasets, "TINYIMAGENET_CLASSES", 4)
-    return {"tiny-imagenet-200.zip": whole, "tiny-imagenet-40.zip": part}
+    return {"tiny-imagenet-200.zip": complete, "tiny-imagenet-40.zip": subset}
 
 
-def test_images_come_by_class_and_number_and_gray_ones_in_three_channels(tmp_path: Path) -> None:
-    made = Zip()
-    made.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_3.JPEG"] = jpeg(77)
-    seen: list[tuple[int, int]] = []
-    found = decode_tinyimagenet(made.write(tmp_path / "a.zip"), 4, lambda done, total: seen.append((done, total)))
-    assert found["train_y"].tolist() == [label for label in range(4) for _ in range(11)]
-    assert sorted(found["test_y"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+def test_images_are_sorted_by_class_and_number_and_gray_ones_have_three_channels(tmp_path: Path) -> None:
+    archive = Zip()
+    archive.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_3.JPEG"] = jpeg(77)
+    reports: list[tuple[int, int]] = []
+    decoded = decode_tinyimagenet(
+        archive.write(tmp_path / "a.zip"), 4, lambda done, total: reports.append((done, total))
+    )
+    assert decoded["train_y"].tolist() == [label for label in range(4) for _ in range(11)]
+    assert sorted(decoded["test_y"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
     expected = np.array([colour_of(label, number) for label in range(4) for number in range(11)])
     expected[3] = 77
-    assert found["train_x"].shape == (44, 3, 64, 64) and found["train_x"].dtype == torch.uint8
-    assert np.abs(found["train_x"].numpy() - expected[:, :, None, None]).max() <= 3
-    tested = np.array([colour_of(label, 0)[0] for label in found["test_y"].tolist()])
-    assert np.abs(found["test_x"][:, 0, 5, 5].numpy() - tested).max() <= 3
-    assert seen[-1] == (52, 52)
+    assert decoded["train_x"].shape == (44, 3, 64, 64) and decoded["train_x"].dtype == torch.uint8
+    assert np.abs(decoded["train_x"].numpy() - expected[:, :, None, None]).max() <= 3
+    tested = np.array([colour_of(label, 0)[0] for label in decoded["test_y"].tolist()])
+    assert np.abs(decoded["test_x"][:, 0, 5, 5].numpy() - tested).max() <= 3
+    assert reports[-1] == (52, 52)
 
 
-def test_channels_and_sides_are_not_swapped(tmp_path: Path) -> None:
+def test_axes_are_channels_rows_columns(tmp_path: Path) -> None:
     image = Image.new("RGB", (64, 64))
     image.paste((250, 0, 0), (0, 0, 64, 16))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=95)
-    made = Zip()
-    made.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_0.JPEG"] = buffer.getvalue()
-    first = decode_tinyimagenet(made.write(tmp_path / "a.zip"), 4)["train_x"][0]
+    archive = Zip()
+    archive.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_0.JPEG"] = buffer.getvalue()
+    first = decode_tinyimagenet(archive.write(tmp_path / "a.zip"), 4)["train_x"][0]
     assert first[0, 4, 60] > 240 and first[0, 60, 4] < 10 and first[2, 4, 60] < 10
 
 
 def without(name: str) -> Callable[[Zip], None]:
-    def change(made: Zip) -> None:
-        del made.members[ROOT + name]
+    def change(archive: Zip) -> None:
+        del archive.members[ROOT + name]
 
     return change
 
 
 def holding(name: str, content: bytes) -> Callable[[Zip], None]:
-    def change(made: Zip) -> None:
-        made.members[ROOT + name] = content
+    def change(archive: Zip) -> None:
+        archive.members[ROOT + name] = content
 
     return change
 
 
 def without_images(wnid: str) -> Callable[[Zip], None]:
-    def change(made: Zip) -> None:
-        made.members = {name: content for name, content in made.members.items() if f"{wnid}/images" not in name}
+    def change(archive: Zip) -> None:
+        archive.members = {name: content for name, content in archive.members.items() if f"{wnid}/images" not in name}
 
     return change
 
@@ -145,7 +147,7 @@ IMAGE = f"train/{WNIDS[0]}/images/{WNIDS[0]}_5.JPEG"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (holding(IMAGE, jpeg((1, 2, 3))[:-80]), f"{IMAGE} is not a complete JPEG"),
         (holding(IMAGE, b""), f"{IMAGE} is not a complete JPEG"),
@@ -162,41 +164,41 @@ IMAGE = f"train/{WNIDS[0]}/images/{WNIDS[0]}_5.JPEG"
         (without_images(WNIDS[2]), f"no train images of {WNIDS[2]}"),
     ],
 )
-def test_what_is_wrong_in_a_zip_is_named(tmp_path: Path, change: Callable[[Zip], None], said: str) -> None:
-    made = Zip()
-    change(made)
-    with pytest.raises(GlocalError, match=said) as raised:
-        decode_tinyimagenet(made.write(tmp_path / "a.zip"), 4)
+def test_errors_name_the_fault_in_a_zip(tmp_path: Path, change: Callable[[Zip], None], message: str) -> None:
+    archive = Zip()
+    change(archive)
+    with pytest.raises(GlocalError, match=message) as raised:
+        decode_tinyimagenet(archive.write(tmp_path / "a.zip"), 4)
     assert "\n" not in str(raised.value)
     assert str(tmp_path / "a.zip") in str(raised.value)
 
 
 @pytest.mark.parametrize("keep", [0, 100, -10, -5_000])
-def test_a_cut_zip_is_named(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_zip_is_refused(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(Zip().content()[:keep])
     with pytest.raises(GlocalError, match=r"a\.zip is damaged"):
         decode_tinyimagenet(path, 4)
 
 
-def test_a_flipped_bit_in_an_image_is_found(tmp_path: Path) -> None:
-    made = Zip()
-    content = bytearray(made.content())
-    content[content.index(made.members[ROOT + IMAGE]) + 300] ^= 1
+def test_a_flipped_bit_in_an_image_is_detected(tmp_path: Path) -> None:
+    archive = Zip()
+    content = bytearray(archive.content())
+    content[content.index(archive.members[ROOT + IMAGE]) + 300] ^= 1
     path = tmp_path / "a.zip"
     path.write_bytes(content)
     with pytest.raises(GlocalError, match=r"a\.zip is damaged: Bad CRC-32"):
         decode_tinyimagenet(path, 4)
 
 
-def test_pillow_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Zip().write(tmp_path / "a.zip")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(GlocalError, match="pip install pillow"):
         decode_tinyimagenet(path, 4)
 
 
-def test_images_are_decoded_once_and_then_read_from_the_cache(
+def test_images_are_decoded_once_and_cached(
     tmp_path: Path, tiny: dict[str, bytes], own_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(tiny["tiny-imagenet-200.zip"])
@@ -220,22 +222,22 @@ def test_images_are_decoded_once_and_then_read_from_the_cache(
         assert file.stat().st_size == len(good)
 
 
-def test_kept_tensors_are_of_what_was_asked_for_or_none(tmp_path: Path) -> None:
+def test_cached_tensors_are_returned_only_for_equal_metadata(tmp_path: Path) -> None:
     tensors = {"x": torch.arange(6, dtype=torch.uint8).reshape(2, 3), "y": torch.tensor([3, 4])}
     save_tensors(tmp_path / "a", tensors, {"zip": "one"})
-    found = load_tensors(tmp_path / "a", {"zip": "one"})
-    assert found is not None and all(torch.equal(found[name], tensors[name]) for name in tensors)
+    cached = load_tensors(tmp_path / "a", {"zip": "one"})
+    assert cached is not None and all(torch.equal(cached[name], tensors[name]) for name in tensors)
     assert load_tensors(tmp_path / "a", {"zip": "two"}) is None
     assert load_tensors(tmp_path / "b", {"zip": "one"}) is None
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(GlocalError, match=r"cannot write .* set XDG_CACHE_HOME to a writable folder"):
         save_tensors(tmp_path / "file" / "a", {"x": torch.zeros(1)}, {})
 
 
-def test_a_part_gives_the_tasks_it_has_classes_for(tmp_path: Path, tiny: dict[str, bytes]) -> None:
+def test_a_subset_limits_the_number_of_tasks(tmp_path: Path, tiny: dict[str, bytes]) -> None:
     (tmp_path / "tiny-imagenet-40.zip").write_bytes(tiny["tiny-imagenet-40.zip"])
     part = make("split-tinyimagenet", data=tmp_path, classes_per_task=1)
     assert (part.tasks, part.outputs) == (2, 4)
@@ -258,21 +260,21 @@ def test_a_part_gives_the_tasks_it_has_classes_for(tmp_path: Path, tiny: dict[st
         make("split-tinyimagenet", data=tmp_path)
 
 
-def test_fetch_gets_the_whole_where_only_a_part_is(tmp_path: Path, tiny: dict[str, bytes], mirror: Callable) -> None:
+def test_fetch_replaces_a_subset_by_the_complete_file(tmp_path: Path, tiny: dict[str, bytes], mirror: Callable) -> None:
     (tmp_path / "tiny-imagenet-40.zip").write_bytes(tiny["tiny-imagenet-40.zip"])
     server = mirror(tiny)
-    found = fetch("tinyimagenet", tmp_path, [server.url])
-    assert found["tiny-imagenet-200.zip"] == tmp_path / "tiny-imagenet" / "tiny-imagenet-200.zip"
-    assert found["tiny-imagenet-200.zip"].read_bytes() == tiny["tiny-imagenet-200.zip"]
+    paths = fetch("tinyimagenet", tmp_path, [server.url])
+    assert paths["tiny-imagenet-200.zip"] == tmp_path / "tiny-imagenet" / "tiny-imagenet-200.zip"
+    assert paths["tiny-imagenet-200.zip"].read_bytes() == tiny["tiny-imagenet-200.zip"]
     fetch("tinyimagenet", tmp_path, [server.url])
     assert len(server.asked) == 1
-    seen: list[tuple[int, int]] = []
-    prepare("tinyimagenet", tmp_path, lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (52, 52)
+    reports: list[tuple[int, int]] = []
+    prepare("tinyimagenet", tmp_path, lambda done, total: reports.append((done, total)))
+    assert reports[-1] == (52, 52)
     prepare("tinyimagenet", tmp_path, lambda done, total: pytest.fail("decoded again"))
 
 
-def test_the_real_part(tinyimagenet_folder: Path) -> None:
+def test_the_real_subset(tinyimagenet_folder: Path) -> None:
     (file,) = TINYIMAGENET.files
     (subset,) = file.subsets
     content = (tinyimagenet_folder / subset.name).read_bytes()

@@ -1,4 +1,4 @@
-"""Taking files out of tar archives, hostile ones included."""
+"""Extracting files from tar archives, including hostile ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-def test_what_is_wanted_is_taken_and_nothing_else(tmp_path: Path) -> None:
+def test_only_listed_members_are_extracted(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "a.tar.gz",
         member("../outside"),
@@ -55,7 +55,7 @@ def test_what_is_wanted_is_taken_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
-def test_links_and_other_things_under_a_wanted_name_are_not_taken(tmp_path: Path, kind: bytes) -> None:
+def test_links_and_special_files_are_not_extracted(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret").write_bytes(CONTENT)
     link = member(WANTED, b"", type=kind, linkname=str(tmp_path / "secret"))
     with pytest.raises(GlocalError, match="contains no file batches/one"):
@@ -63,7 +63,7 @@ def test_links_and_other_things_under_a_wanted_name_are_not_taken(tmp_path: Path
     assert files(tmp_path) == ["a.tar.gz", "secret"]
 
 
-def test_a_link_laid_where_the_file_goes_is_replaced_not_followed(tmp_path: Path) -> None:
+def test_a_symlink_at_the_target_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"untouched")
     (tmp_path / "one").symlink_to(tmp_path / "victim")
     take(archive(tmp_path / "a.tar.gz", member(WANTED)), tmp_path / "one")
@@ -72,20 +72,20 @@ def test_a_link_laid_where_the_file_goes_is_replaced_not_followed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (CONTENT[:-1], "has 2999999 bytes instead of 3000000"),
         (bytes(len(CONTENT)), "has the wrong checksum"),
     ],
 )
-def test_other_content_is_refused_and_leaves_nothing(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(GlocalError, match=said):
+def test_wrong_content_is_refused_and_leaves_no_file(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(GlocalError, match=message):
         take(archive(tmp_path / "a.tar.gz", member(WANTED, content)), tmp_path / "in" / "one")
     assert files(tmp_path) == ["a.tar.gz"]
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100_000, 2_999_000])
-def test_a_cut_archive_is_named_and_leaves_nothing(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_archive_is_refused_and_leaves_no_file(tmp_path: Path, keep: int) -> None:
     path = archive(tmp_path / "a.tar.gz", member(WANTED))
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(GlocalError, match=r"a\.tar\.gz cannot be unpacked") as raised:
@@ -94,7 +94,7 @@ def test_a_cut_archive_is_named_and_leaves_nothing(tmp_path: Path, keep: int) ->
     assert files(tmp_path) == ["a.tar.gz"]
 
 
-def test_an_unwritable_folder_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(GlocalError, match="cannot write"):
         take(archive(tmp_path / "a.tar.gz", member(WANTED)), tmp_path / "file" / "one")
