@@ -11,7 +11,7 @@ from pathlib import Path
 
 import glocal
 from glocal.algorithms import ALGORITHMS
-from glocal.report.table import render, rows
+from glocal.report.summary import render
 from glocal.store.run import Run
 
 LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -62,7 +62,7 @@ def page(runs: Sequence[Run]) -> str:
         f"| `{name}` | {a.locality} | {a.family} | {', '.join(a.settings)} | {a.remembers} | {a.grows} |"
         for name, a in ALGORITHMS.items()
     ]
-    return TEXT.format(listed="\n".join(listed), where="; ".join(where), results=render(rows(runs), "markdown"))
+    return TEXT.format(listed="\n".join(listed), where="; ".join(where), results=str(render(runs, "markdown")).rstrip())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
 from glocal.paper import icarl_buffer, results
-from glocal.paper.comparison import Compared, Comparison, compare, titled
+from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
 from glocal.paper.published import SEEDS
 from glocal.paper.studies import TITLES, get
 from glocal.paper.studies.perturbation import line
@@ -26,9 +26,7 @@ from glocal.paper.study import draw
 from glocal.paper.table1 import COLUMNS, Column, row_of
 from glocal.paper.tables import read_cost, read_table
 from glocal.precision import PRECISIONS
-from glocal.report import side_by_side
-from glocal.report.comparison import render
-from glocal.report.comparison_texts import signed
+from glocal.report.table import signed
 from glocal.runs import Runs
 from glocal.store.run import Run
 
@@ -49,8 +47,8 @@ otherwise.
 
 Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, five seeds, the published hyperparameters
 and the published angles. The paper has no row of iCaRL here, and neither have we. Rows were trained side by side on one
-GPU: their seconds count what they waited for each other. {cost} Trained by `python -m glocal.paper.table1 --device
-cuda`.{further}
+GPU: their seconds count what they waited for each other. {cost} Trained by `glocal paper table1
+--device cuda`.{further}
 
 {agreement}
 
@@ -126,7 +124,7 @@ def split(challenge: str) -> str:
     runs = results.read(file)
     made = compare(runs)
     parts = [f"## {challenge}", f"{SPLIT[challenge]} {cost(runs)}"]
-    if any(line.acc.units is not None for line in made.lines):
+    if any(row.acc.z is not None for row in made.rows):
         parts += [agreement(made), *by_more_seeds(runs, made)]
     if challenge in MEASURED:
         parts += [projection(runs, COLUMNS[challenge]), *others(runs, challenge)]
@@ -138,22 +136,23 @@ def split(challenge: str) -> str:
 def figures(runs: Runs, challenge: str) -> list[str]:
     """The distances of all runs, and iCaRL with both kinds of exemplars where both are there."""
     drawn = HERE / "images" / f"{challenge}-distance.png"
-    titled(runs).plot("distance", drawn)
+    relabel(runs).plot("distance", drawn)
     parts = [f"![Distance from the initialisation, by learning rate and task](images/{drawn.name})"]
     buffers = icarl_buffer.only(runs)
     if {run.config["algorithm"]["name"] for run in buffers} == set(icarl_buffer.ALGORITHMS):
         drawn = HERE / "images" / f"{challenge}-icarl-buffer.png"
-        titled(buffers).plot("forgetting", drawn)
+        relabel(buffers).plot("forgetting", drawn)
         parts.append(f"![Forgetting of iCaRL with herding and with random exemplars](images/{drawn.name})")
     return parts
 
 
 def exemplars(made: Comparison) -> list[str]:
     """What the figure of iCaRL's buffers shows, beside what the paper says of it."""
-    more = {trend.algorithm: -trend.difference for trend in made.trends if trend.algorithm in icarl_buffer.ALGORITHMS}
+    tests = {row.algorithm: row.trend for row in made.trends if row.algorithm in icarl_buffer.ALGORITHMS}
+    more = {name: -trend.difference for name, trend in tests.items()}
     if set(more) != set(icarl_buffer.ALGORITHMS):
         return []
-    seeds = min(trend.seeds for trend in made.trends if trend.algorithm in more)
+    seeds = min(trend.seeds for trend in tests.values())
     herding, random = (more[name] for name in icarl_buffer.ALGORITHMS)
     unsure = " One seed does not tell how much of that is chance." if seeds == 1 else ""
     return [
@@ -398,7 +397,7 @@ def when(runs: Runs) -> str:
 
 def agreement(made: Comparison) -> str:
     """How far ours are from the published cells, in words."""
-    units = [(abs(cell.units), where) for where, cell in compared(made).items() if cell.units is not None]
+    units = [(abs(cell.z), where) for where, cell in compared(made).items() if cell.z is not None]
     average = sum(far for far, _ in units) / len(units)
     apart = [where for far, where in units if far > 2]
     if not apart:
@@ -413,30 +412,30 @@ def agreement(made: Comparison) -> str:
     )
 
 
-def compared(made: Comparison) -> dict[str, Compared]:
+def compared(made: Comparison) -> dict[str, Difference]:
     """Every accuracy and forgetting, by what it is."""
     return {
-        f"{what} of `{line.algorithm}` at {line.lr:g}": cell
-        for line in made.lines
-        for what, cell in (("the accuracy", line.acc), ("the forgetting", line.forgetting[made.over]))
+        f"{what} of `{row.algorithm}` at {row.lr:g}": cell
+        for row in made.rows
+        for what, cell in (("the accuracy", row.acc), ("the forgetting", row.forgetting[made.over]))
     }
 
 
 def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
     """What became of the numbers that the seed which all cells have put further than 2 standard errors from ours."""
-    common = set.intersection(*({*line.by_seed} for line in made.lines))
+    common = set.intersection(*({*row.by_seed} for row in made.rows))
     first = next((seed for seed in SEEDS if seed in common), None)
-    if first is None or max(line.seeds for line in made.lines) == 1:
+    if first is None or max(row.seeds for row in made.rows) == 1:
         return []
     every, parts = compared(made), []
     for where, alone in compared(compare(run for run in runs if run.seed == first)).items():
         now = every[where]
-        if not alone.far or now.ours is None or now.published is None or now.ours.seeds == 1:
+        if not alone.differs or now.ours is None or now.published is None or now.ours.seeds == 1:
             continue
-        assert alone.units is not None and alone.ours is not None and now.units is not None
+        assert alone.z is not None and alone.ours is not None and now.z is not None
         apart = abs(alone.ours.mean - now.ours.mean) / now.ours.std
         parts.append(
-            f"- {where[0].upper()}{where[1:]}: {signed(alone.units)} by seed {first}, {signed(now.units)} by "
+            f"- {where[0].upper()}{where[1:]}: {signed(alone.z)} by seed {first}, {signed(now.z)} by "
             f"{now.ours.seeds} seeds. Ours deviate by {now.ours.std:.1f} points, the published ones by "
             f"{now.published.std:.1f}, of which one seed's standard error was made; seed {first} is {apart:.1f} "
             "deviations from our mean."
@@ -453,12 +452,12 @@ def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
 
 def orthogonal(made: Comparison, runs: Runs) -> str:
     """Forgetting of sgd, ogd-published and ogd-gtl at the lowest and the highest rate."""
-    rates = sorted({line.lr for line in made.lines})
+    rates = sorted({row.lr for row in made.rows})
     (kept,) = {_chosen(run)[1]["slots"] // run.tasks for run in runs if _chosen(run)[0] == "ogd-gtl"}
 
     def forgetting(name: str, lr: float) -> float:
-        (line,) = [one for one in made.lines if one.algorithm == name and one.lr == lr]
-        found = line.forgetting[made.over].ours
+        (row,) = [row for row in made.rows if row.algorithm == name and row.lr == lr]
+        found = row.forgetting[made.over].ours
         assert found is not None
         return found.mean
 
@@ -478,7 +477,7 @@ def orthogonal(made: Comparison, runs: Runs) -> str:
 
 def tested(made: Comparison) -> str:
     """What the paper's test makes of the three, and what that is worth."""
-    trends = {trend.algorithm: trend for trend in made.trends}
+    trends = {row.algorithm: row.trend for row in made.trends}
     names = ("ogd-published", "sgd", "ogd-gtl")
     if not set(names) <= set(trends):
         return ""
@@ -498,9 +497,7 @@ def tested(made: Comparison) -> str:
 def by_rates(made: Comparison, runs: Runs) -> str:
     """How much less ogd-gtl forgets than sgd at every rate, where there are runs of both."""
     found = {
-        (line.algorithm, line.lr): line.forgetting[made.over].ours.mean
-        for line in made.lines
-        if line.forgetting[made.over].ours is not None
+        (row.algorithm, row.lr): ours.mean for row in made.rows if (ours := row.forgetting[made.over].ours) is not None
     }
     rates = sorted(lr for name, lr in found if name == "ogd-gtl" and ("sgd", lr) in found)
     if not rates:
@@ -529,7 +526,7 @@ def main() -> None:
     made = compare(published)
     column = COLUMNS["rotated-mnist"]
     is_further = lambda run: row_of(column, *_chosen(run)) in column.further  # noqa: E731
-    titled(published).plot("distance", HERE / "images" / "reproduction-distance.png")
+    relabel(published).plot("distance", HERE / "images" / "reproduction-distance.png")
     page = TEXT.format(
         cost=cost(published.where(lambda run: not is_further(run))),
         further=further(published.where(is_further)),
@@ -541,7 +538,7 @@ def main() -> None:
         over_all=f"{own[0].tasks - 1}/{own[0].tasks}",
         own=render(compare(own, published=False), "markdown"),
         contents=contents(),
-        side=side_by_side.markdown(compare([*published, *split_runs])).partition("\n\n")[2],
+        side=paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
         split="".join(split(challenge) for challenge in SPLIT),
         precision=precision(),
         studies=BESIDE + "".join(study(name) for name in TITLES),

@@ -41,8 +41,8 @@ class Runs(Sequence[Run]):
         return Runs([r for r in self if keep(r)])
 
     def table(self, **options: Any) -> polars.DataFrame:
-        """Accuracy and forgetting by algorithm and learning rate, over seeds: see `glocal.report.table.rows`."""
-        from glocal.report.table import frame
+        """Accuracy and forgetting by algorithm and learning rate, over seeds: see `glocal.report.summary.rows`."""
+        from glocal.report.summary import frame
 
         return frame(self, **options)
 

@@ -99,20 +99,20 @@ def test_plot(kind: str, store: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_demo_shows_table_figures_and_sentences(
+def test_demo_shows_table_figures_and_verdicts(
     elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo at a size for tests: everything but the number of networks is as it is."""
+    """The demo with fewer networks."""
     from glocal.cli import demo
 
-    monkeypatch.setattr(demo, "LRS", (0.05, 0.2))
+    monkeypatch.setattr(demo, "LRS", (0.05, 0.1, 0.2, 0.3))
     monkeypatch.setattr(demo, "SEEDS", (11,))
     monkeypatch.setattr(demo, "TASKS", 2)
     monkeypatch.setattr(demo, "EPOCHS", 1)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("sgd", "er", "agem", "ewc", "local", "global"))
-    assert out.count("• ") == 3
+    assert out.count("no sign predicted") == 3 and out.count("not settled: one seed") == 1
     assert (elsewhere / "demo" / "forgetting.png").exists() and (elsewhere / "demo" / "distance.png").exists()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +24,6 @@ from glocal.sweeps.sweep import load
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]
 TABLE = ["paper", "table1", *SMALL, "--algorithms", "sgd", "er"]
-
-BLOCKED = """import sys, runpy
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"tyro", "msgspec", "polars", "pyarrow", "mlxtend", "scipy", "pandas"}:
-            raise ImportError(name)
-sys.meta_path.insert(0, Block())
-runpy.run_module("glocal.paper.table1", run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +166,6 @@ def test_a_cpu_multiplies_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert asked["precision"] == "fp32"
     selection.train(replace(part, precision="bf16"), store=tmp_path, device="cpu")
     assert asked["precision"] == "bf16"
-
-
-def test_without_the_command_lines_libraries(finished: Path, tmp_path: Path) -> None:
-    file = results.write(load(finished / "store"), tmp_path / "results.npz")
-    arguments = ["--results", str(file), "--out", str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "rotated-digits" in done.stdout and "The paper's test" in done.stdout
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written >= {"results.npz", "table1.md", "table1.tex", "table1.csv", "table1.txt", "distance.png"}
 
 
 def test_icarl_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from glocal.errors import GlocalError
 from glocal.report.figures import KINDS, draw
-from glocal.report.groups import View, grouped
+from glocal.report.groups import View, group_runs
 from glocal.store.run import Run
 
 LRS = (0.001, 0.1)
@@ -45,7 +45,7 @@ def test_png_has_content_and_changes_with_the_data(kind: str, runs: list[Run], t
 
 def drawn(runs: list[Run], kind: str) -> list[Axes]:
     figure = Figure()
-    KINDS[kind][0](figure, grouped(runs), View())
+    KINDS[kind][0](figure, group_runs(runs), View())
     return figure.axes
 
 
@@ -129,7 +129,7 @@ def test_errors_teach(runs: list[Run], tmp_path: Path) -> None:
         draw(runs, "forgetting", tmp_path / "figure")
     with pytest.raises(GlocalError, match="no runs"):
         draw([], "forgetting", tmp_path / "f.png")
-    with pytest.raises(GlocalError, match="all 1 runs given have diverged"):
+    with pytest.raises(GlocalError, match="all 1 runs diverged"):
         draw([fake_run(diverged=1)], "distance", tmp_path / "f.png")
     with pytest.raises(GlocalError, match="undefined"):
         draw([fake_run(tasks=1)], "forgetting", tmp_path / "f.png")

@@ -1,4 +1,4 @@
-"""`glocal demo`: the main job on embedded data."""
+"""`glocal demo`: a sweep on embedded data, its table, its figures and the paper's test."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TRAIN_EVAL = 500
 
 @dataclass(frozen=True)
 class Demo:
-    """Local against global in a minute: sgd, er, agem and ewc on rotated digits, five learning rates, three seeds.
+    """Compare local and global algorithms in a minute: sgd, er, agem and ewc, five learning rates, three seeds.
 
-    Trains 60 networks on the embedded digits, shows a table in the layout of the paper's Table 1, draws forgetting and
-    distance against the learning rate, and says in three sentences what the numbers show.
+    Trains 60 networks on the embedded digits, prints a table like the paper's Table 1 and the paper's test of each
+    algorithm, and plots forgetting and distance against the learning rate.
     """
 
     out: Path = Path("demo")
@@ -31,8 +31,7 @@ class Demo:
         from rich.console import Console
 
         from glocal.report.progress import Bars
-        from glocal.report.sentences import what_it_shows
-        from glocal.report.table import render, rows
+        from glocal.report.summary import render
         from glocal.sweeps.sweep import sweep
 
         begun = time.perf_counter()
@@ -49,9 +48,7 @@ class Demo:
             progress=Bars(),
         )
         console = Console()
-        console.print(render(rows(runs), "rich"))
+        console.print(render(runs, "rich"))
         figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("forgetting", "distance")]
-        for sentence in what_it_shows(runs):
-            console.print(f"• {sentence}")
         console.print(f"\nFigures: {', '.join(str(f) for f in figures)}. Runs: {self.out / 'runs'}.")
         console.print(f"{len(runs)} runs in {time.perf_counter() - begun:.0f} s.")

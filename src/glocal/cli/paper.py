@@ -127,10 +127,10 @@ class Distance(FromRuns):
     """The file to write: .png, .pdf or .svg (distance.png unless given)."""
 
     def __call__(self) -> None:
-        from glocal.paper.comparison import titled
+        from glocal.paper.comparison import relabel
 
         path = _writable(self.output or Path("distance.png"))
-        print(f"Wrote {titled(self._job().runs()).plot('distance', path)}")
+        print(f"Wrote {relabel(self._job().runs()).plot('distance', path)}")
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,13 @@ class IcarlBuffer:
 
     def __call__(self) -> None:
         from glocal.cli.table1 import show
-        from glocal.paper.comparison import compare, titled
+        from glocal.paper.comparison import compare, relabel
         from glocal.report.figures import draw
 
         path = _writable(self.output or Path("icarl-buffer.png"))
         runs = self._read() if self.results else self._trained()
         show(compare(runs, scope=self.scope))
-        print(f"Wrote {draw(titled(runs), 'forgetting', path, scope=self.scope)}")
+        print(f"Wrote {draw(relabel(runs), 'forgetting', path, scope=self.scope)}")
 
     def _read(self) -> Runs:
         from glocal.cli.table1 import Job

@@ -1,4 +1,4 @@
-"""`glocal table`: accuracy and forgetting."""
+"""`glocal table`: accuracy, forgetting and the paper's test."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from glocal.cli.common import StorePath
 
 @dataclass(frozen=True)
 class Table:
-    """Show a store's runs in the layout of the paper's Table 1: accuracy and forgetting over seeds."""
+    """Show a store's runs as the paper's Table 1, accuracy and forgetting over seeds, and the paper's test."""
 
     store: StorePath = Path("runs")
     """The store to read."""
     format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
-    """How to write the table."""
+    """Output format."""
     forgetting: Literal["t-1", "t"] = "t-1"
-    """Average forgetting over all tasks but the last, as the published table does, or over all."""
+    """Average forgetting over all tasks but the last, as the published table does, or over all tasks."""
     measure: Literal["accuracy", "loss"] = "accuracy"
     """Measure forgetting by test accuracy, in points, or by test loss."""
     scope: Literal["class", "task"] | None = None
-    """Accuracy among all classes or among the task's own; the challenge's setting decides unless given."""
+    """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
 
     def __call__(self) -> None:
         from rich.console import Console
 
         from glocal.errors import GlocalError
-        from glocal.report.table import render, rows
+        from glocal.report.summary import render
         from glocal.sweeps.sweep import load
 
         runs = load(self.store)
         if not runs and self.format == "rich":
-            raise GlocalError(f"the store '{self.store}' holds no finished run yet.")
-        made = render(rows(runs, forgetting=self.forgetting, scope=self.scope, measure=self.measure), self.format)
-        if isinstance(made, str):
-            print(made.rstrip())
+            raise GlocalError(f"the store '{self.store}' has no finished run yet.")
+        output = render(runs, self.format, forgetting=self.forgetting, scope=self.scope, measure=self.measure)
+        if isinstance(output, str):
+            print(output.rstrip())
         else:
-            Console().print(made)
+            Console().print(output)

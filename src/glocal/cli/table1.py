@@ -14,7 +14,7 @@ from pathlib import Path
 from glocal.errors import GlocalError, unknown
 from glocal.metrics import Over
 from glocal.paper import results
-from glocal.paper.comparison import Comparison, angles_of, compare, titled
+from glocal.paper.comparison import Comparison, angles_of, compare, relabel
 from glocal.paper.selection import Selection, selected, train
 from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
 from glocal.precision import PRECISIONS
@@ -142,15 +142,15 @@ def bars() -> ProgressReporter:
 def publish(runs: Runs, made: Comparison, out: Path) -> list[Path]:
     """The results, beside those that are there, the table in every format and the figures, as files; one task has
     nothing to forget."""
-    from glocal.report.comparison import write_all
+    from glocal.paper.comparison import write_tables
 
-    paths = [results.add(runs, _kept(out)), *write_all(made, out)]
+    paths = [results.add(runs, _kept(out)), *write_tables(made, out)]
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         return paths
     kinds = ("distance", "forgetting") if any(run.tasks > 1 for run in runs) else ("distance",)
-    return [*paths, *(titled(runs).plot(kind, out / f"{kind}.png") for kind in kinds)]
+    return [*paths, *(relabel(runs).plot(kind, out / f"{kind}.png") for kind in kinds)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(made: Comparison, format: str = "rich") -> None:
-    from glocal.report.comparison import render
+    from glocal.paper.comparison import render
 
     if format == "rich":
         try:

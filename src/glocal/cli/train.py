@@ -110,7 +110,7 @@ class Sweep:
         from rich.console import Console
 
         from glocal.report.progress import Bars
-        from glocal.report.table import render, rows
+        from glocal.report.summary import render
         from glocal.sweeps.sweep import sweep
 
         if self.challenge is None:
@@ -119,7 +119,7 @@ class Sweep:
         if not algorithms:
             raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
         runs = sweep(self.challenge, algorithms, self.lrs, self.seeds, progress=Bars(), **self.training.as_dict())
-        Console().print(render(rows(runs), "rich"))
+        Console().print(render(runs, "rich"))
         unmonitored = [run for run in runs if not _monitored(run)]
         if self.training.monitor is not None and unmonitored:
             Console().print(

@@ -1,39 +1,41 @@
-r"""Our Table 1 beside the published one, and the paper's own test of it (§6.1), computed.
+r"""Compare our Table 1 with the published one, and run the paper's test on both (§6.1).
 
-The difference of two means is told in units of its standard error √(s²/(n−1) + s'²/(n'−1)), s and s' being the
-deviations over seeds as the table prints them (ddof = 0), n and n' the numbers of seeds: s²/(n−1) is the unbiased
-variance over n. One seed has no deviation, and the published variance stands in for its own. The test: "take the
-difference in average forgetting between the lowest two learning rates and the highest two learning rates, for each
-challenge. For local algorithms, the difference is always negative, whereas for global algorithms the difference can be
-both positive and negative." It is taken seed by seed, and given with a t-interval over the seeds.
+Two means differ by z standard errors, with standard error √(s²/(n−1) + s'²/(n'−1)), where s and s' are the standard
+deviations over seeds (ddof = 0) and n and n' the numbers of seeds. A single seed has no deviation of its own; the
+published variance stands in for it.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from rich.console import Console, RenderableType
 
 from glocal.errors import GlocalError, unknown
-from glocal.metrics import OVER, Over, Scope, confidence_interval, over_seeds, scope_of, summary
-from glocal.paper.published import SEEDS, Cell
+from glocal.metrics import OVER, TREND_LRS, Over, Scope, forgetting_trend, low_minus_high, over_seeds, scope_of, summary
+from glocal.paper.published import SEEDS
+from glocal.paper.published import Cell as PublishedCell
 from glocal.paper.table1 import COLUMNS, cell, row_of
+from glocal.report import table
+from glocal.report.groups import format_lr
+from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables
+from glocal.report.table import ABSENT, Cell, Column, Section, Table, mean_std, signed, to_json
 from glocal.runs import Runs
 from glocal.store.run import Run
 
-FAR = 2.0
-"""Differences beyond so many standard errors are marked."""
-LEVEL = 0.95
-ENDS = 2
-"""So many learning rates make an end of their range."""
+MAX_Z = 2.0
+"""Larger differences from a published number are marked."""
+TEXT_WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Number:
-    """A mean, its deviation (ddof = 0; NaN of one seed) and the number of seeds behind both."""
+class Estimate:
+    """Mean, standard deviation (ddof = 0; NaN for one seed) and number of seeds."""
 
     mean: float
     std: float
@@ -41,43 +43,56 @@ class Number:
 
     @property
     def variance(self) -> float:
-        """The unbiased variance over seeds; NaN of one."""
-        # The paper does not say which deviation it prints. Taken as ddof = 0, the larger variance of the two: were it
-        # ddof = 1, its part of the standard error would be √(5/4) too large, and Δ too small, never too large.
+        """Unbiased variance over seeds; NaN for one seed."""
+        # The paper does not state the ddof of its deviations. ddof = 0 gives the larger variance, so if they have
+        # ddof = 1 their part of the standard error is at most √(5/4) too large, and |z| too small.
         return self.std**2 * self.seeds / (self.seeds - 1) if self.seeds > 1 else math.nan
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A number of ours and its published counterpart, where there is one."""
+class Difference:
+    """Our estimate and the published one; either may be missing."""
 
-    ours: Number | None
-    published: Number | None
+    ours: Estimate | None
+    published: Estimate | None
 
     @property
     def difference(self) -> float | None:
         return None if self.ours is None or self.published is None else self.ours.mean - self.published.mean
 
     @property
-    def error(self) -> float | None:
+    def standard_error(self) -> float | None:
         if self.ours is None or self.published is None:
             return None
-        own = self.ours.variance if self.ours.seeds > 1 else self.published.variance
-        return math.sqrt(own / self.ours.seeds + self.published.variance / self.published.seeds)
+        variance = self.ours.variance if self.ours.seeds > 1 else self.published.variance
+        return math.sqrt(variance / self.ours.seeds + self.published.variance / self.published.seeds)
 
     @property
-    def units(self) -> float | None:
+    def z(self) -> float | None:
         """The difference in standard errors."""
-        return None if not self.error or self.difference is None else self.difference / self.error
+        return None if not self.standard_error or self.difference is None else self.difference / self.standard_error
 
     @property
-    def far(self) -> bool:
-        return self.units is not None and abs(self.units) > FAR
+    def differs(self) -> bool:
+        """Whether |z| > 2."""
+        return self.z is not None and abs(self.z) > MAX_Z
+
+    def record(self, name: str) -> dict[str, Any]:
+        record: dict[str, Any] = {}
+        for prefix, estimate in (("", self.ours), ("published_", self.published)):
+            record[f"{name}_{prefix}mean"] = round_finite(estimate.mean if estimate else None)
+            record[f"{name}_{prefix}std"] = round_finite(estimate.std if estimate else None)
+        record |= {f"{name}_difference": round_finite(self.difference)}
+        record |= {f"{name}_standard_error": round_finite(self.standard_error)}
+        return record | {f"{name}_z": round_finite(self.z), f"{name}_differs": None if self.z is None else self.differs}
 
 
 @dataclass(frozen=True)
-class Line:
-    """One (challenge, algorithm, lr): accuracy, and forgetting over T−1 tasks and over T, in percent."""
+class ComparisonRow:
+    """One (challenge, algorithm, lr): accuracy, and forgetting over T−1 and over T tasks, in percent.
+
+    `by_seed[seed][over]` is the forgetting of each run that did not diverge.
+    """
 
     challenge: str
     algorithm: str
@@ -86,243 +101,332 @@ class Line:
     tasks: int
     seeds: int
     diverged: int
-    acc: Compared
-    forgetting: Mapping[Over, Compared]
+    acc: Difference
+    forgetting: Mapping[Over, Difference]
     by_seed: Mapping[int, Mapping[Over, float]]
-    """The forgetting of every run that did not diverge."""
 
-
-@dataclass(frozen=True)
-class Trend:
-    """How much less an algorithm forgets at the two lowest learning rates than at the two highest, in points."""
-
-    challenge: str
-    algorithm: str
-    locality: str
-    seeds: int
-    difference: float
-    low: float
-    high: float
-    published: float | None
-
-    @property
-    def sign(self) -> str:
-        """What the interval says of the sign; of one seed, which has no interval, nothing."""
-        if math.isnan(self.low):
-            return "unknown"
-        return "negative" if self.high < 0 else "positive" if self.low > 0 else "either"
-
-    @property
-    def verdict(self) -> str:
-        """The paper's claim about it, and whether it holds here."""
-        if self.locality == "global":
-            return "global: no sign claimed"
-        return {
-            "negative": "local: negative, as claimed",
-            "positive": "local: positive, against the claim",
-            "either": "local: sign not settled",
-            "unknown": "local: one seed has no interval",
-        }[self.sign]
+    def record(self) -> dict[str, Any]:
+        names = ("challenge", "algorithm", "locality", "lr", "tasks", "seeds", "diverged")
+        record = {name: getattr(self, name) for name in names} | self.acc.record("acc")
+        return record | self.forgetting["t-1"].record("forgetting") | self.forgetting["t"].record("forgetting_over_t")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    lines: tuple[Line, ...]
-    trends: tuple[Trend, ...]
+    """Rows of the comparison and the paper's test.
+
+    angles: 'published', 'seed' or both, for rotated challenges.
+    other_size: challenges with published numbers whose runs do not have the published size, so are not compared.
+    other_scope: challenges whose published accuracy is among the task's classes while ours is among all classes.
+    with_published: whether tables have columns for the published numbers.
+    """
+
+    rows: tuple[ComparisonRow, ...]
+    trends: tuple[TrendRow, ...]
     angles: str | None
-    """'published', 'seed' or both, of the rotated challenges in it."""
-    unlike: tuple[str, ...] = field(default=())
-    """Challenges with published numbers whose runs are not of the published size, so that nothing is compared."""
-    unmasked: tuple[str, ...] = field(default=())
-    """Challenges with published numbers among the task's own classes, where ours are among all of them."""
+    other_size: tuple[str, ...] = ()
+    other_scope: tuple[str, ...] = ()
     over: Over = "t-1"
-    beside: bool = True
-    """Whether the published numbers have columns in the table."""
+    with_published: bool = True
 
     @property
     def challenges(self) -> list[str]:
-        return list(dict.fromkeys(line.challenge for line in self.lines))
+        return list(dict.fromkeys(row.challenge for row in self.rows))
 
-    def on(self, challenge: str) -> Comparison:
-        """What of it is about one challenge."""
+    def select(self, challenge: str) -> Comparison:
+        """Return the part of the comparison that concerns one challenge."""
         return replace(
             self,
-            lines=tuple(line for line in self.lines if line.challenge == challenge),
+            rows=tuple(row for row in self.rows if row.challenge == challenge),
             trends=tuple(trend for trend in self.trends if trend.challenge == challenge),
             angles=self.angles if challenge.startswith("rotated-") else None,
-            unlike=tuple(name for name in self.unlike if name == challenge),
-            unmasked=tuple(name for name in self.unmasked if name == challenge),
+            other_size=tuple(name for name in self.other_size if name == challenge),
+            other_scope=tuple(name for name in self.other_scope if name == challenge),
         )
 
 
 def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None, published: bool = True) -> Comparison:
-    """Ours and the published numbers, by challenge, global before local, algorithm, learning rate.
+    """Compare runs with the published numbers, by challenge, locality (global first), algorithm and learning rate.
 
-    over: forgetting over 't-1' tasks, as the published numbers have it, or over 't', as the paper states it; these
-    follow from the published ones exactly, by the factor (T−1)/T. scope: which accuracy; the run's own unless given.
-    published: without it ours stand alone.
+    Args:
+        runs: runs of Table 1; runs of one cell may differ only in their seed.
+        over: average forgetting over 't-1' tasks, as the published numbers do, or over 't', as the paper states; the
+            published numbers are then scaled by (T−1)/T, which is exact.
+        scope: accuracy among the task's classes or among all classes; by default that of the run's setting.
+        published: False shows our numbers alone.
     """
     if over not in OVER:
         raise unknown("forgetting", over, OVER)
-    groups = _grouped(runs)
-    lines = tuple(_line(group, scope, published) for group in groups)
-    seen = [run for group in groups for run in group]
-    kinds = sorted({angles_of(run) for run in seen if run.challenge.startswith("rotated-")})
-    known = [run for run in seen if published and run.challenge in COLUMNS]
-    unlike = {run.challenge for run in known if not _published_size(run)}
-    unmasked = {run.challenge for run in known if not _published_scope(run, scope)}
+    groups = _group(runs)
+    rows = tuple(_row(group, scope, published) for group in groups)
+    flat = [run for group in groups for run in group]
+    angles = sorted({angles_of(run) for run in flat if run.challenge.startswith("rotated-")})
+    known = [run for run in flat if published and run.challenge in COLUMNS]
     return Comparison(
-        lines,
-        _trends(lines, over),
-        angles=" and ".join(kinds) or None,
-        unlike=tuple(sorted(unlike)),
-        unmasked=tuple(sorted(unmasked)),
+        rows,
+        _trends(rows, over),
+        angles=" and ".join(angles) or None,
+        other_size=tuple(sorted({run.challenge for run in known if not _has_published_size(run)})),
+        other_scope=tuple(sorted({run.challenge for run in known if not _has_published_scope(run, scope)})),
         over=over,
-        beside=published,
+        with_published=published,
     )
 
 
-def _grouped(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs of one cell, one a seed, equal in all but that."""
+def render(comparison: Comparison, format: str) -> RenderableType:
+    """Render the tables in a format of `report.table`; 'csv' holds the cells, 'json' the cells and the test."""
+    cells = [row.record() for row in comparison.rows]
+    if format == "json":
+        return to_json({"cells": cells, "test": [trend.record() for trend in comparison.trends]})
+    if format == "csv":
+        return Table((), (), records=tuple(cells)).csv()
+    several = len(comparison.challenges) > 1
+    tables = [paper_layout(comparison)] if several and format != "rich" else []
+    tables += [comparison_table(comparison.select(challenge)) for challenge in comparison.challenges]
+    if not comparison.rows:
+        tables = [Table((), (), notes=("No runs.",))]
+    trends = trend_tables(comparison.trends, comparison.with_published)
+    few = Table((), (), notes=(f"The paper's test needs at least {2 * TREND_LRS} learning rates.",))
+    return table.render([*tables, *(trends or [few])], format)
+
+
+def write_tables(comparison: Comparison, folder: str | Path, name: str = "table1") -> list[Path]:
+    """Write the comparison in every format, and the test as a second CSV file."""
+    folder = Path(folder)
+    text = io.StringIO()
+    Console(file=text, width=TEXT_WIDTH, color_system=None).print(render(comparison, "rich"))
+    test = Table((), (), records=tuple(trend.record() for trend in comparison.trends))
+    texts = {
+        f"{name}.md": render(comparison, "markdown"),
+        f"{name}.tex": render(comparison, "latex"),
+        f"{name}.csv": render(comparison, "csv"),
+        f"{name}-test.csv": test.csv(),
+        f"{name}.txt": text.getvalue(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in texts.items():
+            (folder / file).write_text(str(content).rstrip() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise GlocalError(f"cannot write the table to '{folder}': {error.strerror or error}.") from error
+    return [folder / file for file in texts]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Lay out one challenge: ACC and FGT, each ours, published and z."""
+    names = ["ours", *(["published", "Δ"] if comparison.with_published else [])]
+    columns = (Column("lr", align="left"), *(Column(name, group) for group in ("ACC (↑)", "FGT (↓)") for name in names))
+
+    def cells(row: ComparisonRow) -> list[Cell]:
+        cells = [Cell(format_lr(row.lr))]
+        for difference in (row.acc, row.forgetting[comparison.over]):
+            cells.append(_ours(row, difference))
+            if comparison.with_published:
+                z = signed(difference.z, 1)
+                cells += [_estimate(difference.published), Cell(z, marked=difference.differs)]
+        return cells
+
+    sections: dict[tuple[str, str], list[tuple[Cell, ...]]] = {}
+    for row in comparison.rows:
+        sections.setdefault((row.algorithm, row.locality), []).append(tuple(cells(row)))
+    title = comparison.rows[0].challenge
+    body = tuple(Section(*key, tuple(lines)) for key, lines in sections.items())
+    return Table(columns, body, title, notes=_notes(comparison))
+
+
+def paper_layout(comparison: Comparison) -> Table:
+    """Lay out our numbers as the paper's Table 1: the challenges beside each other, forgetting over T−1 and over T."""
+    names = ("ACC", "FGT over T−1", "over T")
+    columns = (
+        Column("lr", align="left"),
+        *(Column(name, challenge) for challenge in comparison.challenges for name in names),
+    )
+    by_key = {(row.challenge, row.algorithm, row.lr): row for row in comparison.rows}
+    algorithms = sorted({(row.locality, row.algorithm) for row in comparison.rows})
+    sections = []
+    for locality, algorithm in algorithms:
+        lines = []
+        for lr in sorted({row.lr for row in comparison.rows if row.algorithm == algorithm}):
+            cells = [Cell(format_lr(lr))]
+            for challenge in comparison.challenges:
+                row = by_key.get((challenge, algorithm, lr))
+                if row is None:
+                    cells += [Cell(ABSENT)] * len(names)
+                else:
+                    cells += [_ours(row, x) for x in (row.acc, row.forgetting["t-1"], row.forgetting["t"])]
+            lines.append(tuple(cells))
+        sections.append(Section(algorithm, locality, tuple(lines)))
+    note = "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs."
+    return Table(columns, tuple(sections), "All challenges", notes=(note,))
+
+
+def relabel(runs: Iterable[Run]) -> Runs:
+    """Label runs by their row of the table, without the options that the table fixes; used for figures."""
+    return Runs([replace(run, info={**run.info, "label": _label(run)}) for run in runs])
+
+
+def angles_of(run: Run) -> str:
+    """Return whether a rotated challenge has the 'published' angles or draws them from the 'seed'."""
+    return "seed" if run.config["challenge"].get("options", {}).get("angles") is None else "published"
+
+
+def _estimate(estimate: Estimate | None) -> Cell:
+    return mean_std(estimate.mean, estimate.std) if estimate else Cell(ABSENT)
+
+
+def _ours(row: ComparisonRow, difference: Difference) -> Cell:
+    diverged = difference.ours is None and row.diverged == row.seeds
+    return Cell("diverged") if diverged else _estimate(difference.ours)
+
+
+def _notes(comparison: Comparison) -> tuple[str, ...]:
+    """Explain the numbers of one challenge."""
+    rows, name = comparison.rows, comparison.rows[0].challenge
+    published = any(row.acc.published for row in rows)
+    single = any(row.acc.ours is not None and row.acc.ours.seeds == 1 for row in rows)
+    over = "the T−1 tasks before the last, as published" if comparison.over == "t-1" else "all T tasks"
+    notes = [
+        f"Mean ± standard deviation (ddof = 0) in percent, ours over {format_range((r.seeds for r in rows), 'seed')}"
+        f"{'; one seed has no deviation' if single else ''}.",
+        f"FGT: loss of test accuracy since each task was learnt, averaged over {over}.",
+    ]
+    if published:
+        borrowed = "; one seed borrows the published deviation" if single else ""
+        notes.append(
+            f"Δ: ours − published in standard errors √(s²/(n−1) + s'²/(n'−1)){borrowed}. Bold or *: |Δ| > {MAX_Z:g}."
+        )
+    if published and comparison.angles == "published":
+        notes.append("Ours use the published angles, so both have part of their deviations in common.")
+    elif published and comparison.angles:
+        notes.append("Ours do not use the published angles.")
+    if published and any(row.algorithm == "ogd-published" for row in rows):
+        notes.append("ogd-published is compared with the published OGD row; ogd-gtl is the paper's OGD-GTL.")
+    if comparison.with_published and not published:
+        if comparison.other_size:
+            notes.append(f"Not compared: the runs of {name} do not have the published size.")
+        elif comparison.other_scope:
+            notes.append(f"Not compared: the published accuracy on {name} is among the task's classes.")
+        else:
+            notes.append(f"Not compared: there are no published numbers for {name}.")
+    if any(row.diverged for row in rows):
+        notes.append(diverged_note((r.algorithm, r.lr, r.challenge, r.diverged, r.seeds) for r in rows))
+    return tuple(notes)
+
+
+def _group(runs: Iterable[Run]) -> list[list[Run]]:
+    """Group runs by cell, sorted by seed; raise an error if their configurations differ in more than the seed."""
     cells: dict[tuple[str, str, str, float], dict[int, Run]] = {}
     for run in runs:
-        key = run.challenge, run.locality, _name(run), run.lr
-        held = cells.setdefault(key, {})
-        if _settings(held.setdefault(run.seed, run).config) != _settings(run.config):
+        key = run.challenge, run.locality, _label(run), run.lr
+        by_seed = cells.setdefault(key, {})
+        if _settings(by_seed.setdefault(run.seed, run).config) != _settings(run.config):
             raise GlocalError(
                 f"two runs of {key[2]} on {run.challenge} at lr {run.lr:g} with seed {run.seed} differ in their "
-                "configuration; give the runs of one size and one kind of angles."
+                "configuration; select runs of one size and one kind of angles."
             )
     groups = [[by_seed[seed] for seed in sorted(by_seed)] for _, by_seed in sorted(cells.items())]
     for group in groups:
-        _require_one_protocol(group)
+        _require_equal_settings(group)
     return groups
 
 
-def _require_one_protocol(group: Sequence[Run]) -> None:
-    first = group[0]
-    here = _settings(first.config)
+def _require_equal_settings(group: Sequence[Run]) -> None:
+    first = _settings(group[0].config)
     for run in group[1:]:
-        there = _settings(run.config)
-        for name in sorted(here.keys() | there.keys()):
-            one, other = here.get(name, "absent"), there.get(name, "absent")
-            if one != other:
+        other = _settings(run.config)
+        for name in sorted(first.keys() | other.keys()):
+            values = first.get(name, "absent"), other.get(name, "absent")
+            if values[0] != values[1]:
                 raise GlocalError(
-                    f"the runs of {_name(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: {_short(one)} "
-                    f"with seed {first.seed}, {_short(other)} with seed {run.seed}; runs of one cell may differ in "
-                    "their seed alone."
+                    f"the runs of {_label(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: "
+                    f"{_shorten(values[0])} with seed {group[0].seed}, {_shorten(values[1])} with seed {run.seed}; "
+                    "runs of one cell may only differ in their seed."
                 )
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a configuration but the seed, by dotted names."""
-    return {name: value for name, value in _flat(config).items() if name != "seed"}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a configuration without its seed to dotted names."""
     flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _settings(value, f"{prefix}{key}.")
+        elif f"{prefix}{key}" != "seed":
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _name(run: Run) -> str:
-    """The algorithm's own name; its label where the table has a row of that name with other options."""
-    column, chosen = COLUMNS.get(run.challenge), run.config["algorithm"]
-    known = column is not None and any(row.algorithm == chosen["name"] for row in (*column.rows, *column.further))
-    other = column is not None and known and row_of(column, chosen["name"], chosen.get("options", {})) is None
-    return run.algorithm if other else str(chosen["name"])
+def _label(run: Run) -> str:
+    """Return the algorithm's name, or its label if the table has a row of that name with other options."""
+    column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
+    if column is None or not any(row.algorithm == algorithm["name"] for row in column.all_rows):
+        return str(algorithm["name"])
+    matches = row_of(column, algorithm["name"], algorithm.get("options", {})) is not None
+    return str(algorithm["name"]) if matches else run.algorithm
 
 
-def titled(runs: Iterable[Run]) -> Runs:
-    """The runs under the names of their rows, without the options that the table fixes: for figures."""
-    return Runs([replace(run, info={**run.info, "label": _name(run)}) for run in runs])
-
-
-def _published_size(run: Run) -> bool:
+def _has_published_size(run: Run) -> bool:
     column = COLUMNS[run.challenge]
     size = run.tasks, run.config["epochs"], run.config["batch_size"], run.config["network"]["name"]
     return size == (column.tasks, column.epochs, column.batch_size, column.network)
 
 
-def angles_of(run: Run) -> str:
-    """'published' or 'seed', of a rotated challenge."""
-    return "seed" if run.config["challenge"].get("options", {}).get("angles") is None else "published"
-
-
-def _published_scope(run: Run, scope: Scope | None) -> bool:
-    """Whether the accuracy is the published one: on split challenges that among the task's own classes."""
+def _has_published_scope(run: Run, scope: Scope | None) -> bool:
+    """Return whether the accuracy is comparable: on split challenges it must be among the task's classes."""
     return COLUMNS[run.challenge].setting != "task" or scope_of(run, scope) == "task"
 
 
-def _counterpart(run: Run, scope: Scope | None) -> Cell | None:
-    column, chosen = COLUMNS.get(run.challenge), run.config["algorithm"]
-    if column is None or not _published_size(run) or not _published_scope(run, scope):
+def _published_cell(run: Run, scope: Scope | None) -> PublishedCell | None:
+    column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
+    if column is None or not _has_published_size(run) or not _has_published_scope(run, scope):
         return None
-    row = row_of(column, chosen["name"], chosen.get("options", {}))
+    row = row_of(column, algorithm["name"], algorithm.get("options", {}))
     return None if row is None else cell(column, row, run.lr)
 
 
-def _line(group: Sequence[Run], scope: Scope | None, beside: bool) -> Line:
+def _row(group: Sequence[Run], scope: Scope | None, with_published: bool) -> ComparisonRow:
     first, finished = group[0], [run for run in group if run.diverged is None]
-    counterpart = _counterpart(first, scope) if beside else None
+    published = _published_cell(first, scope) if with_published else None
+    count = len(finished)
 
-    def compared(name: str, over: Over, theirs: Number | None) -> Compared:
-        found = over_seeds([{name: 100 * summary(run, scope, over=over)[name]} for run in finished])
-        mean, std = found.get(name, (math.nan, math.nan))
-        std = std if len(finished) > 1 else math.nan
-        return Compared(Number(mean, std, len(finished)) if math.isfinite(mean) else None, theirs)
+    def ours(name: str, over: Over) -> Estimate | None:
+        statistics = over_seeds([{name: 100 * summary(run, scope, over=over)[name]} for run in finished])
+        mean, std = statistics.get(name, (math.nan, math.nan))
+        return Estimate(mean, std if count > 1 else math.nan, count) if math.isfinite(mean) else None
 
-    def published(over: Over) -> Number | None:
-        if counterpart is None:
-            return None
-        share = 1.0 if over == "t-1" else (first.tasks - 1) / first.tasks
-        return Number(share * counterpart.forgetting_mean, share * counterpart.forgetting_std, len(SEEDS))
+    def theirs(mean: float, std: float, scale: float = 1.0) -> Estimate:
+        return Estimate(scale * mean, scale * std, len(SEEDS))
 
-    acc = Number(counterpart.acc_mean, counterpart.acc_std, len(SEEDS)) if counterpart else None
-    return Line(
-        first.challenge,
-        _name(first),
-        first.locality,
-        first.lr,
-        first.tasks,
-        len(group),
-        len(group) - len(finished),
-        compared("acc", "t-1", acc),
-        {over: compared("forgetting", over, published(over)) for over in OVER},
-        {run.seed: {over: 100 * summary(run, scope, over=over)["forgetting"] for over in OVER} for run in finished},
+    forgetting: dict[Over, Difference] = {}
+    for over in OVER:
+        scale = 1.0 if over == "t-1" else (first.tasks - 1) / first.tasks
+        reference = theirs(published.forgetting_mean, published.forgetting_std, scale) if published else None
+        forgetting[over] = Difference(ours("forgetting", over), reference)
+    acc = Difference(ours("acc", "t-1"), theirs(published.acc_mean, published.acc_std) if published else None)
+    by_seed = {run.seed: {o: 100 * summary(run, scope, over=o)["forgetting"] for o in OVER} for run in finished}
+    name, diverged = _label(first), len(group) - count
+    return ComparisonRow(
+        first.challenge, name, first.locality, first.lr, first.tasks, len(group), diverged, acc, forgetting, by_seed
     )
 
 
-def _trends(lines: Sequence[Line], over: Over) -> tuple[Trend, ...]:
-    """One for every algorithm with four learning rates at least, over the seeds that have all of their ends."""
-    made = []
-    for challenge, locality, algorithm in dict.fromkeys((x.challenge, x.locality, x.algorithm) for x in lines):
-        own = sorted(
-            (x for x in lines if (x.challenge, x.locality, x.algorithm) == (challenge, locality, algorithm)),
-            key=lambda line: line.lr,
-        )
-        if len(own) < 2 * ENDS:
-            continue
-        low, high = own[:ENDS], own[-ENDS:]
-        ends = [*low, *high]
-        seeds = [seed for seed in own[0].by_seed if all(seed in line.by_seed for line in ends)]
-        each = [
-            _mean(x.by_seed[seed][over] for x in low) - _mean(x.by_seed[seed][over] for x in high) for seed in seeds
-        ]
-        known = {line.lr: number.mean for line in ends if (number := line.forgetting[over].published)}
-        whole = len(known) == len(ends)
-        published = _mean(known[x.lr] for x in low) - _mean(known[x.lr] for x in high) if whole else None
-        if each and math.isfinite(each[0]):
-            bounds = confidence_interval(each, LEVEL)
-            made.append(Trend(challenge, algorithm, locality, len(each), _mean(each), *bounds, published))
-    return tuple(made)
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
+def _trends(rows: Sequence[ComparisonRow], over: Over) -> tuple[TrendRow, ...]:
+    """Run the paper's test on each algorithm, and compute the same difference of the published numbers."""
+    algorithms: dict[tuple[str, str, str], list[ComparisonRow]] = {}
+    for row in rows:
+        algorithms.setdefault((row.challenge, row.locality, row.algorithm), []).append(row)
+    trends = []
+    for (challenge, locality, algorithm), own in algorithms.items():
+        forgetting = {row.lr: {seed: values[over] for seed, values in row.by_seed.items()} for row in own}
+        trend = forgetting_trend(forgetting, locality)
+        if trend is not None:
+            own = sorted(own, key=lambda row: row.lr)
+            ends = own[:TREND_LRS] + own[-TREND_LRS:]
+            known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[over].published)}
+            published = low_minus_high(known) if len(known) == len(ends) else None
+            trends.append(TrendRow(challenge, algorithm, trend, published))
+    return tuple(trends)

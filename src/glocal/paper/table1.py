@@ -57,8 +57,12 @@ class Column:
         """Steps of one run."""
         return self.tasks * self.epochs * math.ceil(self.examples / self.batch_size)
 
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        return (*self.rows, *self.further)
+
     def named(self, algorithm: str) -> Row:
-        every = {row.algorithm: row for row in (*self.rows, *self.further)}
+        every = {row.algorithm: row for row in self.all_rows}
         if algorithm not in every:
             raise unknown(f"row of table 1 on {self.challenge}:", algorithm, every)
         return every[algorithm]
@@ -171,7 +175,7 @@ def column(challenge: str) -> Column:
 def grid() -> Iterator[tuple[Column, Row, float]]:
     """Every (challenge, row, learning rate) of the whole table, the further rows included."""
     for column in COLUMNS.values():
-        for row in (*column.rows, *column.further):
+        for row in column.all_rows:
             for lr in column.lrs:
                 yield column, row, lr
 
@@ -184,7 +188,7 @@ def cell(column: Column, row: Row, lr: float) -> Cell | None:
 
 def row_of(column: Column, algorithm: str, options: Mapping[str, Any]) -> Row | None:
     """The row that an algorithm with these options belongs to: its own name, and every option the row fixes."""
-    for row in (*column.rows, *column.further):
+    for row in column.all_rows:
         if row.algorithm == algorithm and all(options.get(k) == v for k, v in row.options.items()):
             return row
     return None
@@ -194,7 +198,7 @@ def chosen(column: Column, algorithms: Sequence[str] = (), further: bool = False
     """Rows by name; without names the standard ones, and the further ones where they are asked for."""
     if algorithms:
         return tuple(column.named(name) for name in dict.fromkeys(algorithms))
-    return (*column.rows, *column.further) if further else column.rows
+    return column.all_rows if further else column.rows
 
 
 if __name__ == "__main__":

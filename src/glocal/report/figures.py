@@ -10,7 +10,7 @@ from glocal.errors import unknown
 from glocal.metrics import OVER, SCOPES, Over, Scope
 from glocal.report.curves import accuracy, forgetting, tradeoff
 from glocal.report.distance import distance
-from glocal.report.groups import Group, View, some
+from glocal.report.groups import Group, View, require_groups
 from glocal.report.matrix import matrix
 from glocal.report.objective import loss
 from glocal.report.style import drawn
@@ -48,5 +48,5 @@ def draw(
         raise unknown("forgetting", forgetting, OVER)
     if scope is not None and scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
-    groups = some(runs)
+    groups = require_groups(runs)
     return drawn(lambda figure: KINDS[kind][0](figure, groups, View(forgetting, scope)), path)

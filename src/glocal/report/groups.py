@@ -1,4 +1,4 @@
-"""Runs that may be averaged: equal in all of their configuration but the seed."""
+"""Groups of runs whose configurations are equal except for the seed, so that they can be averaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learni
 
 @dataclass(frozen=True)
 class View:
-    """How the runs are looked at: forgetting over 't' or 't-1' tasks, which accuracy, forgetting by which measure."""
+    """Options of the statistics: forgetting over 't' or 't-1' tasks, scope of accuracy, measure of forgetting."""
 
     over: Over = "t-1"
     scope: Scope | None = None
@@ -30,7 +30,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one (challenge, algorithm, lr), one for each seed, and the labels they are shown under."""
+    """The runs of one (challenge, algorithm, lr), one per seed, and the labels to show them under."""
 
     challenge: str
     algorithm: str
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The algorithm's own name, without options."""
+        """The algorithm's name without options."""
         return str(self.runs[0].config["algorithm"].get("name", self.runs[0].algorithm))
 
     @property
@@ -55,7 +55,7 @@ class Group:
 
     @property
     def finished(self) -> tuple[Run, ...]:
-        """The runs that did not diverge; only they are averaged."""
+        """The runs that did not diverge. Statistics are computed over these."""
         return tuple(run for run in self.runs if run.diverged is None)
 
     @property
@@ -66,20 +66,24 @@ class Group:
         return scope_of(self.runs[0], view.scope)
 
     def statistics(self, view: View) -> dict[str, tuple[float, float]]:
-        """(mean, standard deviation) by name over the finished runs, accuracies in percent; NaN where none finished."""
+        """Compute (mean, standard deviation) over the finished runs, accuracies in percent; NaN if none finished."""
         return over_seeds(list(self.by_seed(view).values())) or dict.fromkeys((*PERCENT, "distance"), (np.nan, np.nan))
 
     def by_seed(self, view: View) -> dict[int, dict[str, float]]:
-        """Every finished run's numbers, accuracies in percent."""
+        """Compute the statistics of each finished run, accuracies in percent."""
         return {run.seed: _percent(summary(run, view.scope, view.measure, view.over), view) for run in self.finished}
 
+    def values(self, name: str, view: View) -> dict[int, float]:
+        """Return one statistic by seed."""
+        return {seed: numbers[name] for seed, numbers in self.by_seed(view).items()}
 
-def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Runs in groups, by challenge, global before local, algorithm, learning rate.
 
-    A run given twice counts once. Where runs of one challenge differ in more than algorithm, learning rate and seed
-    (tasks, epochs, network…), or those of one algorithm in an option that its label does not show, the label is
-    extended by the settings that differ: what cannot be compared is not shown under one name.
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Group runs by challenge, locality (global first), algorithm and learning rate.
+
+    Equal runs count once. If runs of one challenge differ in more than algorithm, learning rate and seed (tasks,
+    epochs, network…), or runs of one algorithm in an option that its label does not show, the labels are extended by
+    the settings that differ, so that runs that are not comparable never share a label.
     """
     distinct = {_canonical(run.config): run for run in runs}
     by_settings: defaultdict[str, list[Run]] = defaultdict(list)
@@ -87,7 +91,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         by_settings[_canonical({k: v for k, v in run.config.items() if k != "seed"})].append(run)
     firsts = [members[0] for members in by_settings.values()]
     challenges = _labels([(run.challenge, _common(run)) for run in firsts])
-    # An algorithm may have other options on another challenge: they make no difference within a column.
+    # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
     named = [(f"{challenge}\n{run.algorithm}", run) for challenge, run in zip(challenges, firsts, strict=True)]
     algorithms = [x.partition("\n")[2] for x in _labels([(n, _flat(run.config["algorithm"])) for n, run in named])]
     groups = [
@@ -97,14 +101,14 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     return sorted(groups, key=lambda g: (g.challenge, g.locality, g.algorithm, g.lr))
 
 
-def some(runs: Iterable[Run]) -> list[Group]:
-    """`grouped`, refusing an empty selection and one that has no finished run."""
-    groups = grouped(runs)
+def require_groups(runs: Iterable[Run]) -> list[Group]:
+    """Group runs; raise an error if there are none or all of them diverged."""
+    groups = group_runs(runs)
     if not groups:
-        raise GlocalError("no runs were given; choose at least one finished run (`glocal run`, `glocal sweep`).")
+        raise GlocalError("no runs were given; train some first (`glocal run`, `glocal sweep`).")
     if not any(group.finished for group in groups):
         count = sum(len(group.runs) for group in groups)
-        raise GlocalError(f"all {count} runs given have diverged; nothing is left to show. Try a lower learning rate.")
+        raise GlocalError(f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
     return groups
 
 
@@ -117,13 +121,13 @@ def by_algorithm(groups: Iterable[Group]) -> list[list[Group]]:
 
 
 def most_accurate(groups: Sequence[Group], view: View) -> Group:
-    """The group with the highest mean ACC(T); the first where there is no accuracy."""
+    """Return the group with the highest mean ACC(T), or the first if accuracy is undefined."""
     return max(groups, key=lambda group: np.nan_to_num(group.statistics(view)["acc"][0], nan=-np.inf))
 
 
-def plain(number: float) -> str:
-    """A learning rate without exponent: 0.001, 0.1, 1."""
-    return np.format_float_positional(number, trim="-")
+def format_lr(lr: float) -> str:
+    """Format a learning rate without exponent: 0.001, 0.1, 1."""
+    return np.format_float_positional(lr, trim="-")
 
 
 def _split(groups: Iterable[Group], key: Callable[[Group], object]) -> list[list[Group]]:
@@ -139,12 +143,12 @@ def _percent(numbers: Mapping[str, float], view: View) -> dict[str, float]:
 
 
 def _common(run: Run) -> Settings:
-    """All that should be equal within one column of a table."""
+    """Return the settings that should be equal for all runs of a challenge."""
     return _flat({k: v for k, v in run.config.items() if k not in ("seed", "lr", "algorithm")})
 
 
 def _labels(named: Sequence[tuple[str, Settings]]) -> list[str]:
-    """Every name, extended by those of its settings in which others of the same name differ."""
+    """Return each name, extended by the settings in which entries of the same name differ."""
     variants: defaultdict[str, dict[str, Settings]] = defaultdict(dict)
     for name, settings in named:
         variants[name][_canonical(settings)] = settings
@@ -152,15 +156,17 @@ def _labels(named: Sequence[tuple[str, Settings]]) -> list[str]:
     for name, by_key in variants.items():
         keys = sorted({key for settings in by_key.values() for key in settings})
         differing = [k for k in keys if len({_canonical(s.get(k, "absent")) for s in by_key.values()}) > 1]
-        shown = {v: " · ".join([name, *(_said(k, s[k]) for k in differing if k in s)]) for v, s in by_key.items()}
+        shown = {
+            v: " · ".join([name, *(_format_setting(k, s[k]) for k in differing if k in s)]) for v, s in by_key.items()
+        }
         for variant, label in shown.items():
-            unclear = list(shown.values()).count(label) > 1
-            labels[name, variant] = f"{label} · #{_digest(variant)}" if unclear else label
+            ambiguous = list(shown.values()).count(label) > 1
+            labels[name, variant] = f"{label} · #{_digest(variant)}" if ambiguous else label
     return [labels[name, _canonical(settings)] for name, settings in named]
 
 
-def _said(key: str, value: object) -> str:
-    """A setting in words: '3 tasks', 'batch 64', 'hidden 100-100'."""
+def _format_setting(key: str, value: object) -> str:
+    """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100'."""
     last = key.rpartition(".")[2]
     if last in ("tasks", "epochs"):
         return f"{value} {last[:-1] if value == 1 else last}"

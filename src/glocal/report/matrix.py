@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glocal.report.groups import Group, View, most_accurate, plain
+from glocal.report.groups import Group, View, format_lr, most_accurate
 from glocal.report.style import TITLE_COLOURS, sections
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
             name = f"test_{best.scope(view)}_accuracy"
             _heat(axes, 100 * np.mean([run.arrays[name] for run in best.finished], axis=0), scale)
             colour = TITLE_COLOURS[best.locality]
-            axes.set_title(f"{best.title}\nlearning rate {plain(best.lr)}", color=colour, loc="left")
+            axes.set_title(f"{best.title}\nlearning rate {format_lr(best.lr)}", color=colour, loc="left")
         shown = [axes for axes, _ in cells]
         bar = section.colorbar(scale, ax=shown, label="accuracy  $R[t, o]$  (%)", aspect=28, pad=0.02)
         bar.outline.set_visible(False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glocal.report.groups import Group, View, by_algorithm, by_challenge, most_accurate, plain
+from glocal.report.groups import Group, View, by_algorithm, by_challenge, format_lr, most_accurate
 from glocal.report.style import legend, pens, side_by_side
 
 if TYPE_CHECKING:
@@ -55,6 +55,6 @@ def _labels(groups: Sequence[Group], view: View) -> dict[str, str]:
     best = [group for members in by_challenge(groups) for group in _shown(members, view)]
     labels = {}
     for own in by_algorithm(sorted(best, key=lambda group: (group.locality, group.algorithm))):
-        rates = [plain(group.lr) for group in own]
+        rates = [format_lr(group.lr) for group in own]
         labels[own[0].title] = f"{own[0].title}, lr {' / '.join(rates if len(set(rates)) > 1 else rates[:1])}"
     return labels

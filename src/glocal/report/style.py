@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal.errors import GlocalError
-from glocal.report.groups import Group, by_algorithm, by_challenge, plain
+from glocal.report.groups import Group, by_algorithm, by_challenge, format_lr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,7 +175,7 @@ def log_lr(axes: Axes, lrs: Sequence[float], crowded: bool = False) -> None:
     axes.set_xlim(low / margin, high * margin)
     shown = _apart(sorted(set(lrs)), most=4 if crowded else 8)
     axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_major_formatter(FixedFormatter([plain(lr) for lr in shown]))
+    axes.xaxis.set_major_formatter(FixedFormatter([format_lr(lr) for lr in shown]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("learning rate")
 

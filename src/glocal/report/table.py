@@ -1,113 +1,267 @@
-"""Results as a table: one row for each (challenge, algorithm, learning rate), in any of five formats."""
+"""One table model, rendered for a terminal, Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich import table as rich_table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.text import Text
 
 from glocal.errors import unknown
-from glocal.metrics import MEASURES, OVER, SCOPES, Measure, Over, Scope
-from glocal.report.groups import Group, View, grouped
-from glocal.store.run import Run
 
-if TYPE_CHECKING:
-    import polars
-    from rich.console import RenderableType
-
-Row: TypeAlias = dict[str, Any]
-
-STATISTICS = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy", "distance")
+ABSENT = "–"
+COLORS = {"global": "blue", "local": "red"}  # as in the paper
+MAX_LABEL_WIDTH = 24
+MIN_TITLE_WIDTH = 14
 FORMATS = ("rich", "json", "csv", "latex", "markdown")
+LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "·": r"$\cdot$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "§": r"\S",
+    "√": r"$\surd$",
+    "²": "$^2$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "Δ": r"$\Delta$",
+    "λ": r"$\lambda$",
+    "γ": r"$\gamma$",
+}
 
 
-def rows(
-    runs: Iterable[Run], forgetting: Over = "t-1", scope: Scope | None = None, measure: Measure = "accuracy"
-) -> list[Row]:
-    """One row for each (challenge, algorithm, lr), by challenge, global before local, algorithm, learning rate.
+@dataclass(frozen=True)
+class Cell:
+    """A cell's text, an optional standard deviation, and whether it is emphasized."""
 
-    `<name>_mean` and `<name>_std` (ddof = 0) of acc, forgetting, backward_transfer, forward_transfer and
-    learning_accuracy, in percent, and of distance = ‖θ_T − θ_0‖₂, over the seeds that did not diverge; None where
-    there is none, or where a number is undefined (forgetting over t − 1 tasks of one). `seeds` counts all of them.
-    `memory_bytes` is what a run's algorithm keeps after the last task, `seconds` a run's share of its cohort's time.
+    text: str
+    std: str = ""
+    marked: bool = False
 
-    forgetting: averaged over 't-1' or 't' tasks. scope: which accuracy, 'task' or 'class'; the challenge's own setting
-    unless given. measure: what forgetting is measured by, 'accuracy' or 'loss' (then in the loss's own unit).
+    def __str__(self) -> str:
+        return f"{self.text} ± {self.std}" if self.std else self.text
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name, the group of columns it belongs to, and its alignment."""
+
+    name: str
+    group: str = ""
+    align: Literal["left", "right"] = "right"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Consecutive rows that share a label, such as one algorithm at several learning rates."""
+
+    label: str
+    locality: str
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Sections of rows under columns that may be grouped.
+
+    The label column comes first and is not in `columns`. `records` are the same numbers for programs, unrounded.
     """
-    for kind, given, allowed in (("forgetting", forgetting, OVER), ("measure", measure, MEASURES)):
-        if given not in allowed:
-            raise unknown(kind, given, allowed)
-    if scope is not None and scope not in SCOPES:
-        raise unknown("scope", scope, SCOPES)
-    return [_row(group, View(forgetting, scope, measure)) for group in grouped(runs)]
+
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    title: str = ""
+    label: str = "algorithm"
+    notes: tuple[str, ...] = ()
+    records: tuple[Mapping[str, Any], ...] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Show as many groups of columns beside each other as fit the terminal, the others below."""
+        star = console.color_system is None
+        wide = options.update(width=1_000, max_width=1_000)
+        groups = list(dict.fromkeys(column.group for column in self.columns if column.group))
+        pages: list[list[str]] = []
+        for group in groups or [""]:
+            wider = [*pages[-1], group] if pages else [group]
+            if pages and Measurement.get(console, wide, self._rich(wider, star)).maximum > options.max_width:
+                pages.append([group])
+            else:
+                pages[-1:] = [wider]
+        for page in pages if self.sections else []:
+            yield self._rich(page, star)
+            yield Text("")
+        for note in self.notes:
+            yield Text(note, style="dim")
+
+    def _rich(self, groups: Sequence[str], star: bool) -> rich_table.Table:
+        """Build the part of the table that has the ungrouped columns and those of these groups."""
+        shown = [i for i, column in enumerate(self.columns) if column.group in ("", *groups)]
+        grouped = [i for i in shown if self.columns[i].group]
+        table = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="")
+        table.title, table.title_justify = self.title or None, "left"
+        titles = {i: self._group_title(i) for i in shown}
+        height = max(len(lines) for lines in titles.values())
+        table.add_column(Text("\n" * height + self.label), max_width=MAX_LABEL_WIDTH)
+        for i in shown:
+            title = Text("\n".join([""] * (height - len(titles[i])) + titles[i]), style="bold")
+            header = title.append(f"\n{self.columns[i].name}" if height else self.columns[i].name, style="not bold")
+            header.justify = "left"
+            table.add_column(header, justify=self.columns[i].align, no_wrap=self.columns[i].align == "right")
+        rules = any(len(section.rows) > 1 for section in self.sections)
+        for section in self.sections:
+            rows = [r for r in section.rows if not grouped or any(r[i].text != ABSENT for i in grouped)]
+            if rows and rules and table.row_count:
+                table.add_section()
+            for row, label in zip(rows, _terminal_labels(section, len(rows)), strict=True):
+                table.add_row(label, *(_terminal_cell(row[i], star, self.columns[i]) for i in shown))
+        return table
+
+    def _group_title(self, index: int) -> list[str]:
+        """Return the lines of the group's title that stand above a column: above the first of the group, if any."""
+        group = self.columns[index].group
+        if not group or (index and self.columns[index - 1].group == group):
+            return []
+        widest = max((len(str(row[index])) for section in self.sections for row in section.rows), default=0)
+        return textwrap.wrap(group, max(widest, MIN_TITLE_WIDTH), break_long_words=False, break_on_hyphens=False)
+
+    def markdown(self) -> str:
+        """Render a Markdown table with the notes below it."""
+        names = [
+            f"{c.group}: {c.name}" if c.group and (not i or self.columns[i - 1].group != c.group) else c.name
+            for i, c in enumerate(self.columns)
+        ]
+        rules = ["---:" if column.align == "right" else "---" for column in self.columns]
+        lines = [[self.label, *names], ["---", *rules]]
+        for section in self.sections:
+            for i, row in enumerate(section.rows):
+                locality = f" ({section.locality})" if section.locality else ""
+                label = "" if i else f"`{section.label}`{locality}"
+                lines.append([label, *(f"**{cell}**" if cell.marked else str(cell) for cell in row)])
+        title = [f"### {self.title}"] if self.title else []
+        body = ["\n".join(f"| {' | '.join(cells)} |" for cells in lines)] if self.sections else []
+        return "\n\n".join([*title, *body, "  \n".join(self.notes)]).rstrip()
+
+    def latex(self) -> str:
+        """Render a `table` environment (booktabs, multirow, xcolor) with the notes as its caption."""
+        groups: list[tuple[str, int]] = []
+        for column in self.columns:
+            same = bool(groups) and groups[-1][0] == column.group
+            groups[-1:] = [(column.group, groups[-1][1] + 1)] if same else [*groups[-1:], (column.group, 1)]
+        spans = [rf"\multicolumn{{{n}}}{{c}}{{\textbf{{{escape(g)}}}}}" if g else "& " * (n - 1) for g, n in groups]
+        header = [f" & {' & '.join(spans)} \\\\"] if any(column.group for column in self.columns) else []
+        names = [escape(name) for name in (self.label, *(column.name for column in self.columns))]
+        title = [f"\\textbf{{{escape(self.title)}}}."] if self.title else []
+        rules = any(len(section.rows) > 1 for section in self.sections)
+        return "\n".join(
+            [
+                r"\begin{table}[t]",
+                r"\centering",
+                f"\\caption{{{' '.join([*title, *map(escape, self.notes)])}}}",
+                f"\\begin{{tabular}}{{l{''.join(column.align[0] for column in self.columns)}}}",
+                r"\toprule",
+                *header,
+                f"{' & '.join(names)} \\\\",
+                r"\midrule",
+                ("\n\\midrule\n" if rules else "\n").join(_latex_section(section) for section in self.sections),
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+            ]
+        )
+
+    def csv(self) -> str:
+        """Write `records` as CSV."""
+        import polars
+
+        return polars.DataFrame(self.records, infer_schema_length=None).write_csv() if self.records else ""
+
+    def json(self) -> str:
+        """Write `records` as a JSON list."""
+        return to_json(self.records)
 
 
-def frame(
-    runs: Iterable[Run], forgetting: Over = "t-1", scope: Scope | None = None, measure: Measure = "accuracy"
-) -> polars.DataFrame:
-    """`rows` as a data frame."""
-    return _frame(rows(runs, forgetting, scope, measure))
+def render(tables: Sequence[Table], format: str) -> RenderableType:
+    """Render tables one below the other: a rich renderable for 'rich', else a string.
 
-
-@overload
-def render(rows: Sequence[Row], format: Literal["json", "csv", "latex", "markdown"]) -> str: ...
-@overload
-def render(rows: Sequence[Row], format: str) -> RenderableType: ...
-def render(rows: Sequence[Row], format: str) -> RenderableType:
-    """Rows as the paper's Table 1 ('rich' for a terminal, 'latex'), for a page ('markdown'), whole ('json', 'csv')."""
+    'json' and 'csv' hold the records of the first table.
+    """
     if format == "rich":
-        from glocal.report.terminal import TerminalTable
-
-        return TerminalTable(rows)
-    if format == "latex":
-        from glocal.report.latex import latex
-
-        return latex(rows)
+        return Group(tables[0], *(part for table in tables[1:] for part in (Text(""), table)))
     if format == "markdown":
-        from glocal.report.markdown import markdown
-
-        return markdown(rows)
+        return "\n\n".join(table.markdown() for table in tables) + "\n"
+    if format == "latex":
+        return "\n\n".join([r"% \usepackage{booktabs, multirow, xcolor}", *(table.latex() for table in tables)]) + "\n"
     if format == "json":
-        return json.dumps(list(rows), indent=2, allow_nan=False, ensure_ascii=False)
+        return tables[0].json()
     if format == "csv":
-        return _frame(rows).write_csv()
+        return tables[0].csv()
     raise unknown("format", format, FORMATS)
 
 
-def _row(group: Group, view: View) -> Row:
-    row: Row = {
-        "challenge": group.challenge,
-        "algorithm": group.algorithm,
-        "locality": group.locality,
-        "lr": group.lr,
-        "tasks": group.tasks,
-        "seeds": len(group.runs),
-        "diverged": len(group.runs) - len(group.finished),
-    }
-    statistics = group.statistics(view)
-    for name in STATISTICS:
-        mean, std = statistics[name]
-        row[f"{name}_mean"] = mean if math.isfinite(mean) else None
-        row[f"{name}_std"] = std if math.isfinite(std) else None
-    cost = [run.info["cost"] for run in group.runs]
-    return row | {
-        "memory_bytes": max(c["memory_bytes"] for c in cost),
-        "seconds": sum(c["seconds"] for c in cost) / len(cost),
-        "setting": group.runs[0].setting,
-        "scope": group.scope(view),
-        "forgetting_over": view.over,
-        "forgetting_by": view.measure,
-    }
+def to_json(value: object) -> str:
+    """Write strict JSON: NaN and infinity are errors."""
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
 
 
-def _frame(rows: Sequence[Row]) -> polars.DataFrame:
-    import polars as pl
+def mean_std(mean: float | None, std: float | None, marked: bool = False) -> Cell:
+    """Make a cell of a mean and a standard deviation with two decimals; None or NaN is absent."""
+    if mean is None or math.isnan(mean):
+        return Cell(ABSENT)
+    return Cell(f"{mean:.2f}", "" if std is None or math.isnan(std) else f"{std:.2f}", marked)
 
-    text = ("challenge", "algorithm", "locality", "setting", "scope", "forgetting_over", "forgetting_by")
-    before = {"challenge": pl.String, "algorithm": pl.String, "locality": pl.String, "lr": pl.Float64}
-    counts = dict.fromkeys(("tasks", "seeds", "diverged"), pl.Int64)
-    numbers = {f"{name}_{of}": pl.Float64 for name in STATISTICS for of in ("mean", "std")}
-    cost = {"memory_bytes": pl.Int64, "seconds": pl.Float64}
-    after = {name: pl.String for name in text if name not in before}
-    return pl.DataFrame(list(rows), schema={**before, **counts, **numbers, **cost, **after}, orient="row")
+
+def signed(x: float | None, digits: int = 2) -> str:
+    """Format a number with its sign; None or NaN is absent."""
+    return ABSENT if x is None or math.isnan(x) else f"{x:+.{digits}f}".replace("-", "−")
+
+
+def escape(text: str) -> str:
+    """Escape text for LaTeX."""
+    return "".join(LATEX_ESCAPES.get(c, c) for c in text)
+
+
+def _terminal_labels(section: Section, rows: int) -> list[Text]:
+    """Return the label and, on the next row if there is one, the locality."""
+    color = COLORS.get(section.locality, "")
+    locality = f"({section.locality})" if section.locality else ""
+    if rows == 1:
+        return [Text.assemble((section.label, f"bold {color}"), (f" {locality}".rstrip(), color))]
+    filling = [Text("")] * (rows - 2)
+    return [Text(section.label, style=f"bold {color}"), Text(locality, style=color), *filling][:rows]
+
+
+def _terminal_cell(cell: Cell, star: bool, column: Column) -> Text:
+    """Emphasize a marked cell by bold text or, on a terminal without colors, by a star."""
+    text = Text(cell.text, style="bold" if cell.marked else "")
+    if cell.std:
+        text.append(f" ± {cell.std}", style="not bold dim")
+    return text.append("*" if cell.marked else " ") if star and column.align == "right" else text
+
+
+def _latex_section(section: Section) -> str:
+    color, locality = COLORS.get(section.locality), f" ({section.locality})" if section.locality else ""
+    label = (f"\\textcolor{{{color}}}{{{escape(section.label)}}}" if color else escape(section.label)) + locality
+    count = len(section.rows)
+    first = f"\\multirow{{{count}}}{{*}}{{{label}}}" if count > 1 else label
+    return "\n".join(
+        " & ".join(["" if i else first, *map(_latex_cell, row)]).strip() + r" \\" for i, row in enumerate(section.rows)
+    )
+
+
+def _latex_cell(cell: Cell) -> str:
+    if cell.std:
+        mean = f"\\mathbf{{{cell.text}}}" if cell.marked else cell.text
+        return f"${mean}_{{\\,\\textcolor{{gray}}{{\\pm\\,{cell.std}}}}}$"
+    return f"\\textbf{{{escape(cell.text)}}}" if cell.marked else escape(cell.text)

@@ -133,7 +133,7 @@ def _points(axes: Axes, rows: Sequence[Row], sharpness: Sharpness) -> None:
     import matplotlib
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    from glocal.report.groups import plain
+    from glocal.report.groups import format_lr
     from glocal.report.style import FAINT
 
     lrs = distinct(rows, "lr")
@@ -144,7 +144,7 @@ def _points(axes: Axes, rows: Sequence[Row], sharpness: Sharpness) -> None:
             own = where(rows, algorithm=algorithm, lr=lr)
             x, y = sharpness.of(own), column(own, "at_end")
             shown = np.isfinite(x) & (x > 0)
-            label = f"{algorithm} {plain(lr)}"
+            label = f"{algorithm} {format_lr(lr)}"
             axes.scatter(x[shown], y[shown], s=26, color=[hue], marker=marker, alpha=0.8, linewidths=0, label=label)
     if np.nanmax(sharpness.of(rows), initial=0) > 0:  # there is no logarithmic axis of nothing
         axes.set_xscale("log")
