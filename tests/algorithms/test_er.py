@@ -34,7 +34,7 @@ def after_observing(er: ER, model: Model, params: Params, sizes: list[int]) -> t
     for task, size in enumerate(sizes):
         past.append(examples(size, 20 + task))
         batch = batch_of(past[-1], uniforms(er.uniforms(model), seed=task), task)
-        memory = er.observe(memory, Step(batch, params, params, params, params))
+        memory = er.observe(memory, Step(batch, params, params, params))
     return memory, past
 
 

@@ -132,7 +132,7 @@ def test_it_predicts_the_class_whose_exemplars_are_nearest_on_average(algorithm:
         f = torch.tensor(network_outputs(theta, x)[0], dtype=torch.float64)
         return f if algorithm.features == "raw" or not f.any() else f / f.norm()
 
-    x, y = algorithm.replayed(memory)  # type: ignore[misc]
+    x, y = algorithm.exemplars(memory)  # type: ignore[misc]
     inputs = task_data(TASKS[0], 12, seed=77).x
     logits = algorithm.predict(model, theta, memory, inputs, 0)
     assert logits.shape == (12, OUTPUTS) and logits.isfinite().all()
@@ -150,13 +150,13 @@ def test_before_any_exemplar_the_network_itself_predicts() -> None:
     model, _, _, memory = after(ICaRL(slots=10), 0)
     params, x = model_and_params()[1], task_data(TASKS[0]).x
     assert torch.equal(ICaRL(slots=10).predict(model, params, memory, x, 0), model.outputs(params, x))
-    assert ICaRL(slots=10).replayed(memory) is None
+    assert ICaRL(slots=10).exemplars(memory) is None
 
 
 @pytest.mark.parametrize("algorithm", KINDS, ids=kind)
 def test_its_approximation_is_a_loop_over_the_exemplars_of_the_task(algorithm: ICaRL) -> None:
     model, solutions, _, memory = after(algorithm, 2)
-    x, y = algorithm.replayed(memory)  # type: ignore[misc]
+    x, y = algorithm.exemplars(memory)  # type: ignore[misc]
     seen = [c for task in TASKS[:2] for c in task]
     for task in (0, 1):
         rows = [i for i in range(len(y)) if int(y[i]) in TASKS[task]]
@@ -181,7 +181,7 @@ def test_its_approximation_is_least_where_its_targets_were_taken() -> None:
 @pytest.mark.parametrize("algorithm", KINDS, ids=kind)
 def test_every_class_has_its_share_of_different_examples_of_its_own(algorithm: ICaRL) -> None:
     _, _, data, memory = after(algorithm, 2, n=40)
-    x, y = algorithm.replayed(memory)  # type: ignore[misc]
+    x, y = algorithm.exemplars(memory)  # type: ignore[misc]
     assert sorted(y.tolist()) == sorted([0, 1, 2, 4] * (30 // 4))
     assert len({tuple(row.tolist()) for row in x}) == len(y)
     for row, label in zip(x, y, strict=True):
@@ -243,7 +243,7 @@ def test_a_class_without_training_examples_is_never_replayed_nor_predicted() -> 
     data = task_data((1,), 14, seed=4)
     algorithm = ICaRL(slots=8)
     memory = algorithm.consolidate(model, params, algorithm.init(model, params, data), data)
-    x, y = algorithm.replayed(memory)  # type: ignore[misc]
+    x, y = algorithm.exemplars(memory)  # type: ignore[misc]
     for row, label in zip(x, y, strict=True):
         assert data.y[(data.x == row).all(1)].tolist() == [int(label)]
     assert (algorithm.predict(model, params, memory, data.x, 0).argmax(1) == 1).all()
@@ -259,7 +259,7 @@ def test_a_class_that_returns_is_labelled_again_and_has_one_mean() -> None:
     each = [sample_loss(there, params, x, int(y), (0,), (1, 2)) for x, y in zip(second.x, second.y, strict=True)]
     assert float(algorithm.objective(model, there, memory, second)) == pytest.approx(sum(each) / 30, rel=1e-10)
     memory = algorithm.consolidate(model, there, memory, second)
-    x, y = algorithm.replayed(memory)  # type: ignore[misc]
+    x, y = algorithm.exemplars(memory)  # type: ignore[misc]
     assert torch.bincount(y).tolist() == [3, 6, 3]
     torch.testing.assert_close(memory["means"][1], model.features(there, x[y == 1]).mean(0))
 

@@ -46,9 +46,8 @@ def steps(si: SI, model: Model, params: Params, memory: Memory, seeds: list[int]
         batch = batch_of(examples(4, seed), torch.zeros(0))
         grads = gradient(partial(objective_at, si, model, memory, batch), params)
         followed = si.direction(model, grads, params, memory, batch)
-        moved = {k: -LR * followed[k] for k in params}
-        params = {k: params[k] + moved[k] for k in params}
-        memory = si.observe(memory, Step(batch, grads, followed, moved, params))
+        params = {k: params[k] - LR * followed[k] for k in params}
+        memory = si.observe(memory, Step(batch, grads, followed, params, {}, followed, LR))
     return params, memory
 
 

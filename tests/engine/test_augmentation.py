@@ -16,7 +16,7 @@ from glocal.algorithms import AGEM, ALGORITHMS, ER, EWC, SGD, Algorithm, Batch, 
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loader import Feed
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.engine.memory_budget import initial_state
@@ -92,7 +92,7 @@ class Watches(Algorithm):
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {k: torch.zeros(example.x.shape) for k in ("first", "second", "last", "end")}
 
-    def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
         first, second = model.prepare(batch.x), model.prepare(batch.x)
         return model.loss(params, first, batch.y), {"first": first, "second": second, "last": model.prepare(batch.x)}
 
@@ -102,7 +102,7 @@ class Watches(Algorithm):
         return {k: torch.zeros_like(g) + bright for k, g in grads.items()}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        return {**step.notes, "end": memory["end"]}
+        return {**step.aux, "end": memory["end"]}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         return {**memory, "end": model.prepare(data.x[:BATCH])}
@@ -118,11 +118,11 @@ def given(of: Cohort, execution: Execution, task: int = 0, epoch: int = 0, steps
     if execution == "vectorised":
         mapped = Vectorised(of)
         for step in range(steps):
-            mapped.step(state, feed.batch(step))
+            mapped.step(state, mapped.hyper, feed.batch(step))
             seen.append({k: v.clone() for k, v in state.memory.items()})
         mapped.consolidate(state, feed)
     else:
-        single = RunByRun(of)
+        single = Sequential(of)
         batches = [list(feed.batches_of(run)) for run in range(len(of))]
         for step in range(steps):
             for run in range(len(of)):

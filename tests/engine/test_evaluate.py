@@ -12,7 +12,7 @@ from glocal.algorithms import ER, EWC, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Evaluator
-from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loop import train
 from glocal.networks import mlp
 
@@ -40,11 +40,11 @@ def seeded(classes: bool, sizes: bool) -> Challenge:
     return replace(base, seeded=True, make_task=task)
 
 
-@pytest.mark.parametrize("executor", [Vectorised, RunByRun])
+@pytest.mark.parametrize("executor", [Vectorised, Sequential])
 @pytest.mark.parametrize("algorithm", [ER(slots=20), EWC()])
 @pytest.mark.parametrize(("classes", "sizes", "shares"), [(False, False, 1), (True, False, 2), (False, True, 2)])
 def test_measured_at_once_is_measured_seed_by_seed(
-    executor: type[Vectorised | RunByRun], algorithm: Algorithm, classes: bool, sizes: bool, shares: int
+    executor: type[Vectorised | Sequential], algorithm: Algorithm, classes: bool, sizes: bool, shares: int
 ) -> None:
     """Where seeds have classes or numbers of their own, they are not measured at once."""
     members = tuple(Member(seed, lr, algorithm) for seed in (3, 5) for lr in (0.05, 0.1, 0.2))

@@ -36,7 +36,7 @@ class KeepsSome(Algorithm):
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {"x": example.x[:0], "y": example.y[:0]}
 
-    def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+    def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         return (memory["x"], memory["y"]) if len(memory["y"]) else None
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
@@ -163,8 +163,7 @@ def test_consolidation_sees_the_task_alone() -> None:
     of = challenge()
     feed = Feed(cohort(of))
     feed.load_task(1, stored(7, of.task(1, 0).train.x))
-    data, random = feed.whole(0)
-    assert torch.equal(data.x, of.task(1, 0).train.x) and random.shape == (4, 37)
+    assert torch.equal(feed.whole(0).x, of.task(1, 0).train.x) and feed.draws()["random"].shape == (4, 37)
 
 
 def test_whoever_replays_has_hyperparameters_of_its_own() -> None:
@@ -172,7 +171,7 @@ def test_whoever_replays_has_hyperparameters_of_its_own() -> None:
     class Shades(KeepsSome):
         shade: float = 1.0
 
-        def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
             return memory["x"] * self.shade, memory["y"]
 
     of = challenge(torch.float32)

@@ -17,7 +17,7 @@ import glocal
 from glocal.algorithms import AGEM, EWC, Algorithm, Batch, Memory, Step
 from glocal.challenges import Challenge, make
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.executors import put_back
+from glocal.engine.executors import copy_into_
 from glocal.engine.loop import Snapshot, train
 from glocal.networks import MLP, Model, mlp
 from glocal.sweeps import resolve
@@ -75,7 +75,7 @@ def test_constants_and_moved_leaves_are_the_runs_own() -> None:
 
 def test_put_back_reads_before_it_writes() -> None:
     held = {"now": torch.tensor([1.0, 2.0]), "last": torch.zeros(2), "m": torch.arange(4.0).view(2, 2)}
-    put_back({"now": torch.tensor([5.0, 6.0]), "last": held["now"], "m": held["m"].T}, held)
+    copy_into_({"now": torch.tensor([5.0, 6.0]), "last": held["now"], "m": held["m"].T}, held)
     assert held["now"].tolist() == [5, 6] and held["last"].tolist() == [1, 2]
     assert held["m"].tolist() == [[0, 2], [1, 3]]
 

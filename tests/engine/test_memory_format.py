@@ -79,7 +79,7 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
         feed.load_task(2, state.memory)
         feed.load_epoch(0)
         executor.before_epoch(state, 0)
-        executor.step(state, feed.batch(0))
+        executor.step(state, executor.hyper, feed.batch(0))
         with torch.no_grad():
             executor.consolidate(state, feed)
         return state

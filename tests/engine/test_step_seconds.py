@@ -16,7 +16,7 @@ from glocal.algorithms import SGD
 from glocal.challenges import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Evaluator
-from glocal.engine.executors import RunByRun
+from glocal.engine.executors import Sequential
 from glocal.engine.loader import Feed
 from glocal.engine.loop import Snapshot, train
 from glocal.networks import mlp
@@ -34,15 +34,15 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Mapping[tuple[int, int], float]) -> None:
         """seconds: those of every epoch, by (task, epoch)."""
         self.now = 0.0
-        epoch = RunByRun.epoch
+        epoch = Sequential.epoch
 
-        def timed(executor: RunByRun, state: Any, feed: Feed, number: int, tick: Any) -> torch.Tensor:
+        def timed(executor: Sequential, state: Any, feed: Feed, number: int, tick: Any, on_step: Any) -> torch.Tensor:
             self.now += seconds[int(feed.task), number]
-            return epoch(executor, state, feed, number, tick)
+            return epoch(executor, state, feed, number, tick, on_step)
 
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(RunByRun, "epoch", timed)
-        for kind, name in ((Feed, "load_task"), (RunByRun, "consolidate"), (Evaluator, "measure")):
+        monkeypatch.setattr(Sequential, "epoch", timed)
+        for kind, name in ((Feed, "load_task"), (Sequential, "consolidate"), (Evaluator, "measure")):
             monkeypatch.setattr(kind, name, self.slow(getattr(kind, name)))
 
     def slow(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from glocal.algorithms import AGEM, ER, EWC, HAT, OGDGTL, SGD, SI, Algorithm, IC
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.executors import RunByRun, Vectorised
+from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loader import Feed
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange
@@ -64,7 +64,7 @@ def cohort(algorithm: Algorithm, device: torch.device, precision: Precision = "f
 def one_task_behind(algorithm: Algorithm) -> State:
     """On a CPU, run by run."""
     of = cohort(algorithm, torch.device("cpu"))
-    feed, executor = Feed(of), RunByRun(of)
+    feed, executor = Feed(of), Sequential(of)
     feed.load_task(0)
     state = initial_state(of, feed)
     feed.load_epoch(0)
@@ -81,15 +81,15 @@ def moved_to(device: torch.device, state: State) -> State:
     return own
 
 
-def one_step(executor: RunByRun | Vectorised, state: State, feed: Feed) -> None:
+def one_step(executor: Sequential | Vectorised, state: State, feed: Feed) -> None:
     if isinstance(executor, Vectorised):
-        executor.step(state, feed.batch(0))
+        executor.step(state, executor.hyper, feed.batch(0))
         return
     for run in range(3):
         executor.step_of(state, run, next(feed.batches_of(run)))
 
 
-def _from(of: Cohort, executor: RunByRun | Vectorised, begin: State) -> tuple[Params, Params, Params]:
+def _from(of: Cohort, executor: Sequential | Vectorised, begin: State) -> tuple[Params, Params, Params]:
     state = moved_to(of.device, begin)
     feed = Feed(of)
     feed.load_task(1, state.memory)
@@ -111,7 +111,7 @@ def test_steps_and_memories_are_those_of_single_runs_on_a_cpu(algorithm: Algorit
     begin = one_task_behind(algorithm)
     here = cohort(algorithm, torch.device("cpu"))
     there = cohort(algorithm, DEVICE)
-    expected, found = _from(here, RunByRun(here), begin), _from(there, Vectorised(there), begin)
+    expected, found = _from(here, Sequential(here), begin), _from(there, Vectorised(there), begin)
     for what, ours, theirs in zip(("moves", "statistics", "memory"), found, expected, strict=True):
         compare(what, ours, theirs, tolerance=0.02)
 

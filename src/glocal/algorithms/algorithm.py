@@ -9,7 +9,7 @@ CUDA graph, records its operations or calls it as it is; the same lines serve al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -34,16 +34,29 @@ class Batch(NamedTuple):
     key: Tensor = torch.zeros((), dtype=torch.long)  # the random key of augmentation
 
 
-class Step(NamedTuple):
-    """What just happened: the batch and, for an algorithm that `watches`, the objective's gradient at the old θ, the
-    direction that was followed, the move, and the new θ; and what the objective noted of its forward pass."""
+@dataclass(frozen=True)
+class Step:
+    """What a step did, for `observe`."""
 
     batch: Batch
     grads: Params
-    followed: Params
-    moved: Params
+    """The objective's gradient at the old θ."""
+    direction: Params
+    """What `direction` returned, and the optimiser was given."""
     params: Params
-    notes: Memory = {}  # noqa: RUF012 - nobody writes to it
+    """θ after the step."""
+    aux: Memory = field(default_factory=dict)
+    """What `objective` returned beside its value; {} if nothing."""
+    descent: Params = field(default_factory=dict)
+    """What the optimiser returned: θ has moved by −lr times this, and not at all where a parameter is missing."""
+    lr: Tensor | float = 0.0
+
+    @property
+    def update(self) -> Params:
+        """θ_new − θ_old, computed when it is asked for."""
+        return {
+            k: self.descent[k] * -self.lr if k in self.descent else torch.zeros_like(p) for k, p in self.params.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,6 @@ class Algorithm:
     """How many numbers that is, in T tasks, P parameters, K outputs and the algorithm's own options."""
     settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
     """Where it makes sense: a task-incremental algorithm asks at test time which task an input belongs to."""
-    watches: ClassVar[bool] = False
-    """Whether `observe` looks at the step's gradient and move, and not at its batch alone."""
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         """The network that is trained: the given one, or one built around it with columns, gates, dropout."""
@@ -84,34 +95,31 @@ class Algorithm:
         """Before epoch number `epoch` of the task's `epochs`: where parameters are pruned or reset."""
         return params, memory
 
-    def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
-        """Stored examples (x, y) that join the task's own training set: batches are drawn from both alike."""
+    def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        """Return stored examples (x, y) that join the task's training set, or None."""
         return None
 
-    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        """obj_t on a mini-batch: the scalar whose gradient a step follows."""
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
+        """Return obj_t on a mini-batch, the scalar whose gradient a step follows.
+
+        It may return (scalar, aux), as with JAX's `has_aux`: `observe` then finds the tensors of `aux` in `step.aux`.
+        """
         return model.loss(params, batch.x, batch.y)
 
-    def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
-        """The objective, and what of its forward pass, at the old θ, `observe` is to find in `step.notes`."""
-        return self.objective(model, params, memory, batch), {}
-
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        """What to follow instead of the objective's gradient: the projection of the algorithms that constrain. Unless
-        `watches`, `grads` may be overwritten."""
+        """Return what to descend instead of the objective's gradient, which must not be changed in place."""
         return grads
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        """After every step. The memory is the algorithm's own: it may be changed in place."""
+        """Return the memory after a step. It may be changed in place and returned as it is."""
         return memory
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        """After the task, at its solution θ_t, with all its training data: M_{t+1}."""
-        return memory
+        """Return M_{t+1}, at the solution θ_t and with all training data of the finished task.
 
-    def buffers_after(self, model: Model, params: Params, data: Batch) -> Params:
-        """After consolidation, what becomes of the network's buffers (BatchNorm's statistics): as a rule, nothing."""
-        return model.buffers
+        The engine reads `model.buffers` afterwards: a pass in training mode changes BatchNorm's statistics.
+        """
+        return memory
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
         """Logits for inputs of a task; only task-incremental algorithms may use its number."""

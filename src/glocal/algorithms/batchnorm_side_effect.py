@@ -22,12 +22,11 @@ LAST = 200
 """Passes that count: of what was there before them 0.9²⁰⁰ is left, less than a number in fp32 can show."""
 
 
-def disturbed(model: Model, params: Params, x: Tensor) -> Params:
-    """The network's buffers after a pass in training mode over every image by itself, augmented as in training."""
+def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
+    """Update the model's buffers by a pass in training mode over every image by itself, augmented as in training."""
     norms = [part for part in model.module.modules() if isinstance(part, _BatchNorm)]
     if norms and all(type(part) is BatchNorm2d for part in norms):
         model.outputs_of(per_image_batchnorm(model.module, SequentialBatchNorm2d), params, x[-LAST:])
     elif norms:
         for image in x[-LAST:]:
             model.outputs(params, image.unsqueeze(0))
-    return model.buffers

@@ -52,10 +52,7 @@ class DER(Algorithm):
         logits = model.eval_mode().outputs(params, example.x[:1])
         return buffer.empty(self.slots, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
 
-    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        return self.objective_and_notes(model, params, memory, batch)[0]
-
-    def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
         outputs = model.outputs(params, batch.x)
         stream = model.criterion.per_sample(outputs, batch.y).mean()
         return stream + self._past(model, params, memory, batch), {"logits": outputs}
@@ -64,7 +61,7 @@ class DER(Algorithm):
         count = step.batch.y.shape[0]
         slot = buffer.reservoir_slots(memory, step.batch.random[:count])
         kept = buffer.write(memory, step.batch, slot, memory["seen"] + count)
-        return kept | {"logits": put(memory["logits"], slot, step.notes["logits"])}
+        return kept | {"logits": put(memory["logits"], slot, step.aux["logits"])}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         stored = (memory["task"][:-1] == task).to(memory["logits"].dtype)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.batchnorm_side_effect import LAST, Statistics, disturbed
+from glocal.algorithms.batchnorm_side_effect import LAST, Statistics, disturb_batchnorm
 from glocal.curvature.chunk_size import chunk_size
 from glocal.curvature.diagonal import diagonal
 from glocal.errors import require, unknown
@@ -144,12 +144,9 @@ class EWC(Algorithm):
         kept = {k: self.decay * f for k, f in memory["fisher"].items()}
         reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "reached": reached}
+        if self.statistics == "published":
+            disturb_batchnorm(model, params, data.x[data.random.topk(min(LAST, len(data.y))).indices])
         return together | self._add_anchor(memory, kept, params, new) if self.anchors == "each" else together
-
-    def buffers_after(self, model: Model, params: Params, data: Batch) -> Params:
-        if self.statistics == "kept":
-            return model.buffers
-        return disturbed(model, params, data.x[data.random.topk(min(LAST, len(data.y))).indices])
 
     def _add_anchor(self, memory: Memory, kept: Params, params: Params, new: Params) -> Memory:
         """One more quadratic. Their sum is one again, F = Σ_o F_o around the mean of the θ_o weighted by F_o, and the

@@ -85,7 +85,7 @@ class ICaRL(Algorithm):
             "means": outputs.new_zeros(outputs.shape[1], evaluated.features(params, example.x[:1]).shape[1]),
         }
 
-    def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+    def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         kept = _exemplars(memory)
         if not kept:
             return None

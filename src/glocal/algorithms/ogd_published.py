@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import grad
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.batchnorm_side_effect import Statistics, disturbed
+from glocal.algorithms.batchnorm_side_effect import Statistics, disturb_batchnorm
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -95,12 +95,9 @@ class OGDPublished(Algorithm):
             "reached": evaluated.mean_loss(params, data.x, data.y)[None],
         }
         gradients = {k: torch.cat([memory["gradients"][k], v]) for k, v in stored.items()}
+        if self.statistics == "published":
+            disturb_batchnorm(model, params, x)
         return {"gradients": gradients, **{k: torch.cat([memory[k], part]) for k, part in new.items()}}
-
-    def buffers_after(self, model: Model, params: Params, data: Batch) -> Params:
-        if self.statistics == "kept":
-            return model.buffers
-        return disturbed(model, params, data.x[self._drawn(model, data)])
 
     def _drawn(self, model: Model, data: Batch) -> Tensor:
         """Which of the task's samples are looked at, in this order."""

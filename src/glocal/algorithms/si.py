@@ -39,7 +39,6 @@ class SI(Algorithm):
     locality: ClassVar[Locality] = "global"
     remembers: ClassVar[str] = "the last solution, Ω, and ω of the task in training"
     grows: ClassVar[str] = "3 P"
-    watches: ClassVar[bool] = True
 
     penalty: float = 1.0
     """c, the weight of the quadratic."""
@@ -68,14 +67,14 @@ class SI(Algorithm):
         return {k: g.clamp(-1, 1) for k, g in grads.items()} if self.importance == "published" else grads
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        for k, moved in step.moved.items():
-            memory["path"][k].sub_(self._slope(memory, step, k) * moved)
+        for k, update in step.update.items():
+            memory["path"][k].sub_(self._gradient(memory, step, k, update) * update)
         return memory
 
-    def _slope(self, memory: Memory, step: Step, k: str) -> Tensor:
+    def _gradient(self, memory: Memory, step: Step, k: str, update: Tensor) -> Tensor:
         if self.importance == "published":
-            return step.followed[k]
-        strayed = step.params[k] - step.moved[k] - memory["anchor"][k]
+            return step.direction[k]
+        strayed = step.params[k] - update - memory["anchor"][k]
         return step.grads[k] - 2 * self.penalty * memory["importance"][k] * strayed  # of L_t without the quadratic
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm
@@ -106,8 +106,3 @@ def constants(network: nn.Module) -> Params:
     """What gradients do not change: the network's buffers, and parameters that are frozen."""
     frozen = {k: p.detach() for k, p in network.named_parameters() if not p.requires_grad}
     return {**dict(network.named_buffers()), **frozen}
-
-
-def per_run(values: Tensor, like: Tensor) -> Tensor:
-    """One number a run, shaped to multiply a stacked tensor."""
-    return values.view(-1, *[1] * (like.dim() - 1))

@@ -81,9 +81,7 @@ class Feed:
 
     def _replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         """Every run's stored examples, as they go through the network beside the task's: (runs, m, ...)."""
-        if type(self.cohort.algorithm).replayed is Algorithm.replayed:
-            return None
-        own = [m.algorithm.replayed(tree.select(memory, run)) for run, m in enumerate(self.cohort.members)]
+        own = [m.algorithm.exemplars(tree.select(memory, run)) for run, m in enumerate(self.cohort.members)]
         parts = [part for part in own if part is not None]
         if not parts or not parts[0][1].shape[0]:
             return None
@@ -150,13 +148,16 @@ class Feed:
                 x, y = x[0], y[0]
             yield Batch(x, y, random, self.task, progress, key)
 
-    def whole(self, group: int) -> tuple[Data, Tensor]:
-        """All training data of the runs of a group, and a uniform number an example for each of its runs."""
+    def whole(self, group: int) -> Batch:
+        """All training data that the runs of a group share."""
         part = slice(group * self.examples, (group + 1) * self.examples)
-        members = self.cohort.members[self.cohort.groups[group]]
+        return Batch(self.x[part], self.y[part], self.random, self.task, self.end)
+
+    def draws(self) -> dict[str, Tensor]:
+        """Every run's random numbers for consolidation: a uniform one per example, and its key."""
         draw = lambda seed: torch.rand(self.examples, generator=generator(seed, "consolidate", int(self.task)))  # noqa: E731
-        random = torch.stack([draw(m.seed) for m in members]).to(self.device)
-        return Data(self.x[part], self.y[part]), random
+        random = torch.stack([draw(m.seed) for m in self.cohort.members]).to(self.device)
+        return {"random": random, "key": self.keys_at(self.steps)}
 
     def shortened(self, examples: int) -> Feed:
         """The same feed over the first few examples of every group's data."""

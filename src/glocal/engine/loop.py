@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from glocal import tree
+from glocal import accelerate, tree
 from glocal.engine.allocator import keep_freed_memory
 from glocal.engine.cohort import Cohort
 from glocal.engine.evaluate import Evaluator
-from glocal.engine.executors import Executor, RunByRun, Vectorised
+from glocal.engine.executors import Executor, OnStep, Sequential, Vectorised
 from glocal.engine.loader import Feed
 from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.memory_format import arrange
 from glocal.engine.state import State
-from glocal.fast.cuda_graph import Graphed
 from glocal.precision import matmul_precision
 from glocal.tree import Params
 
@@ -35,7 +34,7 @@ whose `x`, `y` and `whole` are the challenge's, and whose batches are for the st
 
 
 class Progress(Protocol):
-    """Who wants to know how far a cohort is. One that has `looks`, and it is true, looks at the state at every step."""
+    """Shows how far a cohort is."""
 
     def task(self, task: int) -> None: ...
 
@@ -65,20 +64,35 @@ def train(
     execution: Execution = "auto",
     progress: Progress | None = None,
     watch: Watch | None = None,
+    on_step: OnStep | None = None,
 ) -> Iterator[Snapshot]:
     """Train a cohort, from its initialisation or from a snapshot, and yield a snapshot at every task boundary.
 
     The first one, before any task, is yielded too: θ_0 is measured like every θ_t. A snapshot is the live state, valid
-    until the generator goes on. Who watches is called after every epoch; it must leave all as it is.
+    until the generator goes on.
+
+    Args:
+        cohort: what to train.
+        begin: the snapshot to go on from; None: the initialisation.
+        execution: how to execute it; auto: vectorised where possible.
+        progress: is told of every task and step.
+        watch: is called after every epoch with task, epoch, state and feed; it must not change them.
+        on_step: is called after every step with the live state and the number of steps in this epoch; a GPU then
+            trains without CUDA graphs, and a sequential executor gives a state of one run.
     """
     on_gpu = cohort.device.type == "cuda"
     # Streams, graphs and kernels are made on the GPU that is torch's current one.
     with matmul_precision(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
-        yield from _train(cohort, begin, execution, progress or Silent(), watch)
+        yield from _train(cohort, begin, execution, progress or Silent(), watch, on_step)
 
 
 def _train(
-    cohort: Cohort, begin: Snapshot | None, execution: Execution, progress: Progress, watch: Watch | None
+    cohort: Cohort,
+    begin: Snapshot | None,
+    execution: Execution,
+    progress: Progress,
+    watch: Watch | None,
+    on_step: OnStep | None,
 ) -> Iterator[Snapshot]:
     if cohort.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(cohort.device)
@@ -86,8 +100,6 @@ def _train(
     feed, evaluator = Feed(cohort), Evaluator(cohort)
     feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
     executor = choose(cohort, feed, execution)
-    if isinstance(executor, RunByRun):
-        executor.live = getattr(progress, "looks", False)
     theta_0, _ = cohort.initial()
     if begin is None:
         record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
@@ -107,7 +119,7 @@ def _train(
             begun = time.perf_counter()
             feed.load_epoch(epoch)
             executor.before_epoch(state, epoch)
-            losses = executor.epoch(state, feed, epoch, progress.steps)
+            losses = executor.epoch(state, feed, epoch, progress.steps, on_step)
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
             took = time.perf_counter() - begun  # all of it: the losses have arrived
@@ -141,7 +153,7 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
     if not on_gpu:
         keep_freed_memory()
     if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
-        return RunByRun(cohort)
+        return Sequential(cohort)
     executor = Vectorised(cohort)
     try:
         rehearse(executor, cohort, feed)
@@ -149,8 +161,9 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
         if execution == "vectorised":
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return RunByRun(cohort, f"run by run, because it cannot be vectorised: {reason}")
-    return Graphed(cohort) if on_gpu else executor
+        return Sequential(cohort, f"run by run, because it cannot be vectorised: {reason}")
+    graphed = accelerate.find("step.graphed_executor") if on_gpu else None
+    return executor if graphed is None else graphed(cohort)
 
 
 def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:

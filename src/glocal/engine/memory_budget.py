@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal import tree
 from glocal.engine.cohort import Cohort
-from glocal.engine.executors import RunByRun
+from glocal.engine.executors import Sequential
 from glocal.engine.loader import Feed
 from glocal.engine.state import State
 from glocal.errors import GlocalError
@@ -80,7 +80,7 @@ def bytes_per_run(cohort: Cohort) -> int:
     feed.load_task(0)
     feed.load_epoch(0)
     state = initial_state(one, feed)
-    executor = RunByRun(one)
+    executor = Sequential(one)
     kept: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:

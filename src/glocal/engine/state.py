@@ -1,9 +1,9 @@
-"""What a cohort is made of while it trains: one tree of tensors, with the runs along the first axis."""
+"""The state of a cohort in training: trees of tensors with the runs along the first axis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,22 +13,30 @@ from glocal.tree import Params, Tree
 
 @dataclass
 class State:
-    """θ, the network's buffers, the memory M_t, the step at which a run diverged (−1: it has not), and the clock."""
+    """θ, the network's buffers, the memory M_t, and the step at which a run diverged (−1: it has not)."""
 
     params: Params
     buffers: Params
     memory: Tree
     diverged: Tensor
     clock: int = 0
-    """Steps made so far, the same for all runs."""
+    """Steps taken so far, the same for all runs."""
+    optimizer: Tree = field(default_factory=dict)
+    """The optimiser's state; empty for plain SGD."""
 
     def as_tree(self) -> Tree:
-        """The part that belongs to single runs, with the runs along the first axis of every leaf."""
-        return {"params": self.params, "buffers": self.buffers, "memory": self.memory, "diverged": self.diverged}
+        """Return everything but the clock, with the runs along the first axis of every leaf."""
+        return {**self.parts(), "diverged": self.diverged}
+
+    def parts(self) -> Tree:
+        """Return what a step changes."""
+        parts = {"params": self.params, "buffers": self.buffers, "memory": self.memory}
+        return parts | ({"optimizer": self.optimizer} if self.optimizer else {})
 
     @classmethod
     def from_tree(cls, parts: Tree, clock: int) -> State:
-        return cls(parts["params"], parts.get("buffers", {}), parts.get("memory", {}), parts["diverged"], clock)
+        buffers, memory, optimizer = (parts.get(k, {}) for k in ("buffers", "memory", "optimizer"))
+        return cls(parts["params"], buffers, memory, parts["diverged"], clock, optimizer)
 
     def select(self, runs: int | slice | Sequence[int]) -> State:
         return State.from_tree(tree.select(self.as_tree(), runs), self.clock)

@@ -1,100 +1,152 @@
-"""One step of one run, as pure functions. Everything the engine does is these, mapped."""
+"""The training step, written once: objective → gradient → direction → optimiser → observe.
+
+Every executor maps `step` over runs: `vmap` for a cohort, nothing for a single run. Tracing and CUDA graphs compile it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
+from glocal.engine.state import State
 from glocal.networks.model import Model
-from glocal.tree import Params
+from glocal.optimizers import SGD, Optimizer, apply_update
+from glocal.tree import Params, Tree
 
-DIRECTION = 1 << 20  # what a step's second pass gives to the network is counted from here, and not from 0 again
-Hyper = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters: one number a run
+Hyper: TypeAlias = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters, one value per run
+Map: TypeAlias = Callable[..., Callable[..., Any]]  # `vmap`, or `unmapped`
+BATCH_DIMS = Batch(0, 0, 0, None, None, 0)  # type: ignore[arg-type]
+SECOND_PASS = 1 << 20  # the augmentations of `direction` are numbered from here, those of `objective` from 0
+UNCHANGED = ()  # what a mapped method returns if the algorithm returned its very argument
 
 
-def scalars(algorithm: Algorithm) -> dict[str, float]:
-    """The algorithm's scalar hyperparameters: its float fields."""
-    fields = dataclasses.fields(algorithm)
-    return {f.name: getattr(algorithm, f.name) for f in fields if f.type in ("float", float)}
+def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -> Tensor:
+    """Advance one run, or stacked runs, by one step in place; return the objective before the step.
+
+    Runs are independent: the gradient of the sum of their objectives holds every run's own gradient, so one ordinary
+    backward pass serves a single run and a cohort alike.
+
+    Args:
+        program: the algorithm's methods, bound to the network and the optimiser.
+        state: θ, buffers, memory and optimiser state; with a leading axis for the runs where `map` is `vmap`.
+        hyper: lr and the algorithm's scalars.
+        batch: the mini-batch of every run.
+        map: `torch.func.vmap` for stacked runs, `unmapped` for a single one.
+    """
+    params, memory = state.params, state.memory
+    leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+    with torch.enable_grad():
+        objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
+        losses, buffers, aux = objective(leaves, state.buffers, memory, hyper, batch)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+    with torch.no_grad():
+        # As in torch.optim, parameters without a gradient are not updated unless `direction` says otherwise.
+        used = {k: g for k, g in zip(params, gradients, strict=True) if g is not None}
+        grads = {k: used[k] if k in used else p.new_zeros(()).expand_as(p) for k, p in params.items()}
+        projection = map(program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
+        direction, buffers = projection(grads, params, buffers, memory, hyper, batch)
+        descent, state.optimizer = program.optimizer.update(direction or used, state.optimizer, params, hyper)
+        apply_update(params, descent, hyper["lr"])
+        observe = map(program.observe, in_dims=(0, 0, BATCH_DIMS, 0, 0, 0, 0, 0))
+        aux = tree.map_tree(torch.detach, aux)
+        memory = observe(memory, hyper, batch, grads, direction or grads, descent, params, aux)
+        if memory != UNCHANGED:
+            state.memory = unshare(memory, batch)
+        state.buffers = {k: b.detach() for k, b in buffers.items()}
+    return losses.detach()
+
+
+def unmapped(function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
+    """The counterpart of `vmap` for a single run: the function as it is."""
+    return function
 
 
 @dataclass(frozen=True)
 class Program:
-    """The algorithm's methods with a run's own hyperparameters and buffers put in place."""
+    """An algorithm's methods as functions of one run's tensors: parameters, buffers, memory, hyperparameters, data."""
 
     algorithm: Algorithm
     model: Model
-
-    @property
-    def projects(self) -> bool:
-        return type(self.algorithm).direction is not Algorithm.direction
-
-    @property
-    def observes(self) -> bool:
-        return type(self.algorithm).observe is not Algorithm.observe
-
-    @property
-    def consolidates(self) -> bool:
-        return type(self.algorithm).consolidate is not Algorithm.consolidate
-
-    @property
-    def disturbs(self) -> bool:
-        return type(self.algorithm).buffers_after is not Algorithm.buffers_after
-
-    def gradients(self, params: Params, found: Sequence[Tensor | None]) -> Params:
-        """Gradients by name. Parameters outside the objective have none: only those who look at gradients see zeros."""
-        named = zip(params.items(), found, strict=True)
-        if self.projects or self.algorithm.watches:
-            return {k: torch.zeros_like(p) if g is None else g for (k, p), g in named}
-        return {k: g for (k, _), g in named if g is not None}
-
-    @property
-    def prepares(self) -> bool:
-        return type(self.algorithm).before_epoch is not Algorithm.before_epoch
+    optimizer: Optimizer = field(default_factory=SGD)
 
     def before_epoch(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
-    ) -> tuple[Params, Memory]:
-        return self._with(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
+    ) -> tuple[Any, Any]:
+        new = self._with(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
+        return changed(new[0], params), changed(new[1], memory)
 
     def objective(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:
         model = self.model.bind(buffers, key=batch.key)
-        value, notes = self._with(hyper).objective_and_notes(model, params, memory, batch)
-        return value, model.buffers, notes
+        value = self._with(hyper).objective(model, params, memory, batch)
+        loss, aux = value if isinstance(value, tuple) else (value, {})
+        return loss, model.buffers, aux
 
     def direction(
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
-    ) -> tuple[Params, Params]:
-        model = self.model.bind(buffers, key=batch.key, first=DIRECTION)
-        return self._with(hyper).direction(model, grads, params, memory, batch), model.buffers
+    ) -> tuple[Any, Params]:
+        model = self.model.bind(buffers, key=batch.key, first=SECOND_PASS)
+        return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
-    def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Memory:
-        return self._with(hyper).observe(memory, step)
+    def observe(
+        self,
+        memory: Memory,
+        hyper: Hyper,
+        batch: Batch,
+        grads: Params,
+        direction: Params,
+        descent: Params,
+        params: Params,
+        aux: Memory,
+    ) -> Any:
+        new = Step(batch, grads, direction, params, aux, descent, hyper["lr"])
+        return changed(self._with(hyper).observe(memory, new), memory)
 
     def consolidate(
-        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, data: Batch
-    ) -> tuple[Memory, Params]:
-        algorithm, model = self._with(hyper), self.model.bind(buffers, key=data.key)
-        memory = algorithm.consolidate(model, params, memory, data)
-        if not buffers or not self.disturbs:
-            return memory, buffers
-        return memory, algorithm.buffers_after(self.model.bind(buffers, key=data.key, first=DIRECTION), params, data)
+        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, draws: Params, data: Batch
+    ) -> tuple[Any, Params]:
+        model = self.model.bind(buffers, key=draws["key"])
+        new = self._with(hyper).consolidate(model, params, memory, data._replace(**draws))
+        return changed(new, memory), model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         return self._with(hyper).predict(self.model.bind(buffers, training=False), params, memory, x, task)
 
     def _with(self, hyper: Mapping[str, Tensor]) -> Algorithm:
-        """The algorithm with this run's hyperparameters in its float fields, tensors now."""
+        """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""
         own = {k: v for k, v in hyper.items() if k != "lr"}
         if not own:
             return self.algorithm
         bound = object.__new__(type(self.algorithm))
         bound.__dict__.update(self.algorithm.__dict__ | own)
         return bound
+
+
+def scalars(algorithm: Algorithm) -> dict[str, float]:
+    """Return the algorithm's scalar hyperparameters: its float fields."""
+    fields = dataclasses.fields(algorithm)
+    return {f.name: getattr(algorithm, f.name) for f in fields if f.type in ("float", float)}
+
+
+def changed(new: Any, old: Any) -> Any:
+    """Return `new`, or `UNCHANGED` if it is the very object `old`: updated in place or not at all."""
+    return UNCHANGED if new is old else new
+
+
+def unshare(memory: Tree, batch: Batch) -> Tree:
+    """Clone leaves that do not own their memory: `vmap` returns a constant as one tensor expanded over the runs."""
+    fed = {t.data_ptr() for t in (batch.task, batch.progress, batch.key)}
+
+    def own(leaf: Tensor) -> Tensor:
+        shared = leaf.dim() > 0 and leaf.shape[0] > 1 and leaf.stride(0) == 0
+        return leaf.clone() if shared or leaf.data_ptr() in fed else leaf
+
+    return tree.map_tree(own, memory)

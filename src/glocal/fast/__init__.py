@@ -15,6 +15,10 @@ from glocal import accelerate
 if TYPE_CHECKING:
     from torch import Tensor
 
+ALWAYS = {
+    "step.compile": "glocal.fast.step_trace:compile_step",
+    "step.graphed_executor": "glocal.fast.cuda_graph:Graphed",
+}
 TRITON = {
     "layers.conv": "glocal.fast.grouped_conv:conv",
     "layers.conv_input_grad": "glocal.fast.grouped_conv:conv_input_grad",
@@ -28,9 +32,8 @@ TRITON = {
 
 def register() -> None:
     """Register every acceleration that can be imported here."""
-    if find_spec("triton") is not None:
-        for name, target in TRITON.items():
-            accelerate.register(name, target)
+    for name, target in {**ALWAYS, **(TRITON if find_spec("triton") is not None else {})}.items():
+        accelerate.register(name, target)
 
 
 def supports(x: Tensor) -> bool:

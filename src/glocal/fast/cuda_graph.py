@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glocal import tree
 from glocal.engine.cohort import Cohort
-from glocal.engine.executors import Tick, Vectorised, put_back
+from glocal.engine.executors import OnStep, Tick, Vectorised, copy_into_
 from glocal.engine.loader import Feed
 from glocal.engine.state import State
 
@@ -23,9 +23,9 @@ class Graphed(Vectorised):
         self._cursor = torch.zeros((), dtype=torch.long, device=cohort.device)
         self._losses = torch.zeros(0, len(cohort), device=cohort.device)
 
-    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick) -> Tensor:
-        if self.note:
-            return super().epoch(state, feed, epoch, tick)
+    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
+        if self.note or on_step is not None:
+            return super().epoch(state, feed, epoch, tick, on_step)
         if self._losses.shape[0] != feed.steps:
             self._losses = self._losses.new_zeros(feed.steps, len(self.cohort))
         try:
@@ -33,7 +33,7 @@ class Graphed(Vectorised):
         except RuntimeError as error:
             self.note = f"step by step, because it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
-            return super().epoch(state, feed, epoch, tick)
+            return super().epoch(state, feed, epoch, tick, on_step)
         self._cursor.zero_()
         for i in range(feed.steps):
             graphs[feed.size(i)].replay()
@@ -66,13 +66,13 @@ class Graphed(Vectorised):
                 self._advance(state, feed, size)
         finally:
             torch.cuda.current_stream().wait_stream(side)
-            put_back(before, state.as_tree())
+            copy_into_(before, state.as_tree())
         return graph
 
     def _advance(self, state: State, feed: Feed, size: int) -> None:
         """A step that leaves every tensor of the state where it was."""
         own = State.from_tree(dict(state.as_tree()), state.clock)
-        losses = self.step(own, feed.batch_at(self._cursor, size))
+        losses = self.step(own, self.hyper, feed.batch_at(self._cursor, size))
         self._losses.index_copy_(0, self._cursor.view(1), losses.view(1, -1))
-        put_back(own.as_tree(), state.as_tree())
+        copy_into_(own.as_tree(), state.as_tree())
         self._cursor += 1

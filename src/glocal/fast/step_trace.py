@@ -14,7 +14,6 @@ from glocal.algorithms.algorithm import Batch
 from glocal.engine.state import State
 from glocal.engine.step import Hyper
 from glocal.fast.op_trace import Function, copied, record
-from glocal.tree import Tree
 
 StepOfRuns: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
 
@@ -38,7 +37,7 @@ class Recorder:
         self._recordings: dict[Hashable, Function | None] = {}
 
     def __call__(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
-        held = tree.flatten(_held(state))
+        held = tree.flatten(state.parts())
         given = [*held.values(), *hyper.values(), *batch]
         shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
         replay = self._recordings.get(shapes)
@@ -63,13 +62,13 @@ class Recorder:
 
     def _record(self, like: State, hyper: Hyper, given: list[Tensor]) -> Function | None:
         """The recording, if there can be one and it does what the step does."""
-        names = list(tree.flatten(_held(like)))
+        names = list(tree.flatten(like.parts()))
 
         def step(given: Sequence[Tensor]) -> list[Tensor]:
             state, rest = replace(like), given[len(names) :]
             _put(state, given[: len(names)])
             losses = self._step(state, dict(zip(hyper, rest, strict=False)), Batch(*rest[len(hyper) :]))
-            new = tree.flatten(_held(state))
+            new = tree.flatten(state.parts())
             return [losses, *(new[name] for name in names)]
 
         try:
@@ -79,14 +78,16 @@ class Recorder:
             return None
 
 
-def _held(state: State) -> Tree:
-    return {"params": state.params, "buffers": state.buffers, "memory": state.memory}
-
-
 def _put(state: State, leaves: Iterable[Tensor]) -> None:
     remaining = iter(leaves)
-    new = tree.map_tree(lambda _: next(remaining), _held(state))
-    state.params, state.buffers, state.memory = new.values()
+    new = tree.map_tree(lambda _: next(remaining), state.parts())
+    state.params, state.buffers, state.memory = new["params"], new["buffers"], new["memory"]
+    state.optimizer = new.get("optimizer", {})
+
+
+def compile_step(step: StepOfRuns, module: nn.Module, device: torch.device) -> StepOfRuns:
+    """Trace the step once it has been taken often, on a CPU, where dispatch takes most of the time."""
+    return Recorder(step) if device.type == "cpu" and pure(module) else step
 
 
 def alike(one: Function, other: Function, given: Sequence[Tensor]) -> bool:

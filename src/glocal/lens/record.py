@@ -23,7 +23,7 @@ from glocal.challenges.challenge import Data
 from glocal.engine import loop
 from glocal.engine.cohort import Cohort, Member, seeded_network
 from glocal.engine.loader import Feed, evenly_spaced
-from glocal.engine.loop import Execution, Progress, Silent
+from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require
 from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
@@ -110,6 +110,11 @@ def record(
         if every_epochs and ((epoch + 1) % every_epochs == 0 or epoch + 1 == cohort.epochs):
             keep(task, state)
 
+    def after_step(state: State, step: int) -> None:
+        if every_steps is not None and step % every_steps == 0:
+            keep(finished, state, step)
+
+    finished = 0
     if every_steps is not None:
         require(cohort.device.type == "cpu", "steps are recorded on a CPU only: choose device 'cpu', or record epochs.")
         single = len(cohort) == 1
@@ -118,12 +123,16 @@ def record(
         )
         if execution == "auto":
             execution = "run-by-run" if single else "vectorised"
-        progress = StepRecorder(every_steps, keep, progress)
-    training = loop.train(cohort, execution=execution, progress=progress, watch=after_epoch)
+    training = loop.train(
+        cohort,
+        execution=execution,
+        progress=progress,
+        watch=after_epoch,
+        on_step=None if every_steps is None else after_step,
+    )
     for boundary in _require_vectorised(training) if every_steps and execution == "vectorised" else training:
-        if isinstance(progress, StepRecorder):
-            progress.begin(boundary.finished, boundary.state)
-        keep(boundary.finished, boundary.state)
+        finished = boundary.finished
+        keep(finished, boundary.state)
         for solutions, history in zip(checkpoints, snapshots, strict=True):
             solutions.append(history[-1].checkpoint)
         arrays = boundary.record.arrays()
@@ -152,31 +161,6 @@ def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snap
         ) from error
     yield first
     yield from training
-
-
-class StepRecorder:
-    """Passes a cohort's live state to `keep` after every so many steps of an epoch."""
-
-    looks = True  # asks the engine for the live state at every step
-
-    def __init__(self, every: int, keep: Callable[[int, State, int], None], inner: Progress | None) -> None:
-        self.every, self.keep, self.inner = every, keep, inner or Silent()
-
-    def begin(self, finished: int, state: State) -> None:
-        self.finished, self.state = finished, state
-        self.clock = self.count = 0
-
-    def task(self, task: int) -> None:
-        self.inner.task(task)
-
-    def steps(self, count: int) -> None:
-        """Count a step of all runs; the state's clock advances at the end of an epoch."""
-        self.inner.steps(count)
-        if self.state.clock != self.clock:
-            self.clock, self.count = self.state.clock, 0
-        self.count += 1
-        if self.count % self.every == 0:
-            self.keep(self.finished, self.state, self.count)
 
 
 def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], examples: int) -> TrainingTrace:

@@ -2,8 +2,8 @@ r"""One solution, several memories: what an algorithm would have kept of the sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,7 +20,6 @@ class Redrawn(Algorithm):
     """
 
     name: ClassVar[str] = "redrawn"
-    watches: ClassVar[bool] = True
 
     algorithm: Algorithm
     draws: int
@@ -40,17 +39,17 @@ class Redrawn(Algorithm):
         made = [self.algorithm.before_epoch(model, params, m, epoch, epochs) for m in self.memories(memory)]
         return made[0][0], _kept([m for _, m in made])
 
-    def replayed(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
-        return self.algorithm.replayed(self.memories(memory)[0])
+    def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        return self.algorithm.exemplars(self.memories(memory)[0])
 
-    def objective_and_notes(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
-        return self.algorithm.objective_and_notes(model, params, self.memories(memory)[0], self._share(batch, 0))
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
+        return self.algorithm.objective(model, params, self.memories(memory)[0], self._share(batch, 0))
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         return self.algorithm.direction(model, grads, params, self.memories(memory)[0], self._share(batch, 0))
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        steps = [step._replace(batch=self._share(step.batch, d)) for d in range(self.draws)]
+        steps = [replace(step, batch=self._share(step.batch, d)) for d in range(self.draws)]
         return _kept([self.algorithm.observe(m, s) for m, s in zip(self.memories(memory), steps, strict=True)])
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
