@@ -30,6 +30,18 @@ class SmallResidual(nn.Module):
         y = self.norm2(self.second(self.norm1(self.first(x)).relu()))
         return self.head((y + self.shortcut(x)).relu().mean((2, 3)))
 
+    def unit_groups(self) -> dict[str, tuple[str | None, str | None]]:
+        return {
+            "stem": (None, "stem"),
+            "norm": ("stem", "stem"),
+            "first": ("stem", "inner"),
+            "norm1": ("inner", "inner"),
+            "second": ("inner", "sum"),
+            "norm2": ("sum", "sum"),
+            "shortcut": ("stem", "sum"),
+            "head": ("sum", None),
+        }
+
 
 def by_images(shape: Sequence[int], outputs: int) -> nn.Module:
     """Normalises images by themselves in training, and by running statistics at test."""

@@ -96,7 +96,7 @@ class HAT(Partition):
 
 def _embeddings(model: Model, params: Params) -> Params:
     """e of every group of hidden units, (tasks, units)."""
-    names = [f"embeddings.{number}" for number in range(len(_gated(model).wiring.groups))]
+    names = [f"embeddings.{number}" for number in range(len(_gated(model).group_sizes))]
     return {k: params[k] for k in names}
 
 

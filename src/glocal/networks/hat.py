@@ -1,91 +1,214 @@
-"""Hard attention to the task (Serra et al. 2018): a gate on every hidden unit."""
+"""Hard attention to the task (Serra et al. 2018): a gate on every hidden unit.
+
+A unit is a feature of a linear layer or a channel of a convolution. Units that are added up, as in a residual network,
+form one group and share their gates. A network declares its groups in a method `unit_groups`, which maps every layer
+and BatchNorm, in the order of the forward pass, to the group that it reads and the group that it writes; None stands
+for the network's inputs and outputs:
+
+>>> class Residual(nn.Module):
+...     def __init__(self):
+...         super().__init__()
+...         self.stem, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+...         self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+...
+...     def forward(self, x):
+...         x = self.norm(self.stem(x)).relu()
+...         return self.head(x + self.inner(x))
+...
+...     def unit_groups(self):
+...         return {"stem": (None, "a"), "norm": ("a", "a"), "inner": ("a", "a"), "head": ("a", None)}
+>>> GatedNetwork(Residual(), (8,), tasks=2).group_sizes
+(6,)
+
+An `nn.Sequential` of layers needs no declaration.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from glocal.errors import require
-from glocal.networks.layer_calls import dtype_of
-from glocal.networks.unit_groups import Link, wiring
+from glocal.errors import GlocalError, require
+from glocal.networks.layer_calls import LAYER_TYPES, dtype_of
 from glocal.tree import Params
+
+UnitGroups: TypeAlias = Mapping[str, tuple[str | None, str | None]]
+HOW_TO_DECLARE = (
+    "give the network a method unit_groups() that returns {layer name: (group it reads, group it writes)} for every "
+    "linear layer, convolution and BatchNorm in the order of the forward pass, with None for the network's inputs and "
+    "outputs. Layers whose outputs are added up write the same group."
+)
+
+
+class GatedLayer(NamedTuple):
+    """A layer or BatchNorm, with the numbers of the groups it reads and writes."""
+
+    name: str
+    reads: int | None  # None: the network's inputs
+    writes: int | None  # None: the network's outputs
+    features_per_unit: int  # input features of one unit
+    is_norm: bool
+    kernel: tuple[int, ...]  # one 1 per dimension of a convolution's kernel
+
+    def per_feature(self, units: Tensor) -> Tensor:
+        """Repeat one value per unit for each of the unit's input features."""
+        return units.unsqueeze(-1).expand(-1, self.features_per_unit).flatten()
+
+    def as_weight(self, values: Tensor) -> Tensor:
+        """Append the dimensions of a convolution's kernel."""
+        return values.view(*values.shape, *self.kernel)
 
 
 class GatedNetwork(nn.Module):
-    """A network whose layers, but for those that read the inputs, are given h ⊙ a: what they read, times the units'
-    gates.
+    """A network in which every layer reads h ⊙ a, its input times the units' gates.
 
-    The gates are made of the embeddings e (tasks × units, one for every group of hidden units), which are learnt with
-    the rest. They are applied where units are read: a shut unit gives 0 there whatever its activation function.
+    The gates of a group are computed from its embeddings e (tasks × units), which are parameters. They are applied
+    where units are read, so a closed unit is 0 there whatever its activation function.
     """
 
     def __init__(self, network: nn.Module, shape: Sequence[int], tasks: int) -> None:
         super().__init__()
         self.network = network
-        self.wiring = wiring(network, shape, "hat")
+        self.group_sizes, self.layers = _gated_layers(network)
+        name = type(network).__name__
         require(
-            shut_off(self, shape),
-            "hat needs a network that shut units are of no consequence to; the outputs of this one change with weights "
-            "that lead to or from them, though slopes do not tell: some layer makes more of its weights than products, "
-            "or what lies between layers compares units.",
+            _closed_units_have_no_effect(self, shape),
+            f"hat needs a network whose outputs do not depend on closed units, but those of {name} do: its unit groups "
+            "are not as declared, or something between its layers mixes units, as a softmax or LayerNorm does.",
         )
-        self.embeddings = nn.ParameterList(nn.Parameter(torch.randn(tasks, units)) for units in self.wiring.groups)
+        self.embeddings = nn.ParameterList(nn.Parameter(torch.randn(tasks, units)) for units in self.group_sizes)
 
     def forward(self, x: Tensor, *gates: Tensor) -> Tensor:
-        """With the gates of one task, a vector for every group of hidden units."""
+        """Call the network with the gates of one task, one vector per group."""
 
-        def close(link: Link, gate: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-            spread = spread_out(gate, link.each).view(-1, *[1] * link.dims)
-            return lambda _, args: (args[0] * spread.to(args[0].dtype), *args[1:])
+        def close(layer: GatedLayer, gate: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+            factor = layer.per_feature(gate).view(-1, *layer.kernel)
+            return lambda _, args: (args[0] * factor.to(args[0].dtype), *args[1:])
 
         with ExitStack() as hooks:
-            for link in self.wiring.links:
-                if link.reads is not None:
-                    layer = self.network.get_submodule(link.name)
-                    hooks.enter_context(layer.register_forward_pre_hook(close(link, gates[link.reads])))
+            for layer in self.layers:
+                if layer.reads is not None and not layer.is_norm:
+                    module = self.network.get_submodule(layer.name)
+                    hooks.enter_context(module.register_forward_pre_hook(close(layer, gates[layer.reads])))
             return self.network(x)
 
     def free(self, used: Sequence[Tensor], begun: bool) -> Params:
-        """1 − min(a_i, a_j) for a weight between units that are used so much, and 1 − a_i for what is one unit's own:
-        how free each is to move. Inputs are used by every task, and once one has `begun`, outputs are."""
-        pixels, outputs = used[0].new_ones(1), used[0].new_full((1,), float(begun))
-        free = {}
-        for link in self.wiring.links:
-            below = pixels if link.reads is None else spread_out(used[link.reads], link.each)
-            above = outputs if link.writes is None else used[link.writes]
-            weight = 1 - torch.minimum(above.unsqueeze(1), below)
-            free[f"network.{link.name}.weight"] = weight.view(*weight.shape, *[1] * link.dims)
-            free[f"network.{link.name}.bias"] = 1 - above
-        for norm in self.wiring.norms:
-            own = 1 - (outputs if norm.of is None else spread_out(used[norm.of], norm.each))
-            free |= {f"network.{norm.name}.weight": own, f"network.{norm.name}.bias": own}
+        """Return how free each parameter is to change, in [0, 1].
+
+        1 − min(a_i, a_j) for a weight between units i and j, and 1 − a_i for a bias or a BatchNorm parameter.
+
+        Args:
+            used: How much finished tasks use the units, one vector per group.
+            begun: Whether a task is finished. Inputs are used by every task, outputs once a task is finished.
+        """
+        inputs, outputs = used[0].new_ones(1), used[0].new_full((1,), float(begun))
+        free: Params = {}
+        for layer in self.layers:
+            after = outputs if layer.writes is None else used[layer.writes]
+            if layer.is_norm:
+                weight = bias = 1 - (after if layer.writes is None else layer.per_feature(after))
+            else:
+                before = inputs if layer.reads is None else layer.per_feature(used[layer.reads])
+                weight, bias = layer.as_weight(1 - torch.minimum(after.unsqueeze(1), before)), 1 - after
+            free |= {f"network.{layer.name}.weight": weight, f"network.{layer.name}.bias": bias}
         return free
 
 
-def spread_out(units: Tensor, each: int) -> Tensor:
-    """A number for every unit, as one for each of the features that belong to it."""
-    return units.unsqueeze(-1).expand(-1, each).flatten()
+def _gated_layers(network: nn.Module) -> tuple[tuple[int, ...], tuple[GatedLayer, ...]]:
+    """Return the number of units of every group, and the layers."""
+    declared = _unit_groups(network)
+    modules: dict[str, Any] = dict(network.named_modules())
+    name = type(network).__name__
+    sizes: dict[str, int] = {}
+    for layer, (_, writes) in declared.items():
+        _check_layer(layer, modules.get(layer), name)
+        if writes is not None and not isinstance(modules[layer], _BatchNorm):
+            units = sizes.setdefault(writes, modules[layer].weight.shape[0])
+            same = units == modules[layer].weight.shape[0]
+            require(same, f"unit_groups of {name}: '{layer}' does not write {units} units, as group '{writes}' has.")
+    read = {reads for layer, (reads, _) in declared.items() if not isinstance(modules[layer], _BatchNorm)} - {None}
+    require(bool(sizes), f"hat needs a network with hidden units, but {name} has none.")
+    require(
+        read == set(sizes),
+        f"unit_groups of {name}: layers read the groups {_listed(read)} and write {_listed(sizes)}; every group must "
+        "be written by a layer and read by another one.",
+    )
+    for parameter, p in network.named_parameters():
+        missing = p.requires_grad and parameter.rpartition(".")[0] not in declared
+        require(not missing, f"hat has no unit group for the parameter '{parameter}' of {name}; {HOW_TO_DECLARE}")
+    numbers = {group: number for number, group in enumerate(sizes)}
+    layers = []
+    for layer, (reads, writes) in declared.items():
+        module = modules[layer]
+        is_norm = isinstance(module, _BatchNorm)
+        features = module.num_features if is_norm else module.weight.shape[1]
+        per_unit = 0 if reads is None else features // sizes[reads]
+        kernel = () if is_norm else (1,) * (module.weight.dim() - 2)
+        groups = None if reads is None else numbers[reads], None if writes is None else numbers[writes]
+        layers.append(GatedLayer(layer, *groups, per_unit, is_norm, kernel))
+    return tuple(sizes.values()), tuple(layers)
+
+
+def _check_layer(layer: str, module: Any, network: str) -> None:
+    known = isinstance(module, (*LAYER_TYPES, _BatchNorm))
+    require(known, f"unit_groups of {network}: '{layer}' is not a linear layer, a convolution or a BatchNorm.")
+    require(getattr(module, "groups", 1) == 1, f"hat cannot gate '{layer}' of {network}: it is a grouped convolution.")
+    tracked = getattr(module, "track_running_stats", True)
+    require(tracked, f"hat needs running statistics in '{layer}' of {network}; set track_running_stats=True.")
+
+
+def _unit_groups(network: nn.Module) -> UnitGroups:
+    """Return the groups that a network declares, or those of an `nn.Sequential`."""
+    if hasattr(network, "unit_groups"):
+        return network.unit_groups()  # type: ignore[operator]
+    if not isinstance(network, nn.Sequential):
+        raise GlocalError(f"hat needs to know which units {type(network).__name__} adds up; {HOW_TO_DECLARE}")
+    leaves = [
+        (name, module)
+        for name, module in network.named_modules()
+        if isinstance(module, (*LAYER_TYPES, _BatchNorm)) and any(True for _ in module.parameters())
+    ]
+    numbers, groups = count(), {}
+    group: str | None = None
+    last = max((i for i, (_, module) in enumerate(leaves) if isinstance(module, LAYER_TYPES)), default=-1)
+    for i, (name, module) in enumerate(leaves):
+        before = group
+        if isinstance(module, LAYER_TYPES):
+            group = None if i == last else str(next(numbers))
+        require(
+            before is not None or i > last or isinstance(module, LAYER_TYPES),
+            f"hat cannot gate '{name}', a BatchNorm of the network's inputs.",
+        )
+        groups[name] = (group, group) if isinstance(module, _BatchNorm) else (before, group)
+    return groups
+
+
+def _listed(groups: Any) -> str:
+    return ", ".join(f"'{group}'" for group in sorted(groups)) or "none"
 
 
 @torch.no_grad()
-def shut_off(gated: GatedNetwork, shape: Sequence[int]) -> bool:
-    """Whether outputs through gates of 0 and 1 stay the same when all that these leave free is changed: tried once."""
-    tried, draw = copy.deepcopy(gated).eval(), torch.Generator().manual_seed(0)
+def _closed_units_have_no_effect(gated: GatedNetwork, shape: Sequence[int]) -> bool:
+    """Check by one experiment that outputs through gates of 0 and 1 do not depend on the parameters left free."""
+    trial, generator = copy.deepcopy(gated).eval(), torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=dtype_of(tried), generator=draw)
+        return torch.randn(shape, dtype=dtype_of(trial), generator=generator)
 
-    learnt = {k: p for k, p in tried.named_parameters() if p.requires_grad}
-    for p in learnt.values():
+    params = {k: p for k, p in trial.named_parameters() if p.requires_grad}
+    for p in params.values():
         p.add_(random(*p.shape) * p[0].numel() ** -0.5)
-    x, gates = random(4, *shape), [(random(units) > 0).to(dtype_of(tried)) for units in tried.wiring.groups]
-    before = tried(x, *gates)
-    for k, free in tried.free(gates, begun=True).items():
-        if k in learnt:
-            learnt[k].add_(free * random(*learnt[k].shape) * learnt[k][0].numel() ** -0.5)
-    off = (tried(x, *gates) - before).abs().max()
-    return not bool(off > 1e-3 * before.abs().max())
+    x, gates = random(4, *shape), [(random(units) > 0).to(dtype_of(trial)) for units in trial.group_sizes]
+    before = trial(x, *gates)
+    for k, free in trial.free(gates, begun=True).items():
+        if k in params:
+            params[k].add_(free * random(*params[k].shape) * params[k][0].numel() ** -0.5)
+    change = (trial(x, *gates) - before).abs().max()
+    return not bool(change > 1e-3 * before.abs().max())

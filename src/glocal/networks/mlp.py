@@ -38,6 +38,11 @@ class MLP(nn.Module):
             x = layer(x).relu()
         return self.layers[-1](x)
 
+    def unit_groups(self) -> dict[str, tuple[str | None, str | None]]:
+        """Declare which units each layer reads and writes (see `glocal.networks.hat`)."""
+        groups = [None, *(f"hidden{i}" for i in range(len(self.layers) - 1)), None]
+        return {f"layers.{i}": ends for i, ends in enumerate(pairwise(groups))}
+
 
 def mlp(input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (100, 100)) -> MLP:
     """Make an MLP for inputs of this shape, which are flattened."""
