@@ -27,8 +27,7 @@ from glocal.paper.table1 import COLUMNS, Column, row_of
 from glocal.paper.tables import read_cost, read_table
 from glocal.precision import PRECISIONS
 from glocal.report.table import signed
-from glocal.runs import Runs
-from glocal.store.run import Run
+from glocal.store.run import Run, Runs
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"

@@ -16,7 +16,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from glocal.algorithms import Algorithm, Batch, Step
     from glocal.challenges import Challenge, from_tasks
-    from glocal.runs import Runs
+    from glocal.store.run import Runs
     from glocal.sweeps.options import SweepOptions
     from glocal.sweeps.sweep import load, sweep
 
@@ -29,7 +29,7 @@ _PUBLIC = {
     "load": "glocal.sweeps.sweep",
     "sweep": "glocal.sweeps.sweep",
     "SweepOptions": "glocal.sweeps.options",
-    "Runs": "glocal.runs",
+    "Runs": "glocal.store.run",
 }
 
 __all__ = [

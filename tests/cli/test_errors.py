@@ -271,7 +271,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: [*RUN, "--store", str(Path(write(p / "a", "")).parent)],
         ["not a glocal store"],
     ),
-    "store cannot be made": (lambda p: [*RUN, "--store", write(p / "a", "") + "/store"], ["cannot make the store"]),
+    "store cannot be made": (lambda p: [*RUN, "--store", write(p / "a", "") + "/store"], ["cannot create the store"]),
     "unknown table format": (lambda p: ["table", str(p), "--format", "xls"], ["xls", "csv"]),
     "empty store": (lambda p: ["table", str(_empty_store(p))], ["no finished run"]),
     "plot of an empty store": (lambda p: ["plot", str(_empty_store(p))], ["no"]),

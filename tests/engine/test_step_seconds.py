@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from glocal.engine.loader import Feed
 from glocal.engine.loop import Snapshot, train
 from glocal.networks import mlp
 from glocal.paper import results
-from glocal.store.files import read_tensors, write_tensors
 from glocal.store.store import Claim
 
 SLOW = 1e6
@@ -131,14 +129,3 @@ def test_a_run_that_goes_on_alone_shares_no_more(clock: Clock, tmp_path: Path, m
     store = tmp_path / "store"
     interrupt(store, monkeypatch)
     assert sweep(store, 0.2) == [3.5], "half of its epochs were shared"
-
-
-def test_checkpoints_that_know_no_pace_go_on(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = tmp_path / "store"
-    interrupt(store, monkeypatch)
-    (checkpoint,) = store.glob("cohorts/*/checkpoint.safetensors")
-    tensors, metadata = read_tensors(checkpoint)
-    about = json.loads(metadata["about"])
-    del about["paces"]
-    write_tensors(checkpoint, tensors, {"about": json.dumps(about)})
-    assert sweep(store, 0.1, 0.2) == [3, 3], "of the second task alone"

@@ -11,7 +11,7 @@ import glocal
 from glocal.challenges import Challenge, from_tasks
 from glocal.cli.main import main
 from glocal.errors import GlocalError
-from glocal.runs import Runs
+from glocal.store.run import Runs
 
 
 def two_tasks() -> Challenge:

@@ -17,7 +17,7 @@ from glocal.paper import results, selection
 from glocal.paper.selection import precision_on
 from glocal.paper.studies import TITLES
 from glocal.paper.table1 import COLUMNS
-from glocal.runs import Runs
+from glocal.store.run import Runs
 from glocal.sweeps import training
 from glocal.sweeps.sweep import load
 

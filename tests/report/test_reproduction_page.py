@@ -13,8 +13,7 @@ from fake_runs import fake_run
 
 from glocal.paper import results
 from glocal.paper.table1 import COLUMNS
-from glocal.runs import Runs
-from glocal.store.run import Run
+from glocal.store.run import Run, Runs
 
 TINY = COLUMNS["split-tinyimagenet"]
 

@@ -90,5 +90,5 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert errors.strip().splitlines()[-1].startswith("glocal: stopped.") and "same command again" in errors
+    assert errors.strip().splitlines()[-1].startswith("glocal: interrupted.") and "same command again" in errors
     assert list(store.glob("cohorts/[!.]*/checkpoint.safetensors")), "the checkpoint is kept"

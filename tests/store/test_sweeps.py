@@ -139,7 +139,7 @@ def test_a_kept_state_is_the_whole_network(tmp_path: Path) -> None:
     assert run.state(2)["2.num_batches_tracked"] == run.info["steps"] == 16
     assert not torch.equal(run.state(1)["2.running_mean"], run.state(2)["2.running_mean"])
     assert not torch.equal(other.state(2)["2.running_mean"], run.state(2)["2.running_mean"])
-    with pytest.raises(glocal.GlocalError, match="states 0 to 2; 3 was asked for"):
+    with pytest.raises(glocal.GlocalError, match="states 0 to 2; 3 was given"):
         run.state(3)
     forgetful = glocal.sweep("rotated-digits", ["sgd"], [0.2], [1], **(common | {"keep_parameters": False}))
     with pytest.raises(glocal.GlocalError, match="has not kept its parameters"):

@@ -14,7 +14,7 @@ from glocal.paper.studies import TITLES
 
 if TYPE_CHECKING:
     from glocal.cli.table1 import Job
-    from glocal.runs import Runs
+    from glocal.store.run import Runs
 
 Output = Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")]
 Paths = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")]
@@ -203,7 +203,7 @@ class IcarlBuffer:
         from glocal.cli.table1 import bars
         from glocal.paper import icarl_buffer
         from glocal.paper.selection import selected, train
-        from glocal.runs import Runs
+        from glocal.store.run import Runs
 
         if self.demo and self.challenge:
             raise GlocalError("--demo has a challenge of its own, split-digits: leave --challenge out.")

@@ -18,8 +18,7 @@ from glocal.paper.comparison import Comparison, angles_of, compare, relabel
 from glocal.paper.selection import Selection, selected, train
 from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
 from glocal.precision import PRECISIONS
-from glocal.runs import Runs
-from glocal.store.run import Run
+from glocal.store.run import Run, Runs
 from glocal.sweeps.training import NullProgress, ProgressReporter
 
 

@@ -25,8 +25,7 @@ from glocal.report import table
 from glocal.report.groups import format_lr
 from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, mean_std, signed, to_json
-from glocal.runs import Runs
-from glocal.store.run import Run
+from glocal.store.run import Run, Runs
 
 MAX_Z = 2.0
 """Larger differences from a published number are marked."""

@@ -11,8 +11,7 @@ from dataclasses import replace
 from glocal.errors import unknown
 from glocal.paper import table1
 from glocal.paper.table1 import Column, Row
-from glocal.runs import Runs
-from glocal.store.run import Run
+from glocal.store.run import Run, Runs
 
 ALGORITHMS = ("icarl", "icarl-random")
 

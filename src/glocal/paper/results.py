@@ -20,9 +20,8 @@ import numpy as np
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import published
-from glocal.runs import Runs
-from glocal.store.files import Lock, telling
-from glocal.store.run import Run
+from glocal.store.files import Lock, report_os_errors
+from glocal.store.run import Run, Runs
 
 SUFFIXES = (".parquet", ".npz")
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
@@ -82,7 +81,7 @@ def merged(runs: Iterable[Run]) -> Runs:
 def add(runs: Iterable[Run], path: str | Path) -> Path:
     """Write the runs beside those that are there. Who adds to the same file at the same time waits."""
     path = Path(path)
-    with telling("write the results to", path):
+    with report_os_errors("write the results to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with Lock(path.with_name(f".{path.stem}.lock")):
             return write(merged([*(read(path) if path.exists() else ()), *map(named, runs)]), path)

@@ -12,7 +12,7 @@ from glocal.engine.loop import Progress
 from glocal.errors import GlocalError, unknown
 from glocal.paper import published
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
-from glocal.runs import Runs
+from glocal.store.run import Runs
 from glocal.sweeps.resolve import choose_device
 from glocal.sweeps.sweep import sweep
 from glocal.sweeps.training import ProgressReporter

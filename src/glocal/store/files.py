@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic files and directories, tensors on disk, and locks."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Tensors by name. Their order is kept too: sums over parameters follow it, and must not change on the way."""
-    # safetensors refuses tensors that share storage; a clone of every leaf shares nothing.
-    own = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    """Write tensors by name, with their order: sums over parameters follow it and must not change."""
+    # safetensors rejects tensors that share storage, so each one is cloned.
+    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     with _replacing(path) as part:
-        save_file(own, part, metadata={**(metadata or {}), "order": json.dumps(list(own))})
+        save_file(copies, part, metadata={**(metadata or {}), "order": json.dumps(list(copies))})
 
 
 def read_tensors(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors, or those whose names begin so."""
+    """Read the tensors whose names start with `prefix`, and the metadata."""
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
         return {k: file.get_tensor(k) for k in json.loads(metadata["order"]) if k.startswith(prefix)}, metadata
 
 
-DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
-"""What reading a damaged file can raise."""
+READ_ERRORS = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+"""Exceptions that reading a damaged file can raise."""
 
 
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """A directory to fill, which appears under its name only when it is complete."""
+    """Yield a temporary directory to fill; it is renamed to `final` once it is complete."""
     part = final.parent / f".{final.name}-{uuid.uuid4().hex[:8]}"
     part.mkdir()
     try:
@@ -69,14 +69,14 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """All at once for whoever looks: it is renamed first, and what a sudden death leaves is a leftover."""
-    gone = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}-old")
-    path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove a directory atomically: rename it first, so that other processes never see a part of it."""
+    renamed = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}-old")
+    path.rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path, older_than: float = 86_400) -> None:
-    """Unfinished directories of processes that died in the middle of `new_directory`, more than a day ago."""
+    """Remove directories that `new_directory` left behind when its process was killed, after `older_than` seconds."""
     for part in folder.glob(".*-*"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > older_than:
@@ -97,13 +97,14 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 class Lock:
-    """An advisory lock on a file, which the system gives back when its holder dies."""
+    """An advisory file lock; the system releases it when the process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[bytes] | None = None
 
-    def take(self, wait: bool) -> bool:
+    def acquire(self, wait: bool) -> bool:
+        """Acquire the lock; without `wait`, return False if another process holds it."""
         file = self.path.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -113,24 +114,24 @@ class Lock:
         self._file = file
         return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def __enter__(self) -> Lock:
-        self.take(wait=True)
+        self.acquire(wait=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give_back()
+        self.release()
 
 
 @contextmanager
-def telling(action: str, path: Path) -> Iterator[None]:
-    """Turn the system's refusal into a line that says what was being done, and where."""
+def report_os_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a GlocalError that names the action and the path."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise GlocalError(f"cannot {action} '{path}': {reason}. Choose a folder you may write to.") from error
+        raise GlocalError(f"cannot {action} '{path}': {reason}. Choose a folder that you can write to.") from error

@@ -1,10 +1,10 @@
-"""The store: one directory a run, named by the hash of its configuration; there if and only if the run is finished.
+"""The store: one directory per finished run, named by the hash of its configuration.
 
     STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if asked for, parameters.safetensors
     STORE/cohorts/HASH/    a cohort in training: its members, its checkpoint at the last task boundary, its lock
 
-A cohort's directory goes when all its runs are written. One that is left without a living owner was interrupted, and is
-taken up again by whoever wants its runs.
+A cohort's directory is removed when all its runs are written. One that no process holds was interrupted; the next
+process that needs its runs resumes it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from glocal.engine.measurements import MEASURES, VECTORS, Record
 from glocal.engine.state import State
 from glocal.errors import GlocalError
 from glocal.store.files import (
-    DAMAGE,
+    READ_ERRORS,
     Lock,
     new_directory,
     read_json,
     read_tensors,
     remove_directory,
     remove_leftovers,
-    telling,
+    report_os_errors,
     write_json,
     write_tensors,
 )
 from glocal.store.run import Run
 from glocal.tree import Params
 
-MARK = "glocal-store.json"
+MARKER = "glocal-store.json"
 FORMAT = 1
 REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
 REQUIRED_ARRAYS = {*MEASURES, *VECTORS}
 
 
 class Store:
-    """A folder of runs. Several processes may share it."""
+    """A folder of runs, which several processes can use at the same time."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -56,47 +56,55 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
-        """A store that is there."""
+        """Open an existing store."""
         store = cls(path)
         if not store.path.exists():
-            raise GlocalError(f"there is no store at '{path}'. `glocal sweep ... --store {path}` makes one.")
+            raise GlocalError(f"there is no store at '{path}'. `glocal sweep ... --store {path}` creates one.")
         store._check()
         return store
 
     @classmethod
     def create(cls, path: str | Path) -> Store:
-        """A store that is there now. A folder with other things in it is left alone."""
+        """Open a store, or create it in an empty or new folder."""
         store = cls(path)
-        with telling("read the folder", store.path):
-            taken = store.path.exists() and (not store.path.is_dir() or any(store.path.iterdir()))
-        if taken:
+        with report_os_errors("read the folder", store.path):
+            occupied = store.path.exists() and (not store.path.is_dir() or store._has_content())
+        if occupied:
             store._check()
-        with telling("make the store", store.path):
-            store.runs_path.mkdir(parents=True, exist_ok=True)
+        with report_os_errors("create the store", store.path):
+            store.path.mkdir(parents=True, exist_ok=True)
+            # The marker comes first: another process that creates the same store must not find the folders without it.
+            if not (store.path / MARKER).exists():
+                write_json(store.path / MARKER, {"format": FORMAT})
+            store.runs_path.mkdir(exist_ok=True)
             store.cohorts_path.mkdir(exist_ok=True)
-            if not (store.path / MARK).exists():
-                write_json(store.path / MARK, {"format": FORMAT})
             for folder in (store.runs_path, store.cohorts_path):
                 remove_leftovers(folder)
         return store
 
+    def _has_content(self) -> bool:
+        """Return whether the folder holds anything but a marker that is being written."""
+        return any(not path.name.startswith(f".{MARKER}") for path in self.path.iterdir())
+
     def _check(self) -> None:
         if not self.path.is_dir():
             raise GlocalError(f"'{self.path}' is a file, not a store. Give a folder.")
-        if not (self.path / MARK).exists():
-            raise GlocalError(f"'{self.path}' is not a glocal store: it has no {MARK}. Give another folder.")
+        if not (self.path / MARKER).exists():
+            raise GlocalError(f"'{self.path}' is not a glocal store: it has no {MARKER}. Give another folder.")
         try:
-            version = read_json(self.path / MARK)["format"]
-        except DAMAGE as error:
-            raise GlocalError(f"the store '{self.path}' is damaged: {MARK} cannot be read ({_line(error)}).") from error
+            version = read_json(self.path / MARKER)["format"]
+        except READ_ERRORS as error:
+            raise GlocalError(f"the store '{self.path}' is damaged: cannot read {MARKER} ({_line(error)}).") from error
         if version != FORMAT:
             raise GlocalError(f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
 
     def finished(self, hash: str, parameters: bool = False) -> bool:
+        """Return whether the store holds a run, with its parameters if they are asked for."""
         run = self.runs_path / hash
         return run.is_dir() and (not parameters or (run / "parameters.safetensors").exists())
 
     def run(self, hash: str) -> Run:
+        """Read one run."""
         path = self.runs_path / hash
         try:
             config, info = read_json(path / "config.json"), read_json(path / "info.json")
@@ -106,7 +114,7 @@ class Store:
             missing = (REQUIRED_ARRAYS - run.arrays.keys()) | (REQUIRED_INFO - set(info))
             if missing:
                 raise KeyError(f"no {', '.join(sorted(missing))}")
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise GlocalError(
                 f"run {hash} in '{self.path}' is damaged ({_line(error)}). Delete '{path}' and run its command again."
             ) from error
@@ -115,11 +123,13 @@ class Store:
         return run
 
     def runs(self) -> list[Run]:
+        """Read all finished runs."""
         names = sorted(p.name for p in self.runs_path.glob("[!.]*")) if self.runs_path.is_dir() else []
         return [self.run(name) for name in names]
 
     def write(self, config: RunConfig, arrays: Params, info: Mapping[str, Any], parameters: Params | None) -> None:
-        with telling("write to the store", self.path), new_directory(self.runs_path / config.hash) as part:
+        """Write a finished run."""
+        with report_os_errors("write to the store", self.path), new_directory(self.runs_path / config.hash) as part:
             write_json(part / "config.json", config.as_dict())
             write_json(part / "info.json", dict(info))
             write_tensors(part / "arrays.safetensors", arrays)
@@ -128,17 +138,17 @@ class Store:
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """Held while runs are claimed or given back; for moments only."""
-        with telling("lock the store", self.path):
+        """Hold the store's lock, for the short time in which runs are claimed or released."""
+        with report_os_errors("lock the store", self.path):
             lock = Lock(self.path / ".lock")
-            lock.take(wait=True)
+            lock.acquire(wait=True)
         try:
             yield
         finally:
-            lock.give_back()
+            lock.release()
 
     def interrupted(self) -> list[Claim]:
-        """The cohorts nobody trains any more, claimed. Call it while `claiming`."""
+        """Claim and return all cohorts that no process trains. Call it while `claiming`."""
         claims = []
         for path in self._cohorts():
             claim = Claim.take(path)
@@ -147,34 +157,34 @@ class Store:
         return claims
 
     def claim(self, hashes: Sequence[str], parameters: bool) -> Claim:
-        """Claim a new cohort. Call it while `claiming`, with runs nobody else is training."""
+        """Claim a new cohort of runs that no process trains. Call it while `claiming`."""
         name = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
         path = self.cohorts_path / name
-        with telling("write to the store", self.path):
+        with report_os_errors("write to the store", self.path):
             with new_directory(path) as part:
                 write_json(part / "members.json", {"runs": list(hashes), "parameters": parameters})
             claim = Claim.take(path)
-        assert claim is not None, "a cohort made under the store's lock has no other owner"
+        assert claim is not None, "a cohort created under the store's lock has no other owner"
         return claim
 
     def _cohorts(self) -> list[Path]:
         return sorted(self.cohorts_path.glob("[!.]*"))
 
     def busy(self) -> set[str]:
-        """The runs that living processes, this one included, are training. Call it while `claiming`."""
-        held: set[str] = set()
+        """Return the hashes of runs that a process is training, this one included. Call it while `claiming`."""
+        hashes: set[str] = set()
         for path in self._cohorts():
             claim = Claim.take(path)
             if claim is None:
-                held.update(_members(path)["runs"])
+                hashes.update(_members(path)["runs"])
             else:
                 claim.leave()
-        return held
+        return hashes
 
 
 @dataclass
 class Claim:
-    """A cohort in training, held by this process until it is finished or left."""
+    """A cohort that this process holds until it is finished or left."""
 
     path: Path
     hashes: list[str]
@@ -183,27 +193,27 @@ class Claim:
 
     @classmethod
     def take(cls, path: Path) -> Claim | None:
-        """Hold the cohort, unless somebody alive does."""
+        """Claim the cohort, or return None if another process holds it."""
         lock = Lock(path / "lock")
-        with telling("take up the cohort", path):
-            if not lock.take(wait=False):
+        with report_os_errors("resume the cohort", path):
+            if not lock.acquire(wait=False):
                 return None
         members = _members(path)
         return cls(path, members["runs"], members["parameters"], lock)
 
     def leave(self) -> None:
-        """Let go of the cohort; its checkpoint stays for whoever takes it up again."""
-        self.lock.give_back()
+        """Release the cohort; its checkpoint stays."""
+        self.lock.release()
 
     def finish(self, store: Store) -> None:
-        """All runs are written: the cohort is no more."""
-        with store.claiming(), telling("write to the store", store.path):
+        """Remove the cohort, once all its runs are written."""
+        with store.claiming(), report_os_errors("write to the store", store.path):
             remove_directory(self.path)
-            self.lock.give_back()
+            self.lock.release()
 
     def save(self, snapshot: Snapshot) -> None:
-        """The checkpoint at a task boundary, in place of the last one."""
-        with telling("write the checkpoint to", self.path):
+        """Write the checkpoint of a task boundary in place of the previous one."""
+        with report_os_errors("write the checkpoint to", self.path):
             if self.parameters:
                 name = f"theta-{snapshot.finished:04}.safetensors"
                 state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
@@ -221,7 +231,7 @@ class Claim:
             write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
 
     def load(self, device: torch.device, epochs: int, tasks: int) -> Snapshot | None:
-        """The last checkpoint, if there is a whole one."""
+        """Read the last checkpoint, if there is one."""
         path = self.path / "checkpoint.safetensors"
         if not path.exists():
             return None
@@ -231,30 +241,30 @@ class Claim:
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
             record.load(parts["record"])
-        except (*DAMAGE, RuntimeError) as error:
+        except (*READ_ERRORS, RuntimeError) as error:
             raise GlocalError(f"the checkpoint '{path}' is damaged ({_line(error)}). Delete '{self.path}'.") from error
         record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
-        record.paces = about.get("paces", [])  # checkpoints of earlier versions have none
-        moved = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
-        state = State.from_tree(moved, about["clock"])
+        record.paces = about["paces"]
+        on_device = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
+        state = State.from_tree(on_device, about["clock"])
         return Snapshot(about["finished"], state, record)
 
     def kept_parameters(self, run: int) -> Params | None:
-        """θ_0 … θ_T of one member, as 't/name', with the network's other tensors: what `Run.state` reads."""
+        """Return θ_0 … θ_T and the buffers of one member as 't/name', as `Run.state` reads them."""
         if not self.parameters:
             return None
-        kept: Params = {}
+        states: Params = {}
         for path in sorted(self.path.glob("theta-*.safetensors")):
             tensors, _ = read_tensors(path)
             task = int(path.stem.removeprefix("theta-"))
-            kept |= {f"{task}/{k.partition('/')[2]}": t[run].clone() for k, t in tensors.items()}
-        return kept
+            states |= {f"{task}/{k.partition('/')[2]}": t[run].clone() for k, t in tensors.items()}
+        return states
 
 
 def _members(path: Path) -> dict[str, Any]:
     try:
         return read_json(path / "members.json")
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         raise GlocalError(
             f"the interrupted cohort '{path}' is damaged ({_line(error)}). Delete that folder."
         ) from error

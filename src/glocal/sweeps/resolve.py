@@ -1,4 +1,4 @@
-"""From names, files and objects to what the engine trains, and to the record of what that was."""
+"""Resolve names, files and objects to what the engine trains, and to their part of a run's configuration."""
 
 from __future__ import annotations
 
@@ -40,50 +40,57 @@ class Resolved:
 
 
 def challenge(
-    given: str | Challenge, tasks: int | None = None, data: str | Path | None = None, setting: str | None = None
+    spec: str | Challenge, tasks: int | None = None, data: str | Path | None = None, setting: str | None = None
 ) -> Resolved:
-    """A challenge by name, from a file (a function that returns one), or as it is; `setting` names what is reported."""
-    if isinstance(given, str) and user_code.is_file_spec(given):
-        make, _ = user_code.load(given, "challenge")
-        given = user_code.call(make, given) if callable(make) else make
-        if not isinstance(given, Challenge):
-            raise GlocalError(f"a challenge's function returns a glocal Challenge, not a {type(given).__name__}.")
-    if isinstance(given, str):
-        made = challenges.make(given, tasks=tasks, data=data)
-    elif isinstance(given, Challenge):
-        made = given if tasks is None else given.first(tasks)
+    """Resolve a challenge.
+
+    Args:
+        spec: a name, path.py:function where the function returns a `Challenge`, or a `Challenge`.
+        tasks: take only the first tasks.
+        data: folder to search first for data sets.
+        setting: report a split challenge in this setting, "task" or "class".
+    """
+    if isinstance(spec, str) and user_code.is_file_spec(spec):
+        make, _ = user_code.load(spec, "challenge")
+        spec = user_code.call(make, spec) if callable(make) else make
+        if not isinstance(spec, Challenge):
+            raise GlocalError(f"a challenge's function must return a glocal Challenge, not a {type(spec).__name__}.")
+    if isinstance(spec, str):
+        value = challenges.make(spec, tasks=tasks, data=data)
+    elif isinstance(spec, Challenge):
+        value = spec if tasks is None else spec.first(tasks)
     else:
-        raise GlocalError(f"a challenge is a name or a Challenge, not a {type(given).__name__}.")
-    made = made if setting is None else _in_setting(made, setting)
+        raise GlocalError(f"a challenge must be a name or a Challenge, not a {type(spec).__name__}.")
+    if setting is not None:
+        value = _in_setting(value, setting)
     config: dict[str, Any] = {
-        "name": made.name,
-        "setting": made.setting,
-        "tasks": made.tasks,
-        "outputs": made.outputs,
-        "loss": made.loss,
-        "options": dict(made.options),
-        "fingerprint": made.fingerprint,
+        "name": value.name,
+        "setting": value.setting,
+        "tasks": value.tasks,
+        "outputs": value.outputs,
+        "loss": value.loss,
+        "options": dict(value.options),
+        "fingerprint": value.fingerprint,
     }
-    # Only where they are set: what a run is named by does not change for challenges without them.
-    if made.normalise is not None:
-        config["normalise"] = {"mean": list(made.normalise.mean), "std": list(made.normalise.std)}
-    if made.augment is not None:
-        config["augment"] = made.augment._asdict()
-    return Resolved(made, config)
+    if value.normalise is not None:
+        config["normalise"] = {"mean": list(value.normalise.mean), "std": list(value.normalise.std)}
+    if value.augment is not None:
+        config["augment"] = value.augment._asdict()
+    return Resolved(value, config)
 
 
-def _in_setting(made: Challenge, setting: str) -> Challenge:
-    """The same tasks, reported as class- or as task-incremental."""
+def _in_setting(challenge: Challenge, setting: str) -> Challenge:
+    """Return the same tasks, reported as class- or task-incremental."""
     if setting not in ("task", "class", "domain"):
         raise unknown("setting", setting, ["task", "class", "domain"])
-    if setting == made.setting:
-        return made
-    if made.setting == "domain":
-        raise GlocalError(f"{made.name} keeps its classes from task to task: its setting is domain, not {setting}.")
+    if setting == challenge.setting:
+        return challenge
+    if challenge.setting == "domain":
+        raise GlocalError(f"{challenge.name} has the same classes in every task: its setting is domain, not {setting}.")
     if setting == "domain":
-        raise GlocalError(f"{made.name} brings new classes with every task: its setting is class or task, not domain.")
-    options = {k: setting if k == "setting" else v for k, v in made.options.items()}
-    return dataclasses.replace(made, setting=typing.cast(Setting, setting), options=options)
+        raise GlocalError(f"{challenge.name} adds classes with every task: its setting is class or task, not domain.")
+    options = {k: setting if k == "setting" else v for k, v in challenge.options.items()}
+    return dataclasses.replace(challenge, setting=typing.cast(Setting, setting), options=options)
 
 
 def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
@@ -93,7 +100,7 @@ def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
     name, allowed = name_of(algorithm), " or ".join(algorithm.settings)
     hint = ""
     if challenge.setting == "class" and "task" in algorithm.settings:
-        hint = " It asks at test time which task an input belongs to: choose the setting 'task'."
+        hint = " It needs to know at test time which task an input belongs to: choose the setting 'task'."
     elif challenge.setting == "domain":
         hint = " It needs new classes with every task, as the split challenges have."
     raise GlocalError(
@@ -101,95 +108,95 @@ def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
     )
 
 
-def network(given: str | MakeNetwork, challenge: Challenge) -> Resolved:
-    """A network by name, from a file, or as a function (input_shape, outputs) -> nn.Module.
+def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
+    """Resolve a network: a name, path.py:function, or a function (input_shape, outputs) -> nn.Module.
 
-    One that users bring is known by its source and by what it makes: a function may take its widths from elsewhere.
+    A user's network is identified by its source and by the initial network it makes, because a function may take its
+    sizes from elsewhere.
     """
-    if isinstance(given, str) and not user_code.is_file_spec(given):
-        if given not in NETWORKS:
-            raise unknown("network", given, NETWORKS)
-        return Resolved(NETWORKS[given][0], {"name": given})
-    if isinstance(given, str):
-        make, digest = user_code.load(given, "network")
-        name = given.rpartition(":")[2]
+    if isinstance(spec, str) and not user_code.is_file_spec(spec):
+        if spec not in NETWORKS:
+            raise unknown("network", spec, NETWORKS)
+        return Resolved(NETWORKS[spec][0], {"name": spec})
+    if isinstance(spec, str):
+        make, digest = user_code.load(spec, "network")
+        name = spec.rpartition(":")[2]
     else:
-        make, digest = given, ""
-        name = getattr(given, "__name__", type(given).__name__)
+        make, digest = spec, ""
+        name = getattr(spec, "__name__", type(spec).__name__)
     if isinstance(make, nn.Module) or not callable(make):
         raise GlocalError(
-            f"network '{name}' is no function. Give one that makes it: (input_shape, outputs) -> nn.Module."
+            f"network '{name}' is not a function. Pass one that makes the network: (input_shape, outputs) -> nn.Module."
         )
     try:
         inspect.signature(make).bind(challenge.input_shape, challenge.outputs)
     except TypeError as error:
         raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
-    made = seeded_network(make, challenge, seed=0)
-    _check_network(made, name, challenge)
-    return Resolved(make, {"name": name, "source": digest or user_code.source_hash(make), "made": _fingerprint(made)})
+    module = seeded_network(make, challenge, seed=0)
+    _check_network(module, name, challenge)
+    source = digest or user_code.source_hash(make)
+    return Resolved(make, {"name": name, "source": source, "made": _fingerprint(module)})
 
 
-def _check_network(made: nn.Module, name: str, challenge: Challenge) -> None:
-    """Push one example through: it must come out as one row of outputs."""
-    if not isinstance(made, nn.Module):
-        raise GlocalError(f"network '{name}' returned a {type(made).__name__}, not an nn.Module.")
-    if not any(p.requires_grad for p in made.parameters()):
-        raise GlocalError(f"network '{name}' has no parameters to learn.")
+def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
+    """Check that one example gives one row of outputs."""
+    if not isinstance(module, nn.Module):
+        raise GlocalError(f"network '{name}' returned a {type(module).__name__}, not an nn.Module.")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise GlocalError(f"network '{name}' has no trainable parameters.")
     try:
         with torch.no_grad():
-            shape = tuple(made.eval()(torch.zeros(1, *challenge.input_shape)).shape)
+            shape = tuple(module.eval()(torch.zeros(1, *challenge.input_shape)).shape)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        given = tuple(challenge.input_shape)
         raise GlocalError(
-            f"network '{name}' cannot take inputs of shape {given} ({challenge.name}): {reason}."
+            f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}): "
+            f"{reason}."
         ) from error
     if shape != (1, challenge.outputs):
-        wanted = (1, challenge.outputs)
         raise GlocalError(
-            f"network '{name}' gives outputs of shape {shape} for one input; {challenge.name} needs {wanted}."
+            f"network '{name}' gives outputs of shape {shape} for one input; {challenge.name} needs "
+            f"{(1, challenge.outputs)}."
         )
 
 
-def _fingerprint(made: nn.Module) -> str:
-    digest = hashlib.sha256(repr(made).encode())
-    for key, tensor in made.state_dict().items():
+def _fingerprint(module: nn.Module) -> str:
+    digest = hashlib.sha256(repr(module).encode())
+    for key, tensor in module.state_dict().items():
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def algorithm(given: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
-    """An algorithm by name or from a file, with options; or as a class or an object."""
+def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
+    """Resolve an algorithm: a name or path.py:Name, a class, or an instance; `options` override its fields."""
     digest = ""
-    if isinstance(given, str) and user_code.is_file_spec(given):
-        given, digest = user_code.load(given, "algorithm")
-    if isinstance(given, str):
-        if given not in ALGORITHMS:
-            raise unknown("algorithm", given, ALGORITHMS)
-        given = ALGORITHMS[given]
-    kind = given if isinstance(given, type) else type(given)
+    if isinstance(spec, str) and user_code.is_file_spec(spec):
+        spec, digest = user_code.load(spec, "algorithm")
+    if isinstance(spec, str):
+        if spec not in ALGORITHMS:
+            raise unknown("algorithm", spec, ALGORITHMS)
+        spec = ALGORITHMS[spec]
+    kind = spec if isinstance(spec, type) else type(spec)
     if not issubclass(kind, Algorithm):
         raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
     fields = dataclasses.fields(kind)
-    own = {} if isinstance(given, type) else {f.name: getattr(given, f.name) for f in fields}
-    typed = _typed_options(kind, {**own, **(options or {})})
-    missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in typed]
+    current = {} if isinstance(spec, type) else {f.name: getattr(spec, f.name) for f in fields}
+    values = _convert_options(kind, {**current, **(options or {})})
+    missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
     if missing:
-        raise GlocalError(f"{name_of(kind)} needs a value for {', '.join(missing)}: give one in its options.")
+        raise GlocalError(f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
     if any(f.name == "lr" for f in fields):
-        raise GlocalError(
-            f"{name_of(kind)} has a field named lr, which is the run's learning rate; give it another name."
-        )
-    made = kind(**typed)
-    config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(made)}
-    if type(made) is not ALGORITHMS.get(made.name):
-        config["source"] = digest or user_code.source_hash(type(made))
-    return Resolved(made, config)
+        raise GlocalError(f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
+    value = kind(**values)
+    config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
+    if type(value) is not ALGORITHMS.get(value.name):
+        config["source"] = digest or user_code.source_hash(type(value))
+    return Resolved(value, config)
 
 
 def choose_device(name: str) -> torch.device:
-    """'auto' takes a GPU if there is one."""
+    """Return the device of this name; 'auto' is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
@@ -198,27 +205,27 @@ def choose_device(name: str) -> torch.device:
         raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
     device = torch.device(name)
     if not torch.cuda.is_available():
-        raise GlocalError(f"device '{name}' was asked for, but PyTorch sees no GPU here. Use --device cpu or auto.")
+        raise GlocalError(f"device '{name}' is not available: PyTorch sees no GPU. Use the device cpu or auto.")
     if (device.index or 0) >= torch.cuda.device_count():
-        raise GlocalError(f"device '{name}' was asked for; there are {torch.cuda.device_count()} GPUs, counted from 0.")
+        raise GlocalError(f"device '{name}' is not available: there are {torch.cuda.device_count()} GPUs, from cuda:0.")
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is, in words: 'cuda: NVIDIA H200'."""
+    """Describe a device, for example 'cuda: NVIDIA H200'."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return f"{device.type}: {name}"
 
 
 def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
-    """Its declared name, or the class's where a user declared none."""
+    """Return the declared name of an algorithm, or its class name if it declares none."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
     declared = kind.__dict__.get("name")
     return declared if isinstance(declared, str) else kind.__name__
 
 
 def label_of(algorithm: Algorithm) -> str:
-    """The name and every option that is not at its default."""
+    """Return the name of an algorithm and every option that differs from its default."""
     changed = [
         f"{f.name}={getattr(algorithm, f.name):g}"
         if isinstance(getattr(algorithm, f.name), float)
@@ -229,21 +236,21 @@ def label_of(algorithm: Algorithm) -> str:
     return " ".join([name_of(algorithm), *changed])
 
 
-def _typed_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
-    typed = {}
-    for key, value in options.items():
-        if key not in fields:
+    values = {}
+    for name, value in options.items():
+        if name not in fields:
             if not fields:
-                raise GlocalError(f"{name_of(kind)} has no options; '{key}' was given.")
-            raise unknown(f"option of {name_of(kind)}", key, fields)
-        typed[key] = _typed(f"{name_of(kind)}.{key}", fields[key], value)
-    return typed
+                raise GlocalError(f"{name_of(kind)} has no options; '{name}' was given.")
+            raise unknown(f"option of {name_of(kind)}", name, fields)
+        values[name] = _convert(f"{name_of(kind)}.{name}", fields[name], value)
+    return values
 
 
-def _typed(name: str, hint: Any, value: Any) -> Any:
-    """A value, perhaps the text of one, as its field's type."""
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    """Convert a value, or its text from the command line, to the type of its field."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         allowed = typing.get_args(hint)
@@ -252,7 +259,7 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
         raise unknown(f"value of {name}:", value, [str(a) for a in allowed])
     if origin in (typing.Union, types.UnionType):
         inner = [a for a in typing.get_args(hint) if a is not type(None)]
-        return None if value in (None, "none", "None") else _typed(name, inner[0], value)
+        return None if value in (None, "none", "None") else _convert(name, inner[0], value)
     try:
         if hint is bool:
             return {"true": True, "false": False}[str(value).lower()]
@@ -270,8 +277,8 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
 
 
 def field_descriptions(kind: type) -> dict[str, str]:
-    """The docstrings under a class's fields, its bases' included."""
-    described: dict[str, str] = {}
+    """Return the docstrings under the fields of a dataclass and of its bases."""
+    descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         try:
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
@@ -279,7 +286,8 @@ def field_descriptions(kind: type) -> dict[str, str]:
             continue
         assert isinstance(body, ast.ClassDef)
         for field, text in itertools.pairwise(body.body):
-            named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            if named and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                described[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
-    return described
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                descriptions[field.target.id] = " ".join(str(text.value.value).split())
+    return descriptions

@@ -22,7 +22,7 @@ from glocal.engine.config import RunConfig
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.step import scalars
 from glocal.errors import GlocalError
-from glocal.runs import Runs
+from glocal.store.run import Runs
 from glocal.store.store import Claim, Store
 from glocal.sweeps import resolve
 from glocal.sweeps.options import SweepOptions, positive_number

@@ -1,4 +1,4 @@
-"""What users bring in their own files: `path.py:Name`."""
+"""Load users' classes and functions from their files: `path.py:Name`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from glocal.errors import GlocalError, unknown
 
 
 def is_file_spec(text: str) -> bool:
-    """Whether a name points into a file rather than to something built in."""
+    """Return whether a name points into a file rather than to something built in."""
     return ".py:" in text or text.endswith(".py")
 
 
 def load(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]:
-    """The object that 'path.py:Name' names, and the hash of the file it came from. With its neighbours, it may import
-    what lies beside it, as if it were run itself; but what names a run is one file."""
+    """Load an object from a file.
+
+    Args:
+        spec: path.py:Name.
+        kind: what is loaded, for error messages.
+        with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a
+            run: its hash covers one file.
+
+    Returns:
+        The object, and the hash of its file.
+    """
     location, _, name = spec.rpartition(":")
     if not location or not name:
-        raise GlocalError(f"'{spec}' names a file but nothing in it. Write it as path.py:Name, with the {kind}'s name.")
+        raise GlocalError(f"'{spec}' names a file but no {kind} in it. Write path.py:Name.")
     path = Path(location).expanduser()
     if not path.is_file():
         raise GlocalError(f"there is no file '{location}' to load the {kind} '{name}' from.")
@@ -43,7 +52,7 @@ def load(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]
 
 
 def call(make: Callable[[], Any], spec: str) -> Any:
-    """What a user's function returns; its mistake told in one line."""
+    """Call a user's function; its exception becomes an error of one line."""
     try:
         return make()
     except GlocalError:
@@ -52,15 +61,15 @@ def call(make: Callable[[], Any], spec: str) -> Any:
         raise GlocalError(f"'{spec}' failed: {_where(error, Path(spec.rpartition(':')[0]))}") from error
 
 
-def source_hash(thing: Any) -> str:
-    """The hash of what a user's class or function was written as, so that an edited one is another one.
+def source_hash(target: Any) -> str:
+    """Hash the source of a user's class or function, so that runs of an edited one have another name.
 
-    Of a class, with the classes it builds on; of a partial function, with its arguments.
+    A class is hashed with its bases, a partial function with its arguments.
     """
-    if isinstance(thing, functools.partial):
-        text = f"{source_hash(thing.func)} {thing.args!r} {sorted(thing.keywords.items())!r}"
+    if isinstance(target, functools.partial):
+        text = f"{source_hash(target.func)} {target.args!r} {sorted(target.keywords.items())!r}"
     else:
-        parts = [c for c in inspect.getmro(thing) if _is_users(c)] if isinstance(thing, type) else [thing]
+        parts = [c for c in inspect.getmro(target) if _is_users(c)] if isinstance(target, type) else [target]
         text = "".join(_source(part) for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -69,13 +78,13 @@ def _is_users(kind: type) -> bool:
     return kind.__module__ != "builtins" and not kind.__module__.startswith("glocal.")
 
 
-def _source(thing: Any) -> str:
+def _source(target: Any) -> str:
     try:
-        return inspect.getsource(thing)
+        return inspect.getsource(target)
     except (OSError, TypeError):
-        name = getattr(thing, "__qualname__", type(thing).__name__)
+        name = getattr(target, "__qualname__", type(target).__name__)
         raise GlocalError(
-            f"the source of '{name}' cannot be read, and a run is named by it: put it in a file."
+            f"the source of '{name}' cannot be read, but runs are identified by it: put it in a file."
         ) from None
 
 
@@ -93,12 +102,14 @@ def _module(path: Path, digest: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
+    sys.modules[name] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        beside = isinstance(error, ModuleNotFoundError) and error.name and (path.parent / f"{error.name}.py").is_file()
-        why = ". It lies beside it, but a run is named by one file: put both in one, or install it." if beside else ""
-        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{why}") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = ""
+        if missing and (path.parent / f"{missing}.py").is_file():
+            hint = f". A run is identified by one file: put {missing}.py into it, or install {missing} as a package."
+        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{hint}") from error
     return module
