@@ -49,8 +49,8 @@ def read_examples(source: Any, name: str = "the data", max_examples: int | None 
         )
     if max_examples is None or len(y) <= max_examples:
         return x, y
-    kept = evenly_spaced_indices(len(y), max_examples)
-    return x[kept], y[kept]
+    rows = evenly_spaced_indices(len(y), max_examples)
+    return x[rows], y[rows]
 
 
 def evenly_spaced_indices(n: int, count: int) -> Tensor:

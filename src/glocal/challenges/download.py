@@ -161,16 +161,14 @@ def _fault(path: Path, file: SourceFile) -> str | None:
 
 @dataclass(frozen=True)
 class _Survey:
-    """The result of a search.
+    """The result of a search: verified paths by published name, names without a good file, and damaged copies.
 
-    found: verified paths by the published names. missing: names without a good file. faults: damaged copies.
-    incomplete: names of which only a subset was found. archive: a good archive, if files are missing.
+    archive: a good copy of the archive, if files are missing.
     """
 
-    found: dict[str, Path]
-    missing: tuple[str, ...]
-    faults: tuple[str, ...]
-    incomplete: tuple[str, ...]
+    paths: dict[str, Path]
+    missing: list[str]
+    faults: list[str]
     archive: Path | None
 
 
@@ -190,9 +188,8 @@ def _search(folders: Sequence[Path], files: Sequence[SourceFile]) -> tuple[Path 
 
 
 def _survey(source: Source, data: str | Path | None) -> _Survey:
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     faults: list[str] = []
-    incomplete: list[str] = []
     archive = None
     folders = [root / folder for root in data_folders(data) for folder in source.search]
     for file in source.files:
@@ -200,16 +197,15 @@ def _survey(source: Source, data: str | Path | None) -> _Survey:
         if path is None and not file_faults and file.subsets:
             # A damaged original is reported, and not replaced silently by a subset.
             path, file_faults = _search(folders, file.subsets)
-            incomplete += [file.name] if path else []
         if path is None:
             faults += file_faults
         else:
-            found[file.name] = path
-    missing = tuple(file.name for file in source.files if file.name not in found)
+            paths[file.name] = path
+    missing = [file.name for file in source.files if file.name not in paths]
     if missing and source.archive:
         archive, archive_faults = _search(folders, [source.archive])
         faults += archive_faults
-    return _Survey(found, missing, tuple(faults), tuple(incomplete), archive)
+    return _Survey(paths, missing, faults, archive)
 
 
 def locate(source: Source | str, data: str | Path | None = None) -> dict[str, Path]:
@@ -223,7 +219,7 @@ def locate(source: Source | str, data: str | Path | None = None) -> dict[str, Pa
         _unpack_source(source, survey.archive, cache_folder() / source.folder)
         survey = _survey(source, data)
     if not survey.missing:
-        return survey.found
+        return survey.paths
     searched = ", ".join(f"{folder}{'' if folder.is_dir() else ' (no such folder)'}" for folder in data_folders(data))
     damaged = f"; damaged: {', '.join(survey.faults)}" if survey.faults else ""
     archive = f" or {source.archive.name}" if source.archive else ""
@@ -252,7 +248,7 @@ def status(data: str | Path | None = None) -> list[SourceStatus]:
 
 
 def _status(source: Source, survey: _Survey) -> SourceStatus:
-    where = next((str(path.parent) for path in survey.found.values()), None)
+    where = next((str(path.parent) for path in survey.paths.values()), None)
     if survey.archive:
         note = f"{source.title}; in {survey.archive.name}, unpacked when first used"
         return SourceStatus(source.name, "ready", str(survey.archive.parent), survey.archive.stat().st_size, note)
@@ -262,10 +258,10 @@ def _status(source: Source, survey: _Survey) -> SourceStatus:
         note = f"missing {', '.join(survey.missing)}; run: glocal data fetch {source.name}"
         return SourceStatus(source.name, "missing", where, source.bytes, note)
     note = source.title
-    for path in survey.found.values():
+    for path in survey.paths.values():
         if subset := source.subset_at(path):
             note += f"; only the first {subset.classes} classes, in {path.name}; all: glocal data fetch {source.name}"
-    size = sum(path.stat().st_size for path in survey.found.values())
+    size = sum(path.stat().st_size for path in survey.paths.values())
     return SourceStatus(source.name, "ready", where, size, note)
 
 
@@ -288,7 +284,8 @@ def fetch(
     source = find_source(source_name)
     survey = _survey(source, data)
     folder = data_folders(data)[0] / source.folder
-    wanted = [file for file in source.files if file.name in {*survey.missing, *survey.incomplete}]
+    complete = {name for name, path in survey.paths.items() if source.subset_at(path) is None}
+    wanted = [file for file in source.files if file.name not in complete]
     if source.archive and wanted:
         wanted = [] if survey.archive else [source.archive]
     total = sum(file.bytes for file in wanted)
