@@ -86,7 +86,7 @@ def test_a_layer_called_twice_is_not_joined() -> None:
             return self.head(self.again(self.again(self.first(x)).tanh()))
 
     network = ProgressiveNetwork(lambda shape, outputs: Twice(), (5,), 3, 2)
-    assert network.joined == ["head"]
+    assert network.connected == ["head"]
     assert network(torch.zeros(2, 5), 1).shape == (2, 3)
 
 

@@ -198,7 +198,7 @@ def test_progressive_columns_are_counted_and_connected() -> None:
     one = narrow((3, 8, 8), 4)
     columns = ProgressiveNetwork(narrow, (3, 8, 8), 4, 3)
     layers = [m for m in one.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    assert len(layers) == 21 and len(columns.joined) == 20
+    assert len(layers) == 21 and len(columns.connected) == 20
     lateral = sum(m.weight.shape[0] * m.weight.shape[1] for m in layers[1:])  # 1 × 1 for every convolution
     assert size(columns) == 3 * size(one) + (1 + 2) * lateral
     x = torch.randn(4, 3, 8, 8)

@@ -1,4 +1,4 @@
-"""Dropout whose masks are made of given random numbers, around any network."""
+"""Dropout around any network, with masks from given random numbers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from glocal.networks.layer_calls import layer_calls, named_layers
 
 
 class DropoutNetwork(nn.Module):
-    """Drops inputs of every linear layer, unless that is the network's first layer: pixels are never dropped.
+    """Drop inputs of every linear layer, except where it is the network's first layer: pixels are never dropped.
 
-    A layer that is called several times has masks of its own at every call.
+    A layer that is called several times has its own masks at every call.
     """
 
     def __init__(self, network: nn.Module, shape: Sequence[int]) -> None:
         super().__init__()
         self.network = network
-        made = layer_calls(network, shape)
-        self.spared = int(bool(made) and isinstance(made[0].layer, nn.Linear))
-        self.widths = [math.prod(call.input_shape) for call in made[1:] if isinstance(call.layer, nn.Linear)]
+        calls = layer_calls(network, shape)
+        self.skipped = int(bool(calls) and isinstance(calls[0].layer, nn.Linear))
+        self.widths = [math.prod(call.input_shape) for call in calls[1:] if isinstance(call.layer, nn.Linear)]
 
     def forward(self, x: Tensor, random: Tensor | None = None, rate: Tensor | float = 0.0) -> Tensor:
-        """With one uniform number for every input that may be dropped, in a row; without them nothing is dropped."""
+        """Call the network.
+
+        Args:
+            x: The inputs.
+            random: One uniform number in [0, 1) per droppable input, flat. Without them nothing is dropped.
+            rate: The probability that an input is dropped.
+        """
         if random is None or not self.widths:
             return self.network(x)
         masks = self._masks(x.shape[0], random, rate)
@@ -40,8 +46,8 @@ class DropoutNetwork(nn.Module):
                     hooks.enter_context(layer.register_forward_pre_hook(drop))
             return self.network(x)
 
-    def _masks(self, rows: int, random: Tensor, rate: Tensor | float) -> Iterator[Tensor | None]:
-        """In the order of the calls: 0 where an input is dropped, 1/(1 − rate) elsewhere, so that the mean is 1."""
+    def _masks(self, samples: int, random: Tensor, rate: Tensor | float) -> Iterator[Tensor | None]:
+        """Yield the mask of every call: 0 for dropped inputs and 1/(1 − rate) for others, so that the mean is 1."""
         width = sum(self.widths)
-        masks = (random[: rows * width].view(rows, width) >= rate) / (1 - rate)
-        return iter([*[None] * self.spared, *masks.split(self.widths, 1)])
+        masks = (random[: samples * width].view(samples, width) >= rate) / (1 - rate)
+        return iter([*[None] * self.skipped, *masks.split(self.widths, 1)])
