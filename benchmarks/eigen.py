@@ -46,13 +46,14 @@ from benchmarks.results import Spread, machine
 from glocal import __version__, challenges, losses
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
-from glocal.curvature.products import hessian_product
-from glocal.curvature.vector import flatten, unflatten
+from glocal.curvature.products import Operator, hessian_operator
 from glocal.errors import GlocalError
 from glocal.networks import NETWORKS
 from glocal.networks.mlp import mlp
 from glocal.networks.preprocess import InputTransform
 from glocal.precision import full_precision
+from glocal.risk import Risk
+from glocal.tree import Params
 
 IMAGES, ROUNDS, EXACT, GOAL = 2_000, 24, 2e-5, 2.0
 GOALS = {"resnet18": 20.0, "dense": 60.0}
@@ -212,26 +213,27 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
 
     @full_precision()
     def pairs() -> tuple[Eigenpairs, int]:
-        product = hessian_product(resnet, params, dict(resnet.named_buffers()), x, y, loss, chunk)
+        operator = hessian_operator(Risk(resnet, params, dict(resnet.named_buffers()), x, y, loss, chunk))
         start = start_vector(size, torch.Generator().manual_seed(0)).to(device)
         count, steps = (2, 3) if tiny else (PAIRS, MOST)
         made = 0
 
-        def times(v: Tensor) -> Tensor:
+        def product(v: Params) -> Params:
             nonlocal made
             made += 1
-            return flatten(product(unflatten(v, params)))
+            return operator @ v
 
-        return lanczos(times, start, count, steps, tolerance=CONVERGED), made
+        return lanczos(Operator(product, params), start, count, steps, tolerance=CONVERGED), made
 
     def apart(values: Tensor, vectors: Tensor) -> list[float]:
         """‖H v − λ v‖ of the first, a middle and the last pair, in float64."""
         double = copy.deepcopy(resnet).double()
         point = {k: p.detach() for k, p in double.named_parameters()}
-        product = hessian_product(double, point, dict(double.named_buffers()), x.double(), y, loss, CHUNK_IN_DOUBLE)
+        risk = Risk(double, point, dict(double.named_buffers()), x.double(), y, loss, CHUNK_IN_DOUBLE)
+        operator = hessian_operator(risk)
         some = [0, len(values) // 2, len(values) - 1]
         pairs = [(values[i].double(), vectors[i].double()) for i in some]
-        return [float((flatten(product(unflatten(v, point))) - value * v).norm()) for value, v in pairs]
+        return [float((operator @ v - value * v).norm()) for value, v in pairs]
 
     side, width = (8, 4) if tiny else (28, 22)
     small = mlp((1, side, side), 10, (width, width)).to(device).eval()
@@ -240,7 +242,7 @@ def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, conso
 
     @full_precision()
     def spectrum() -> Tensor:
-        return torch.linalg.eigvalsh(hessian(small, own, {}, flat, y, loss, chunk=min(chunk, 2_000), block=512))
+        return torch.linalg.eigvalsh(hessian(Risk(small, own, {}, flat, y, loss, min(chunk, 2_000)), block_size=512))
 
     made: dict[str, Any] = {"images": images, "of": of, "chunk": chunk, "tf32": False}
     table = Table("", "parameters", "seconds", "goal", title=f"Curvature on {device}")

@@ -48,12 +48,15 @@ def network(state: dict[str, Tensor] | None = None) -> nn.Sequential:
 
 def glocal(module: nn.Module, x: Tensor, y: Tensor) -> Solve:
     from glocal import losses
-    from glocal.curvature.eigenpairs import eigenpairs
+    from glocal.curvature.lanczos import eigenpairs
+    from glocal.risk import Risk
 
     params = {k: p.detach() for k, p in module.named_parameters()}
 
+    risk = Risk(module, params, {}, x, y, losses.get("cross-entropy"))
+
     def solve(effort: float) -> Pairs:
-        found = eigenpairs(module, params, {}, x, y, losses.get("cross-entropy"), PAIRS, steps=200, tolerance=effort)
+        found = eigenpairs(risk, PAIRS, steps=200, tolerance=effort)
         return found.values, found.vectors
 
     return solve

@@ -34,7 +34,7 @@ CURVATURE_IMPORTS = {"curvature", "accelerate", "precision", "risk", "losses", "
 
 KNOWN_VIOLATIONS: set[tuple[str, str]] = {("paper", "cli")}
 """(importer, imported) that are still to be removed. Remove the entry with the import; add none."""
-KNOWN_FAST_IMPORTS: set[str] = {"curvature"}
+KNOWN_FAST_IMPORTS: set[str] = set()
 """Folders of the core that still import `fast`."""
 KNOWN_CURVATURE_IMPORTS: set[str] = set()
 """What `curvature` still imports beyond its list."""

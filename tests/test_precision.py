@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from glocal import losses
-from glocal.curvature.eigenpairs import eigenpairs
+from glocal.curvature.lanczos import eigenpairs
 from glocal.lens.examination import examine
 from glocal.lens.instruments import look
 from glocal.lens.trace import trace_checkpoints
 from glocal.paper.study import Piece, Place, Row, conduct
 from glocal.precision import CUDNN, Precision, allow_tf32, conv_uses_tf32, full_precision, matmul_precision
+from glocal.risk import Risk
 
 SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
 
@@ -55,7 +56,7 @@ def problem() -> tuple[Recording, Tensor, Tensor, list[dict[str, Tensor]]]:
 
 
 def pairs(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tensor]]) -> None:
-    eigenpairs(network, states[1], {}, x, y, losses.get("cross-entropy"), 2)
+    eigenpairs(Risk(network, states[1], {}, x, y, losses.get("cross-entropy")), 2)
 
 
 def one_instrument(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tensor]]) -> None:

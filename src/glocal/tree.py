@@ -59,6 +59,17 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
     return tree
 
 
+def to_vector(params: Mapping[str, Tensor]) -> Tensor:
+    """Concatenate the tensors of θ, in the order of the dict, into one vector (P,)."""
+    return torch.cat([p.reshape(-1) for p in params.values()])
+
+
+def from_vector(vector: Tensor, like: Mapping[str, Tensor]) -> Params:
+    """Invert `to_vector`: split a vector into tensors with the names and shapes of `like`."""
+    parts = vector.split([p.numel() for p in like.values()])
+    return {k: part.reshape(p.shape) for (k, p), part in zip(like.items(), parts, strict=True)}
+
+
 def nbytes(tree: Mapping[str, Any]) -> int:
     """How much memory the leaves take."""
     return sum(leaf.numel() * leaf.element_size() for leaf in flatten(tree).values())

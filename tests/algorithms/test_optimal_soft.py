@@ -173,7 +173,7 @@ def test_the_same_in_a_cohort_and_run_by_run(structure: str) -> None:
 
 
 def test_a_hessian_that_is_not_made_is_refused() -> None:
-    with pytest.raises(GlocalError, match="matrix=hessian goes with full or low-rank"):
+    with pytest.raises(GlocalError, match="matrix=hessian requires structure=full or low-rank"):
         OptimalSoft(structure="kronecker", matrix="hessian")
     with pytest.raises(GlocalError, match="Did you mean 'kronecker'"):
         OptimalSoft(structure="kroneker")  # type: ignore[arg-type]

@@ -1,9 +1,8 @@
-"""What the tests of curvature share: small networks × losses in float64, and dense references by plain autograd."""
+"""Risks of small networks × losses in float64, and dense references by plain autograd."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from glocal import losses
-from glocal.losses import Loss
 from glocal.networks.mlp import MLP
+from glocal.risk import Risk
 from glocal.tree import Params
 
 CLASSES = 3
@@ -52,6 +51,16 @@ class Tied(nn.Module):
         return self.scale * self.head(self.second(self.first(self.enter(x)).tanh()).sigmoid())
 
 
+class FunctionOperator:
+    """A linear map that is given by a function, used as `A @ v`."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __matmul__(self, v: Tensor, /) -> Tensor:
+        return self.function(v)
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: MLP(20, CLASSES, ()),
     "relu": lambda: MLP(20, CLASSES, (5, 4)),
@@ -64,25 +73,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class Case(NamedTuple):
-    """A network in evaluation mode, its tensors, data and a loss."""
-
-    module: nn.Module
-    params: Params
-    buffers: Params
-    x: Tensor
-    y: Tensor
-    loss: Loss
-
-    def outputs(self, params: Params, x: Tensor | None = None) -> Tensor:
-        return functional_call(self.module, {**params, **self.buffers}, (self.x if x is None else x,))
-
-    def flat_loss(self, theta: Tensor) -> Tensor:
-        """L as a function of one vector."""
-        return self.loss.per_sample(self.outputs(apart(theta, self.params)), self.y).mean()
-
-
-def make(network: str, loss: str = "cross-entropy", seed: int = 0, n: int = 7) -> Case:
+def make(network: str, loss: str = "cross-entropy", seed: int = 0, n: int = 7) -> Risk:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = NETWORKS[network]().double()
@@ -93,47 +84,53 @@ def make(network: str, loss: str = "cross-entropy", seed: int = 0, n: int = 7) -
     y = torch.arange(n) * 2 % CLASSES
     if loss == "squared-error":
         y = torch.randn(n, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    return Case(module.eval(), params, dict(module.named_buffers()), x, y, losses.get(loss))
+    return Risk(module.eval(), params, dict(module.named_buffers()), x, y, losses.get(loss))
 
 
 ON_ALL = pytest.mark.parametrize(("network", "loss"), [(n, loss) for n in NETWORKS for loss in losses.LOSSES])
 
 
-def joined(params: Params) -> Tensor:
+def joined(params: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([p.flatten() for p in params.values()])
 
 
-def apart(theta: Tensor, like: Params) -> Params:
+def apart(theta: Tensor, like: Mapping[str, Tensor]) -> Params:
     parts = theta.split([p.numel() for p in like.values()])
     return {k: part.view_as(p) for (k, p), part in zip(like.items(), parts, strict=True)}
 
 
-def some_vector(params: Params, seed: int = 3) -> Params:
+def some_vector(params: Mapping[str, Tensor], seed: int = 3) -> Params:
     draw = torch.Generator().manual_seed(seed)
     return {k: torch.randn(p.shape, dtype=p.dtype, generator=draw) for k, p in params.items()}
 
 
-def dense_hessian(case: Case) -> Tensor:
-    return torch.autograd.functional.hessian(case.flat_loss, joined(case.params))
+def flat_loss(risk: Risk, theta: Tensor) -> Tensor:
+    """L as a function of one vector."""
+    outputs = functional_call(risk.module, {**apart(theta, risk.params), **risk.buffers}, (risk.x,))
+    return risk.loss.per_sample(outputs, risk.y).mean()
 
 
-def jacobian(case: Case) -> Tensor:
+def dense_hessian(risk: Risk) -> Tensor:
+    return torch.autograd.functional.hessian(lambda theta: flat_loss(risk, theta), joined(risk.params))
+
+
+def jacobian(risk: Risk) -> Tensor:
     """∂f/∂θ, shape (n, K, P)."""
     return torch.autograd.functional.jacobian(
-        lambda theta: case.outputs(apart(theta, case.params)), joined(case.params)
+        lambda theta: risk.outputs(apart(theta, risk.params)), joined(risk.params)
     )
 
 
-def output_hessians(case: Case) -> Tensor:
+def output_hessians(risk: Risk) -> Tensor:
     """∇²_f ℓ of every sample, shape (n, K, K)."""
     return torch.stack(
         [
-            torch.autograd.functional.hessian(lambda f, y=y: case.loss.per_sample(f[None], y[None]).sum(), f)
-            for f, y in zip(case.outputs(case.params), case.y, strict=True)
+            torch.autograd.functional.hessian(lambda f, y=y: risk.loss.per_sample(f[None], y[None]).sum(), f)
+            for f, y in zip(risk.outputs(), risk.y, strict=True)
         ]
     )
 
 
-def dense_gauss_newton(case: Case) -> Tensor:
-    j = jacobian(case)
-    return torch.einsum("ikp,ikl,ilq->pq", j, output_hessians(case), j) / case.x.shape[0]
+def dense_gauss_newton(risk: Risk) -> Tensor:
+    j = jacobian(risk)
+    return torch.einsum("ikp,ikl,ilq->pq", j, output_hessians(risk), j) / risk.x.shape[0]

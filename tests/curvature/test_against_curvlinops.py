@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from cases import CLASSES, ON_ALL, Case, make
+from cases import CLASSES, ON_ALL, make
 from torch import Tensor, nn
 
 from glocal import losses
-from glocal.curvature.hessian import dense, hessian
-from glocal.curvature.kronecker import factors, multiply
-from glocal.curvature.products import gauss_newton_product
-from glocal.tree import Params
+from glocal.curvature.hessian import hessian, to_dense
+from glocal.curvature.kronecker import kronecker_factors, kronecker_product
+from glocal.curvature.products import Operator, ggn_operator
+from glocal.risk import Risk
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # a library it depends on still scripts functions
@@ -23,7 +24,7 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
-def by_curvlinops(operator: Any, case: Case, wanted: Params, **options: Any) -> Tensor:
+def by_curvlinops(operator: Any, case: Risk, wanted: Mapping[str, Tensor], **options: Any) -> Tensor:
     """An operator's dense matrix. nn.MSELoss is our squared error times 2/K."""
     own = dict(case.module.named_parameters())
     for k, p in case.params.items():
@@ -40,15 +41,14 @@ def by_curvlinops(operator: Any, case: Case, wanted: Params, **options: Any) -> 
 def test_hessian(network: str, loss: str) -> None:
     case = make(network, loss)
     expected = by_curvlinops(HessianLinearOperator, case, case.params)
-    torch.testing.assert_close(hessian(*case), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(hessian(case), expected, rtol=1e-9, atol=1e-12)
 
 
 @ON_ALL
 def test_gauss_newton_matrix(network: str, loss: str) -> None:
     case = make(network, loss)
-    product = gauss_newton_product(case.module, case.params, case.buffers, case.x, case.loss)
     expected = by_curvlinops(GGNLinearOperator, case, case.params)
-    torch.testing.assert_close(dense(product, case.params), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(to_dense(ggn_operator(case)), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("fisher", ["type-2", "empirical"])
@@ -57,16 +57,12 @@ def test_gauss_newton_matrix(network: str, loss: str) -> None:
 def test_kronecker_factors(network: str, loss: str, fisher: str) -> None:
     case = make(network, loss)
 
-    def directions(f: Tensor) -> Tensor:
-        return (
-            case.loss.output_hessian_sqrt(f)
-            if fisher == "type-2"
-            else case.loss.output_gradient(f, case.y).unsqueeze(1)
-        )
+    def output_gradient(f: Tensor, y: Tensor) -> Tensor:
+        return case.loss.output_gradient(f, y).unsqueeze(1)
 
-    curvature = factors(case.module, case.params, case.buffers, case.x, directions)
+    curvature = kronecker_factors(case, None if fisher == "type-2" else output_gradient)
     held = {k: p for k, p in case.params.items() if k not in curvature["diagonal"]}
-    ours = dense(lambda v: multiply({**curvature, "diagonal": {}}, v), held)
+    ours = to_dense(Operator(lambda v: kronecker_product({**curvature, "diagonal": {}}, v), held))
     theirs = by_curvlinops(
         KFACLinearOperator, case, held, fisher_type=fisher, kfac_approx="expand", separate_weight_and_bias=False
     )

@@ -12,27 +12,33 @@ from torch.func import grad, vmap
 
 from glocal import losses
 from glocal.curvature import kronecker, products
-from glocal.curvature.chunk_size import chunk_size, memory_budget
-from glocal.curvature.output_jacobians import Cotangents, every_output, mean_output
-from glocal.curvature.products import functional_product, gauss_newton_product, hessian_product
+from glocal.curvature.jacobian import every_output, mean_output
+from glocal.curvature.layers import Cotangents, chunk_size, memory_budget
+from glocal.curvature.products import functional_operator, ggn_operator, hessian_operator
 from glocal.networks.vmap_utils import batch_count
+from glocal.risk import Risk
 
 
-def network() -> tuple[nn.Module, dict[str, Tensor]]:
+def risk_of(module: nn.Module, x: Tensor, chunk: int | None = None) -> Risk:
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    y = torch.arange(len(x)) % 3
+    return Risk(module, params, dict(module.named_buffers()), x, y, losses.get("cross-entropy"), chunk)
+
+
+def network() -> nn.Module:
     """A convolution that takes 1 · 6 · 6 numbers and gives 2 · 4 · 4, a linear layer from 32 to 3."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)).double().eval()
-    return module, {k: p.detach() for k, p in module.named_parameters()}
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)).double().eval()
 
 
 @pytest.mark.parametrize(
-    ("directions", "numbers"), [(mean_output, 36 + 32 + 1 * (32 + 3)), (every_output, 36 + 32 + 3 * (32 + 3))]
+    ("cotangents", "numbers"), [(mean_output, 36 + 32 + 1 * (32 + 3)), (every_output, 36 + 32 + 3 * (32 + 3))]
 )
-def test_as_many_as_there_is_room_for(directions: Cotangents, numbers: int) -> None:
-    module, params = network()
-    x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
+def test_as_many_as_there_is_room_for(cotangents: Cotangents, numbers: int) -> None:
+    module = network()
+    risk = risk_of(module, torch.randn(5, 1, 6, 6, dtype=torch.float64))
     for within, expected in ((0, 1), (8 * numbers, 1), (16 * numbers - 1, 1), (16 * numbers, 2), (8 * numbers * 90, 9)):
-        assert chunk_size(module, params, {}, x, directions, most=9, within=within) == expected
+        assert chunk_size(risk, cotangents, limit=9, max_bytes=within) == expected
     assert not module[0]._forward_hooks  # type: ignore[index]
 
 
@@ -46,8 +52,7 @@ def test_a_call_by_keyword_is_counted_too() -> None:
             return self.layer(input=x)
 
     module = Named()
-    params = {k: p.detach() for k, p in module.named_parameters()}
-    assert chunk_size(module, params, {}, torch.ones(3, 4), mean_output, most=100, within=80) == 80 // (4 * 2)
+    assert chunk_size(risk_of(module, torch.ones(3, 4)), mean_output, limit=100, max_bytes=80) == 80 // (4 * 2)
 
 
 class Squeezed(nn.Module):
@@ -89,19 +94,19 @@ class Bound(nn.Module):
 def test_networks_of_any_kind_have_products(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     module = make().double().eval()
-    params, buffers = {k: p.detach() for k, p in module.named_parameters()}, dict(module.named_buffers())
-    x, y, loss = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3, losses.get("cross-entropy")
-    v = {k: torch.randn_like(p) for k, p in params.items()}
-    found = hessian_product(module, params, buffers, x, y, loss)(v)
-    torch.testing.assert_close(found, hessian_product(module, params, buffers, x, y, loss, chunk=6)(v))
+    x = torch.randn(6, 4, dtype=torch.float64)
+    v = {k: torch.randn_like(p) for k, p in module.named_parameters()}
+    torch.testing.assert_close(
+        hessian_operator(risk_of(module, x)) @ v, hessian_operator(risk_of(module, x, chunk=6)) @ v
+    )
 
 
 def test_so_have_those_that_drop_an_axis_of_one() -> None:
     torch.manual_seed(0)
     module = Squeezed(nn.Linear(4, 1).double()).eval()
-    params = {k: p.detach() for k, p in module.named_parameters()}
-    assert chunk_size(module, params, {}, torch.ones(3, 4).double(), None, 9, 8 * 5 * 4) == 4
-    assert chunk_size(module, params, {}, torch.ones(3, 4).double(), every_output, 9, 8 * 5 * 4) == 9
+    risk = risk_of(module, torch.ones(3, 4).double())
+    assert chunk_size(risk, None, 9, 8 * 5 * 4) == 4
+    assert chunk_size(risk, every_output, 9, 8 * 5 * 4) == 9
 
 
 def test_room_is_shared() -> None:
@@ -117,16 +122,16 @@ def test_room_is_shared() -> None:
 
 
 def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, params = network()
-    x, y, loss = torch.randn(7, 1, 6, 6, dtype=torch.float64), torch.arange(7) % 3, losses.get("cross-entropy")
-    v = {k: torch.randn_like(p) for k, p in params.items()}
+    module = network()
+    risk = risk_of(module, torch.randn(7, 1, 6, 6, dtype=torch.float64))
+    v = {k: torch.randn_like(p) for k, p in risk.params.items()}
 
     def everything() -> list[dict]:
         return [
-            hessian_product(module, params, {}, x, y, loss)(v),
-            functional_product(module, params, {}, x, y, loss)(v),
-            gauss_newton_product(module, params, {}, x, loss)(v),
-            kronecker.mean_factors(module, params, {}, x, loss.output_hessian_sqrt)["kronecker"],
+            hessian_operator(risk) @ v,
+            functional_operator(risk) @ v,
+            ggn_operator(risk) @ v,
+            kronecker.kronecker_factors(risk)["kronecker"],
         ]
 
     together = everything()

@@ -13,6 +13,7 @@ from torch.nn import functional
 from glocal import losses
 from glocal.curvature.diagonal import diagonal
 from glocal.networks.mlp import MLP, Linear
+from glocal.risk import Risk
 from glocal.tree import Params, select, stack
 
 CROSS_ENTROPY = losses.get("cross-entropy")
@@ -132,6 +133,10 @@ def labels_of(n: int) -> Tensor:
     return torch.arange(n) * 2 % CLASSES
 
 
+def output_gradient(outputs: Tensor, y: Tensor) -> Tensor:
+    return CROSS_ENTROPY.output_gradient(outputs, y).unsqueeze(1)
+
+
 def loop_over_samples(
     module: nn.Module, params: Params, buffers: Params, x: Tensor, scalars: Callable[[Tensor, int], list[Tensor]]
 ) -> Params:
@@ -155,7 +160,7 @@ def test_empirical_diagonal_is_the_mean_of_squared_sample_gradients(kind: str) -
     expected = loop_over_samples(
         module, params, buffers, x, lambda f, i: [functional.cross_entropy(f[None], y[i : i + 1])]
     )
-    actual = diagonal(module, params, buffers, x, lambda f: CROSS_ENTROPY.output_gradient(f, y).unsqueeze(1))
+    actual = diagonal(Risk(module, params, buffers, x, y, CROSS_ENTROPY), output_gradient)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-13)
 
 
@@ -169,7 +174,7 @@ def test_exact_diagonal_is_the_expectation_over_the_networks_own_labels(kind: st
         return [probability[c].sqrt() * functional.log_softmax(f, 0)[c] for c in range(CLASSES)]
 
     expected = loop_over_samples(module, params, buffers, x, weighted_log_likelihoods)
-    actual = diagonal(module, params, buffers, x, CROSS_ENTROPY.output_hessian_sqrt)
+    actual = diagonal(Risk(module, params, buffers, x, labels_of(len(x)), CROSS_ENTROPY))
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-13)
 
 
@@ -193,7 +198,7 @@ def test_exact_diagonal_is_that_of_the_dense_gauss_newton_matrix(kind: str, loss
             lambda f: chosen.per_sample(f[None], some_y[None]).sum(), outputs(theta, one)
         )
         dense += jacobian.T @ hessian @ jacobian / x.shape[0]
-    actual = diagonal(module, params, buffers, x, chosen.output_hessian_sqrt)
+    actual = diagonal(Risk(module, params, buffers, x, labels_of(len(x)), chosen))
     torch.testing.assert_close(torch.cat([v.flatten() for v in actual.values()]), dense.diag(), rtol=1e-9, atol=1e-13)
 
 
@@ -205,7 +210,7 @@ def test_mapped_over_stacked_parameters_it_is_the_loop_over_runs(kind: str) -> N
     x, y = inputs(8), labels_of(8)
 
     def one(params: Params, buffers: Params) -> Params:
-        return diagonal(module, params, buffers, x, lambda f: CROSS_ENTROPY.output_gradient(f, y).unsqueeze(1))
+        return diagonal(Risk(module, params, buffers, x, y, CROSS_ENTROPY), output_gradient)
 
     together = vmap(one)(params, buffers)
     for run, alone in enumerate(runs):
@@ -216,7 +221,7 @@ def test_mapped_over_stacked_parameters_it_is_the_loop_over_runs(kind: str) -> N
 
 def test_a_parameter_that_is_never_used_has_no_curvature() -> None:
     module, params, buffers = made("scale")
-    result = diagonal(module, params, buffers, inputs(4), CROSS_ENTROPY.output_hessian_sqrt)
+    result = diagonal(Risk(module, params, buffers, inputs(4), labels_of(4), CROSS_ENTROPY))
     assert not result["idle.weight"].any()
     assert not result["idle.bias"].any()
 
@@ -225,12 +230,12 @@ def test_it_leaves_no_hook_behind_even_when_it_fails() -> None:
     module, params, buffers = made("mlp")
     x = inputs(4)
     before = module(x)
-    diagonal(module, params, buffers, x, CROSS_ENTROPY.output_hessian_sqrt)
+    diagonal(Risk(module, params, buffers, x, labels_of(len(x)), CROSS_ENTROPY))
 
-    def fail(_: Tensor) -> Tensor:
-        raise ValueError("no directions")
+    def fail(outputs: Tensor, y: Tensor) -> Tensor:
+        raise ValueError("no cotangents")
 
-    with pytest.raises(ValueError, match="no directions"):
-        diagonal(module, params, buffers, x, fail)
+    with pytest.raises(ValueError, match="no cotangents"):
+        diagonal(Risk(module, params, buffers, x, labels_of(4), CROSS_ENTROPY), fail)
     assert not any(layer._forward_hooks for layer in module.modules())
     assert torch.equal(module(x), before)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 from glocal import challenges, losses
-from glocal.curvature.eigenpairs import eigenpairs
-from glocal.curvature.lanczos import Eigenpairs
+from glocal.curvature.lanczos import Eigenpairs, eigenpairs
 from glocal.networks import mlp, resnet18
+from glocal.risk import Risk
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # a library it depends on still scripts functions
@@ -108,8 +108,8 @@ def trained(make: Callable[..., nn.Module], examples: int, pooled: int, steps: i
         optimizer.step()
     network.eval()
     params = {k: p.detach().clone() for k, p in network.named_parameters()}
-    problem = network, params, dict(network.named_buffers()), x, y, losses.get("cross-entropy")
-    return Trained(network, x, y, eigenpairs(*problem, COUNT))
+    risk = Risk(network, params, dict(network.named_buffers()), x, y, losses.get("cross-entropy"))
+    return Trained(network, x, y, eigenpairs(risk, COUNT))
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from cases import Case, apart, dense_gauss_newton, dense_hessian, joined, some_vector
+from cases import apart, dense_gauss_newton, dense_hessian, joined, some_vector
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from glocal import losses
-from glocal.curvature.hessian import decomposition, hessian, outer_product
-from glocal.curvature.products import Product, differentiable, functional_product, gauss_newton_product, hessian_product
+from glocal.curvature.hessian import functional_hessian, ggn, hessian
+from glocal.curvature.products import Operator, functional_operator, ggn_operator, hessian_operator
+from glocal.risk import Risk, unfused_ops
 from glocal.tree import select, stack
 
 
@@ -43,21 +45,20 @@ NETWORKS = {"attention": Attentive, "lstm": lambda: Recurrent(nn.LSTM), "gru": l
 ON_BOTH = pytest.mark.parametrize("network", ["attention", "lstm"])
 
 
-def make(network: str, dtype: torch.dtype = torch.float64) -> Case:
+def make(network: str, dtype: torch.dtype = torch.float64) -> Risk:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = NETWORKS[network]().eval().double()
     x = torch.randn(6, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     params = {k: p.detach().to(dtype) for k, p in module.named_parameters()}
-    return Case(module.to(dtype), params, {}, x.to(dtype), torch.arange(6) % 3, losses.get("cross-entropy"))
+    return Risk(module.to(dtype), params, {}, x.to(dtype), torch.arange(6) % 3, losses.get("cross-entropy"))
 
 
-def products(case: Case, chunk: int) -> dict[str, Product]:
-    module, params, buffers, x, y, loss = case
+def operators(risk: Risk) -> dict[str, Operator]:
     return {
-        "hessian": hessian_product(module, params, buffers, x, y, loss, chunk),
-        "functional": functional_product(module, params, buffers, x, y, loss, chunk),
-        "gauss-newton": gauss_newton_product(module, params, buffers, x, loss, chunk),
+        "hessian": hessian_operator(risk),
+        "functional": functional_operator(risk),
+        "gauss-newton": ggn_operator(risk),
     }
 
 
@@ -72,12 +73,12 @@ def test_products_are_those_of_dense_matrices(network: str, dtype: torch.dtype) 
     vectors = [some_vector(exact.params, seed) for seed in range(2)]
     block = {k: t.to(dtype) for k, t in stack(vectors).items()}
     for chunk in (2000, 4):
-        for kind, product in products(make(network, dtype), chunk).items():
-            found = vmap(product)(block)
+        for kind, operator in operators(replace(make(network, dtype), chunk_size=chunk)).items():
+            found = vmap(lambda v, operator=operator: operator @ v)(block)
             for j, v in enumerate(vectors):
                 expected = {k: t.to(dtype) for k, t in apart(dense[kind] @ joined(v), v).items()}
                 torch.testing.assert_close(select(found, j), expected, **close)
-                torch.testing.assert_close(product(select(block, j)), expected, **close)
+                torch.testing.assert_close(operator @ select(block, j), expected, **close)
 
 
 @ON_BOTH
@@ -85,8 +86,8 @@ def test_dense_hessian_and_its_parts(network: str) -> None:
     case = make(network)
     with sdpa_kernel(SDPBackend.MATH):
         whole, outer = dense_hessian(case), dense_gauss_newton(case)
-    torch.testing.assert_close(hessian(*case), whole, rtol=1e-8, atol=1e-11)
-    parts = decomposition(*case, chunk=4)
+    torch.testing.assert_close(hessian(case), whole, rtol=1e-8, atol=1e-11)
+    parts = ggn(case), functional_hessian(replace(case, chunk_size=4))
     torch.testing.assert_close(parts[0], outer, rtol=1e-8, atol=1e-11)
     torch.testing.assert_close(parts[1], whole - outer, rtol=1e-8, atol=1e-11)
 
@@ -115,9 +116,10 @@ def test_torch_is_set_otherwise_only_where_and_as_long_as_needed() -> None:
     for inner, kernels in ((nn.Linear(20, 3), before[:2]), (Recurrent(nn.LSTM), (False, False))):
         module = Noting(inner).eval()
         params = {k: p.detach() for k, p in module.named_parameters()}
-        hessian_product(module, params, {}, torch.ones(2, 20), torch.arange(2), losses.get("cross-entropy"))(params)
+        risk = Risk(module, params, {}, torch.ones(2, 20), torch.arange(2), losses.get("cross-entropy"))
+        _ = hessian_operator(risk) @ params
         assert module.seen and set(module.seen) == {(*kernels, False, False)}
-        with pytest.raises(ZeroDivisionError), differentiable(module):
+        with pytest.raises(ZeroDivisionError), unfused_ops(module):
             _ = 1 / 0
         assert settings() == before
 
@@ -139,10 +141,11 @@ def test_normalised_weights_against_finite_differences(hooked: bool) -> None:
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     up, down = (slope({k: p + h * v[k] for k, p in params.items()}) for h in (1e-5, -1e-5))
-    found = hessian_product(module, params, {}, x, y, loss)(v)
+    risk = Risk(module, params, {}, x, y, loss)
+    found = hessian_operator(risk) @ v
     for k in params:
         torch.testing.assert_close(found[k], (up[k] - down[k]) / 2e-5, rtol=1e-6, atol=1e-8)
-    whole = hessian(module, params, {}, x, y, loss)
+    whole = hessian(risk)
     torch.testing.assert_close(whole, whole.mT)
     torch.testing.assert_close(whole @ joined(v), joined(found))
 
@@ -157,14 +160,11 @@ def test_training_mode_is_refused() -> None:
     for part, told in inner:
         module = Noting(part).train()
         params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        labelled: list[Any] = [hessian_product, functional_product, hessian, decomposition]
-        for asked in labelled:
-            with pytest.raises(ValueError, match=rf"{told} is in training mode.*module\.eval\(\)"):
-                asked(module, params, buffers, x, y, loss)
-        unlabelled: list[Any] = [gauss_newton_product, outer_product]
-        for asked in unlabelled:
-            with pytest.raises(ValueError, match=told):
-                asked(module, params, buffers, x, loss)
+        risk = Risk(module, params, buffers, x, y, loss)
+        functions: list[Any] = [hessian_operator, functional_operator, ggn_operator, hessian, functional_hessian, ggn]
+        for function in functions:
+            with pytest.raises(ValueError, match=rf"{told} is training.*module\.eval\(\)"):
+                function(risk)
         assert not module.seen
     module = Noting(nn.Sequential(nn.Linear(20, 3), nn.Dropout(0.0))).train()  # nothing left to chance
-    hessian(module, dict(module.named_parameters()), {}, x, y, loss)
+    hessian(Risk(module, dict(module.named_parameters()), {}, x, y, loss))

@@ -10,21 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from glocal.curvature.conv_jacobian import IMAGES
+from glocal import losses
 from glocal.curvature.jacobian import (
+    CONV,
     FactoredJacobian,
+    batch_invariant_matmul,
+    concatenate,
+    empty_like,
     gram,
     jacobian,
-    joined,
     jvp_and_vjp,
-    none_of,
-    normalised,
-    product,
+    normalize,
     shape,
 )
 from glocal.networks.convolution import Conv2d
 from glocal.networks.mlp import MLP
 from glocal.precision import matmul_precision
+from glocal.risk import Risk
 from glocal.tree import Params, flatten, map_tree, select, stack
 
 CLASSES = 3
@@ -151,7 +153,7 @@ class Case:
         self.buffers = {**dict(self.module.named_buffers()), **frozen}
 
     def rows(self) -> FactoredJacobian:
-        return jacobian(self.module, self.params, self.buffers, self.x, lambda _: self.u)
+        return factored(self.module, vars(self))
 
     def jacobian(self) -> Tensor:
         leaves = {k: p.clone().requires_grad_() for k, p in self.params.items()}
@@ -162,6 +164,13 @@ class Case:
                 slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
                 rows.append(flat(dict(zip(leaves, slopes, strict=True))))
         return torch.stack(rows)
+
+
+def factored(module: nn.Module, case: dict[str, Any]) -> FactoredJacobian:
+    """The rows for cotangents `u`, whatever the outputs and labels are."""
+    y = torch.zeros(INPUTS, dtype=torch.long)
+    risk = Risk(module, case["params"], case["buffers"], case["x"], y, losses.get("cross-entropy"))
+    return jacobian(risk, lambda *_: case["u"])
 
 
 def flat(params: Params) -> Tensor:
@@ -214,7 +223,7 @@ def test_the_gram_matrix_is_that_of_the_jacobian(case: Case, chunk_bytes: int) -
 
 def test_normalised_rows_have_length_one(case: Case) -> None:
     j = case.jacobian()
-    rows, lengths = normalised(case.module, case.rows())
+    rows, lengths = normalize(case.module, case.rows())
     torch.testing.assert_close(lengths.flatten(), j.norm(dim=1), rtol=1e-12, atol=0)
     there, _ = jvp_and_vjp(case.module, rows, case.vector)
     torch.testing.assert_close(there.flatten(), j @ flat(case.vector) / j.norm(dim=1), rtol=1e-10, atol=1e-12)
@@ -222,7 +231,7 @@ def test_normalised_rows_have_length_one(case: Case) -> None:
 
 def test_rows_join_one_below_the_other(case: Case) -> None:
     rows, other = case.rows(), Case.rows(case)
-    together = joined(joined(none_of(rows), rows), other)
+    together = concatenate(concatenate(empty_like(rows), rows), other)
     assert shape(together) == (2 * INPUTS, case.u.shape[1])
     there, _ = jvp_and_vjp(case.module, together, case.vector)
     expected = (case.jacobian() @ flat(case.vector)).view(INPUTS, -1).repeat(2, 1)
@@ -235,7 +244,7 @@ def test_runs_can_be_mapped(name: str) -> None:
     module = cases[0].module
 
     def there_and_back(own: dict[str, Any]) -> Params:
-        rows = jacobian(module, own["params"], own["buffers"], own["x"], lambda _: own["u"])
+        rows = factored(module, own)
         there, back = jvp_and_vjp(module, rows, own["vector"])
         return {"there": there, "gram": gram(module, rows), **back(own["c"])}
 
@@ -250,9 +259,9 @@ def test_convolutions_are_factors_where_these_are_far_fewer_numbers() -> None:
     """Of the first one the gradient has 80 numbers and its factors 36 + 288, of the second 2,336 and 288 + 288, of the
     third 1,024 and 288 + 288, which is less than thrice as long, of the last 2,048 and 288 + 128."""
     rows = Case("convolutions", 1).rows()
-    assert set(rows["inputs"]) == {"head"} and set(rows[IMAGES]["inputs"]) == {"deep", "grouped"}
+    assert set(rows["inputs"]) == {"head"} and set(rows[CONV]["inputs"]) == {"deep", "grouped"}
     assert rows["dense"].shape == (INPUTS, 1, 8 * 9 + 8 + 32 * 32)
-    assert set(Case("volumes", 1).rows()) == {IMAGES}
+    assert set(Case("volumes", 1).rows()) == {CONV}
     numbers = sum(leaf[0].numel() for leaf in flatten(rows).values())
     assert numbers < 0.4 * sum(p.numel() for p in Convolutions().parameters())
 
@@ -272,6 +281,6 @@ def test_products_are_the_same_bits_alone_and_mapped(sizes: tuple[int, int, int]
     rows, inner, columns = sizes
     draw = torch.Generator().manual_seed(0)
     a, b = torch.randn(6, rows, inner, generator=draw), torch.randn(6, inner, columns, generator=draw)
-    mapped = vmap(product)(a, b)
+    mapped = vmap(batch_invariant_matmul)(a, b)
     torch.testing.assert_close(mapped, a @ b)
-    assert all(torch.equal(mapped[i], product(a[i], b[i])) for i in range(6))
+    assert all(torch.equal(mapped[i], batch_invariant_matmul(a[i], b[i])) for i in range(6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,36 +13,38 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from glocal import losses
-from glocal.curvature.hessian import dense
-from glocal.curvature.kronecker import factors, mean_factors, multiply
+from glocal.curvature.hessian import to_dense
+from glocal.curvature.kronecker import kronecker_factors, kronecker_product
 from glocal.curvature.layers import affine_layers
+from glocal.curvature.products import Operator
+from glocal.risk import Risk
 from glocal.tree import Params, flatten, select, stack
 
-CROSS_ENTROPY, SQUARED_ERROR = losses.get("cross-entropy"), losses.get("squared-error")
+SQUARED_ERROR = losses.get("squared-error")
 
 
 def test_one_linear_layer_with_squared_error_is_exact() -> None:
     case = make("linear", "squared-error")
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
+    curvature = kronecker_factors(case)
     block = curvature["kronecker"]["layers.0"]
     torch.testing.assert_close(block["G"], torch.eye(CLASSES, dtype=torch.float64))
     ones = torch.cat([case.x, torch.ones(len(case.x), 1, dtype=torch.float64)], 1)
     torch.testing.assert_close(block["A"], ones.T @ ones / len(case.x))
-    matrix = dense(lambda v: multiply(curvature, v), case.params)
+    matrix = to_dense(Operator(lambda v: kronecker_product(curvature, v), case.params))
     torch.testing.assert_close(matrix, dense_gauss_newton(case), rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_with_one_sample_every_linear_layer_is_exact(network: str) -> None:
     case = make(network, n=1)
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
+    curvature = kronecker_factors(case)
     exact = dense_gauss_newton(case)
     place = dict(
         zip(case.params, torch.arange(len(exact)).split([p.numel() for p in case.params.values()]), strict=True)
     )
     linear = [name for name in curvature["kronecker"] if isinstance(case.module.get_submodule(name), nn.Linear)]
     assert linear
-    approximate = dense(lambda v: multiply(curvature, v), case.params)
+    approximate = to_dense(Operator(lambda v: kronecker_product(curvature, v), case.params))
     for name in linear:
         own = torch.cat([place[k] for k in (f"{name}.weight", f"{name}.bias") if k in place])
         torch.testing.assert_close(approximate[own][:, own], exact[own][:, own], rtol=1e-9, atol=1e-13)
@@ -49,7 +53,7 @@ def test_with_one_sample_every_linear_layer_is_exact(network: str) -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_parameter_is_in_a_block_or_has_its_diagonal(network: str) -> None:
     case = make(network)
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
+    curvature = kronecker_factors(case)
     blocks, diagonal = curvature["kronecker"], curvature["diagonal"]
     held = {f"{name}.{kind}" for name in blocks for kind, _ in case.module.get_submodule(name).named_parameters()}
     assert held | set(diagonal) == set(case.params)
@@ -100,13 +104,14 @@ def test_factors_are_moments_of_what_the_layer_does(kind: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(4, *shape, dtype=torch.float64, generator=draw)
     params = {k: p.detach() for k, p in module.named_parameters()}
-    curvature = factors(module, params, {}, x, SQUARED_ERROR.output_hessian_sqrt)
+    risk = Risk(module, params, {}, x, torch.zeros(4), SQUARED_ERROR)
+    curvature = kronecker_factors(risk)
     assert not curvature["diagonal"]
     block = curvature["kronecker"]["layer"]
-    plain = affine_layers(module, x.shape[1:], x)["layer"]
+    affine = affine_layers(risk)["layer"]
     for _ in range(3):
         own = [torch.randn(p.shape, dtype=torch.float64, generator=draw) for p in params.values()]
-        z = plain.apply(x, *own).transpose(0, 1).flatten(1)  # (out, n · positions)
+        z = affine.apply(x, *own).transpose(0, 1).flatten(1)  # (out, n · positions)
         joint = torch.cat([p.reshape(len(p), -1) for p in own], 1)
         torch.testing.assert_close(joint @ block["A"] @ joint.T, z @ z.T / z.shape[1], rtol=1e-10, atol=1e-13)
     positions = z.shape[1] // len(x)
@@ -117,15 +122,15 @@ def test_factors_are_moments_of_what_the_layer_does(kind: str) -> None:
 def test_outer_factor_of_the_head_is_the_mean_output_hessian(network: str) -> None:
     case = make(network)
     head = "4" if network == "tanh" else "head"
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
+    curvature = kronecker_factors(case)
     torch.testing.assert_close(curvature["kronecker"][head]["G"], output_hessians(case).mean(0), rtol=1e-9, atol=1e-13)
 
 
 def test_multiply_is_the_kronecker_product_of_the_factors() -> None:
     case = make("conv")
-    curvature = factors(case.module, case.params, case.buffers, case.x, case.loss.output_hessian_sqrt)
+    curvature = kronecker_factors(case)
     v = some_vector(case.params)
-    result = multiply(curvature, v)
+    result = kronecker_product(curvature, v)
     assert list(result) == list(case.params)
     for name, block in curvature["kronecker"].items():
         learnt = [t for t in (f"{name}.weight", f"{name}.bias") if t in v]
@@ -137,18 +142,12 @@ def test_multiply_is_the_kronecker_product_of_the_factors() -> None:
 @pytest.mark.parametrize("network", ["relu", "conv with BatchNorm"])
 def test_chunks_average_to_the_whole(network: str) -> None:
     case = make(network)
-    whole = factors(
-        case.module, case.params, case.buffers, case.x, lambda f: case.loss.output_gradient(f, case.y).unsqueeze(1)
-    )
-    chunked = mean_factors(
-        case.module,
-        case.params,
-        case.buffers,
-        case.x,
-        lambda f, y: case.loss.output_gradient(f, y).unsqueeze(1),
-        case.y,
-        chunk=3,
-    )
+
+    def output_gradient(f: Tensor, y: Tensor) -> Tensor:
+        return case.loss.output_gradient(f, y).unsqueeze(1)
+
+    whole = kronecker_factors(case, output_gradient)
+    chunked = kronecker_factors(replace(case, chunk_size=3), output_gradient)
     torch.testing.assert_close(flatten(chunked), flatten(whole), rtol=1e-10, atol=1e-14)
 
 
@@ -156,8 +155,8 @@ def test_frozen_parameters_are_left_out() -> None:
     case = make("relu")
     frozen = {k: case.params[k] for k in ("layers.0.weight", "layers.1.bias")}
     learnt = {k: p for k, p in case.params.items() if k not in frozen}
-    curvature = factors(case.module, learnt, frozen, case.x, case.loss.output_hessian_sqrt)
-    whole = factors(case.module, case.params, {}, case.x, case.loss.output_hessian_sqrt)
+    curvature = kronecker_factors(replace(case, params=learnt, buffers=frozen))
+    whole = kronecker_factors(case)
     assert set(curvature["kronecker"]) == {"layers.1", "layers.2"}
     assert set(curvature["diagonal"]) == {"layers.0.bias"}
     torch.testing.assert_close(curvature["kronecker"]["layers.2"], whole["kronecker"]["layers.2"])
@@ -167,18 +166,17 @@ def test_frozen_parameters_are_left_out() -> None:
     first_bias = jacobian(case)[:, :, case.params["layers.0.weight"].numel() :][:, :, :5]
     expected = torch.einsum("ikp,ikl,ilp->p", first_bias, output_hessians(case), first_bias) / len(case.x)
     torch.testing.assert_close(curvature["diagonal"]["layers.0.bias"], expected, rtol=1e-9, atol=1e-13)
-    assert list(multiply(curvature, some_vector(learnt))) == list(learnt)
+    assert list(kronecker_product(curvature, some_vector(learnt))) == list(learnt)
 
 
 @pytest.mark.parametrize("network", ["relu", "conv with BatchNorm", "grouped conv", "tied weights"])
 def test_mapped_over_runs_it_is_the_loop(network: str) -> None:
     runs = [make(network, seed=seed) for seed in range(3)]
-    module, x = runs[0].module, runs[0].x
     v = some_vector(runs[0].params)
 
-    def one(params: Params, buffers: Params) -> tuple[dict[str, Any], Params]:
-        curvature = mean_factors(module, params, buffers, x, CROSS_ENTROPY.output_hessian_sqrt, chunk=4)
-        return curvature, multiply(curvature, v)
+    def one(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[dict[str, Any], Params]:
+        curvature = kronecker_factors(replace(runs[0], params=params, buffers=buffers, chunk_size=4))
+        return curvature, kronecker_product(curvature, v)
 
     together = vmap(one)(stack([c.params for c in runs]), stack([c.buffers for c in runs]))
     for run, case in enumerate(runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import FunctionOperator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -36,7 +37,7 @@ def test_true_residuals_are_no_larger_than_those_told(
 ) -> None:
     signs = torch.arange(size) % 3 - 1.0
     matrix = turned(scale * signs * decay ** torch.arange(size), seed)
-    found = lanczos(lambda v: matrix @ v, start(size, seed), min(4, size), steps)
+    found = lanczos(matrix, start(size, seed), min(4, size), steps)
     vectors, values = found.vectors.double(), found.values.double()
     true = (vectors @ matrix.double() - values.unsqueeze(1) * vectors).norm(dim=1)
     assert (true <= found.residuals.double() * (1 + 1e-5)).all()
@@ -46,7 +47,7 @@ def test_millions_of_parameters_lose_no_digits() -> None:
     size = 1_000_000
     diagonal = 1e-3 * torch.rand(size, generator=torch.Generator().manual_seed(0))
     diagonal[:3] = torch.tensor([7.0, -5.0, 3.0])
-    found = lanczos(lambda v: diagonal * v, start(size), 3, 12)
+    found = lanczos(FunctionOperator(lambda v: diagonal * v), start(size), 3, 12)
     torch.testing.assert_close(found.values, torch.tensor([7.0, -5.0, 3.0]), rtol=1e-6, atol=0)
     torch.testing.assert_close(found.vectors.double().square().sum(1), torch.ones(3).double(), rtol=0, atol=1e-6)
     values, vectors = found.values.double().unsqueeze(1), found.vectors.double()
@@ -63,6 +64,6 @@ def test_a_tolerance_ends_it_even_below_what_rounding_leaves(tolerance: float) -
         products.append(1)
         return matrix @ v
 
-    found = lanczos(times, start(300), 5, 200, tolerance=tolerance)
+    found = lanczos(FunctionOperator(times), start(300), 5, 200, tolerance=tolerance)
     assert len(products) < 60
     assert 0 < found.residuals.max() < 2 * tolerance * found.values[0] + 1e-4

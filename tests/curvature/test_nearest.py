@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.curvature.nearest import nearest_kronecker
+from glocal.curvature.kronecker import nearest_kronecker
 
 Factors = tuple[Tensor, Tensor]
 

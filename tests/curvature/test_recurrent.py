@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from glocal import losses
 from glocal.curvature.diagonal import diagonal
-from glocal.curvature.output_jacobians import dense, every_output
+from glocal.curvature.jacobian import dense_jacobian, every_output
+from glocal.risk import Risk
 
 
 class Recurrent(nn.Module):
@@ -28,7 +30,8 @@ def test_gradients_and_the_diagonal(kind: type[nn.RNNBase]) -> None:
     before = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
     module, x = Recurrent(kind).double().eval(), torch.randn(5, 6, dtype=torch.float64)
     params = {k: p.detach() for k, p in module.named_parameters()}
-    found, squares = dense(module, params, {}, x, every_output), diagonal(module, params, {}, x, every_output)
+    risk = Risk(module, params, {}, x, torch.arange(5) % 3, losses.get("cross-entropy"))
+    found, squares = dense_jacobian(risk, every_output), diagonal(risk, every_output)
     leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
     outputs = functional_call(module, leaves, (x,))
     total = {k: torch.zeros_like(p) for k, p in params.items()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 from torch.nn import functional
 
-from glocal.curvature.relu_mask import Rectified
+from glocal.curvature.products import MaskedReLU
 
 Z = torch.tensor([-2.0, -0.0, 0.0, 1e-30, 0.5, 3.0, float("inf")])
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,7 +30,7 @@ def test_values_and_slopes_are_those_of_relu(relu: Callable[[Tensor], Tensor]) -
         return y, pull(torch.full_like(Z, 7))[0]
 
     expected = both()
-    with Rectified():
+    with MaskedReLU():
         found = both()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -50,7 +50,7 @@ def test_products_with_second_derivatives_are_the_same_bits(relu: Callable[[Tens
 
     expected = product()
     assert expected.abs().max() > 0
-    with Rectified():
+    with MaskedReLU():
         assert product().equal(expected)
 
 
@@ -65,13 +65,13 @@ def test_no_zeros_are_written_down() -> None:
         return found
 
     assert second() is not None
-    with Rectified():
+    with MaskedReLU():
         assert second() is None
 
 
 def test_what_works_in_place_still_does() -> None:
     z = torch.tensor([-1.0, 1.0])
-    with Rectified():
+    with MaskedReLU():
         nn.ReLU(inplace=True)(z)
         assert z.tolist() == [0.0, 1.0]
         assert functional.relu_(torch.tensor([-1.0])).item() == 0

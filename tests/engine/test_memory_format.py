@@ -11,7 +11,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.algorithms import OGDGTL
 from glocal.challenges import from_tasks
-from glocal.curvature.conv_jacobian import IMAGES
+from glocal.curvature.jacobian import CONV
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
 from glocal.engine.loader import Feed
@@ -27,8 +27,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied() -> None:
     inputs, deltas = torch.rand(RUNS, INPUTS, CHANNELS, SIDE, SIDE), torch.rand(RUNS, INPUTS, 2, CHANNELS, SIDE, SIDE)
-    rows = {IMAGES: {"inputs": {"layer": inputs}, "deltas": {"layer": deltas}}}
-    found = arranged({"span": {"rows": rows}})["span"]["rows"][IMAGES]
+    rows = {CONV: {"inputs": {"layer": inputs}, "deltas": {"layer": deltas}}}
+    found = arranged({"span": {"rows": rows}})["span"]["rows"][CONV]
     assert found["inputs"]["layer"].equal(inputs) and found["deltas"]["layer"].equal(deltas)
     for image in (found["inputs"]["layer"], found["deltas"]["layer"][:, :, 1]):
         merged = merge_batch_dim(image, 0, 1)
@@ -41,7 +41,7 @@ def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied(
 def test_so_are_signals_and_volumes(positions: tuple[int, ...]) -> None:
     images = {"inputs": torch.rand(RUNS, INPUTS, CHANNELS, *positions)}
     images |= {"deltas": torch.rand(RUNS, INPUTS, 2, CHANNELS, *positions)}
-    found = arranged({IMAGES: {half: {"layer": t} for half, t in images.items()}})[IMAGES]
+    found = arranged({CONV: {half: {"layer": t} for half, t in images.items()}})[CONV]
     for half, axis in (("inputs", 2), ("deltas", 3)):
         image = found[half]["layer"]
         assert image.equal(images[half]) and (image.stride(axis), image.stride(0)) == (1, CHANNELS)
@@ -74,7 +74,7 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
     def next_task(device: torch.device) -> State:
         state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), begin.clock)
         arrange(state, device)
-        laid = tree.flatten(state.memory["span"]["rows"][IMAGES]["inputs"]).values()
+        laid = tree.flatten(state.memory["span"]["rows"][CONV]["inputs"]).values()
         assert all((t.stride(2) == 1) is (device.type == "cuda") for t in laid if t.shape[-1] > 1)
         feed.load_task(2, state.memory)
         feed.load_epoch(0)
@@ -85,7 +85,7 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
         return state
 
     usual, other = next_task(CPU), next_task(GPU)
-    images = tree.flatten(other.memory["span"]["rows"][IMAGES])
+    images = tree.flatten(other.memory["span"]["rows"][CONV])
     assert images and all(t.shape[:2] == (RUNS, 12) for t in images.values())
     for name, expected in tree.flatten({"params": usual.params, "memory": usual.memory}).items():
         found = tree.flatten({"params": other.params, "memory": other.memory})[name]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from glocal.curvature import factored_contraction
-from glocal.curvature.factored_contraction import paired, weighted
+from glocal.curvature.jacobian import contract, scale_deltas
+from glocal.fast import factored_contraction
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
 SIZES = pytest.mark.parametrize(("each", "inputs"), [(1, 500), (10, 50), (3, 7), (1, 1)])
@@ -43,7 +43,7 @@ class Stored:
 
 
 def together(deltas: Tensor, wide: Tensor, z2: Tensor, z3: Tensor, b2: Tensor, b3: Tensor) -> Tensor:
-    return paired(deltas, [(wide[:, MARGIN:], None), (z2, b2), (z3, b3)])
+    return contract(deltas, [(wide[:, MARGIN:], None), (z2, b2), (z3, b3)])
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -65,7 +65,7 @@ def test_the_way_back_weighs_the_deltas(each: int, inputs: int, device: str) -> 
     expected = torch.einsum("rdcn,rnc->rdn", stored.deltas, stored.c)
 
     def both(deltas: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        products, sums = weighted(deltas, c)
+        products, sums = scale_deltas(deltas, c)
         return products, products.sum(1) if sums is None else sums
 
     for found, wanted in zip(vmap(both)(stored.deltas, stored.c), (expected, expected.sum(2)), strict=True):
@@ -95,8 +95,8 @@ def test_they_are_differentiated_as_the_sums_are(each: int, inputs: int, device:
 def test_each_is_the_other_s_transpose(device: str) -> None:
     stored = Stored(3, 7, device)
     deltas, c = stored.deltas[0], stored.c[0]
-    slope = grad(lambda c: weighted(deltas, c)[0].square().sum() / 2)(c)
-    close(slope, paired(deltas, [(weighted(deltas, c)[0], None)]))
+    slope = grad(lambda c: scale_deltas(deltas, c)[0].square().sum() / 2)(c)
+    close(slope, contract(deltas, [(scale_deltas(deltas, c)[0], None)]))
 
 
 @DEVICES
@@ -109,11 +109,11 @@ def test_runs_may_share_some_of_it(device: str) -> None:
 
 
 def test_more_numbers_than_the_kernels_can_count_go_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factored_contraction, "available", lambda deltas: True)
+    monkeypatch.setattr(factored_contraction, "supports", lambda deltas: True)
     number = torch.zeros(1)
-    assert factored_contraction._fused(number.expand(2**10, 1, 2**20))
-    assert not factored_contraction._fused(number.expand(2**11, 1, 2**20))
-    assert not factored_contraction._fused(number.double())
+    assert factored_contraction._supported(number.expand(2**10, 1, 2**20))
+    assert not factored_contraction._supported(number.expand(2**11, 1, 2**20))
+    assert not factored_contraction._supported(number.double())
 
 
 @DEVICES
@@ -121,18 +121,18 @@ def test_deltas_are_constants(device: str) -> None:
     stored = Stored(3, 7, device)
     z, c = stored.wide[0][:, MARGIN:], stored.c[0]
     deltas = stored.deltas[0][: WIDTHS[0]]
-    assert not grad(lambda d: paired(d, [(z, None)]).sum())(deltas).any()
-    assert not grad(lambda d: weighted(d, c)[0].sum())(deltas).any()
+    assert not grad(lambda d: contract(d, [(z, None)]).sum())(deltas).any()
+    assert not grad(lambda d: scale_deltas(d, c)[0].sum())(deltas).any()
 
 
 @DEVICES
 def test_numbers_need_not_lie_side_by_side(device: str) -> None:
     stored = Stored(3, 7, device)
     deltas, z = stored.deltas[0][: WIDTHS[0]], stored.wide[0][:, MARGIN:]
-    expected = paired(deltas, [(z, None)])
+    expected = contract(deltas, [(z, None)])
     turned = [t.mT.contiguous().mT for t in (deltas, z)]
     assert not any(t.is_contiguous() for t in turned)
-    close(paired(turned[0], [(turned[1], None)]), expected)
-    close(weighted(turned[0], stored.c[0])[0], weighted(deltas, stored.c[0])[0])
+    close(contract(turned[0], [(turned[1], None)]), expected)
+    close(scale_deltas(turned[0], stored.c[0])[0], scale_deltas(deltas, stored.c[0])[0])
     one = z[:, :1]
-    close(paired(deltas, [(one.expand_as(z), None)]), paired(deltas, [(one.repeat(1, z.shape[1]), None)]))
+    close(contract(deltas, [(one.expand_as(z), None)]), contract(deltas, [(one.repeat(1, z.shape[1]), None)]))

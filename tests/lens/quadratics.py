@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.vector import flatten, unflatten
 from glocal.lens.trace import Checkpoint, TrainingTrace, trace_checkpoints
 from glocal.losses import get
 from glocal.networks.mlp import MLP
+from glocal.tree import from_vector, to_vector
 
 FEATURES, OUTPUTS, EXAMPLES = 4, 2, 12
 
@@ -93,7 +93,7 @@ def network(
         torch.manual_seed(seed)
         module = nn.Sequential(MLP(5, 4, ()), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
     start = {k: p.detach().clone() for k, p in module.named_parameters()}
-    walk = [flatten(start)]
+    walk = [to_vector(start)]
     for _ in range(tasks):
         walk.append(walk[-1] + step * torch.randn(walk[0].shape, dtype=torch.float64, generator=draw).to(dtype))
     data = []
@@ -101,16 +101,16 @@ def network(
         x = torch.randn(15, 5, dtype=torch.float64, generator=draw).to(dtype)
         y = torch.randint(3, (15,), generator=draw)
         data.append((x, torch.eye(3, dtype=dtype)[y] if loss == "squared-error" else y))
-    return trace_checkpoints(module, get(loss), data, [unflatten(theta, start) for theta in walk])
+    return trace_checkpoints(module, get(loss), data, [from_vector(theta, start) for theta in walk])
 
 
 def at(trace: TrainingTrace, theta: Tensor) -> Checkpoint:
     point = trace.checkpoints[0]
-    return Checkpoint(unflatten(theta, point.params), point.buffers)
+    return Checkpoint(from_vector(theta, point.params), point.buffers)
 
 
 def theta_of(trace: TrainingTrace, task: int) -> Tensor:
-    return flatten(trace.checkpoints[task + 1].params)
+    return to_vector(trace.checkpoints[task + 1].params)
 
 
 def dense_hessian(trace: TrainingTrace, task: int) -> Tensor:

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from glocal import losses
-from glocal.curvature.products import hessian_product
+from glocal.curvature.products import hessian_operator
 from glocal.lens.batch_statistics import by_batch
 from glocal.networks import resnet18
+from glocal.risk import Risk
 
 
 def plain() -> tuple[nn.Module, Tensor]:
@@ -63,6 +64,6 @@ def test_hessian_products_against_autograd() -> None:
     v = torch.randn(theta.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     expected = torch.autograd.functional.hessian(loss, theta) @ v
     direction = {k: part.view_as(p) for (k, p), part in zip(params.items(), v.split(sizes), strict=True)}
-    product = hessian_product(made, params, dict(made.named_buffers()), x, y, losses.get("cross-entropy"), 9)
-    found = torch.cat([part.flatten() for part in product(direction).values()])
+    risk = Risk(made, params, dict(made.named_buffers()), x, y, losses.get("cross-entropy"), 9)
+    found = torch.cat([part.flatten() for part in (hessian_operator(risk) @ direction).values()])
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quadratics import Quadratics, anywhere, dense_hessian, diverged, network
 from torch import Tensor, nn
 
-from glocal.curvature.spectrum import of_eigenvalues
+from glocal.curvature.spectrum import exact_density
 from glocal.errors import GlocalError
 from glocal.lens import rank as lens_rank
 from glocal.lens import trace as lens_trace
@@ -56,14 +56,14 @@ def test_on_quadratics_it_is_numpys_rank_and_grows_with_the_tasks(seed: int, tas
 def test_equal_eigenvalues_and_zeros_have_their_number_as_rank(
     count: int, zeros: int, scale: float, sign: float
 ) -> None:
-    found = of_eigenvalues(torch.tensor([sign * scale] * count + [0.0] * zeros, dtype=torch.float64))
+    found = exact_density(torch.tensor([sign * scale] * count + [0.0] * zeros, dtype=torch.float64))
     torch.testing.assert_close(float(effective_rank(found)), float(count))
     torch.testing.assert_close(float(participation_ratio(found)), float(count))
     assert ranks([found], count + zeros).relative[0].tolist() == [count] * 4
 
 
 def test_zero_has_rank_zero() -> None:
-    found = of_eigenvalues(torch.zeros(5))
+    found = exact_density(torch.zeros(5))
     assert effective_rank(found) == participation_ratio(found) == 0
     assert ranks([found], 5).absolute.sum() == ranks([found], 5).relative.sum() == 0
 
@@ -81,9 +81,9 @@ def test_the_average_as_a_product_kept_or_made_anew(monkeypatch: pytest.MonkeyPa
     trace = network(tasks=3)
     v = torch.randn(trace.num_params, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = (dense_hessian(trace, 0) + dense_hessian(trace, 1)) @ v / 3
-    torch.testing.assert_close(trace.average_hessian(2)(v), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(trace.average_hessian(2) @ v, expected, rtol=1e-9, atol=1e-12)
     monkeypatch.setattr(lens_trace, "MAX_BATCHED_HVP_PARAMS", 10)
-    torch.testing.assert_close(trace.average_hessian(2)(v), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(trace.average_hessian(2) @ v, expected, rtol=1e-9, atol=1e-12)
     assert trace.hvp_batch_size == 1
 
 

@@ -11,11 +11,11 @@ from quadratics import anywhere, at, dense_hessian, diverged, network, theta_of
 from torch import Tensor, nn
 
 from glocal.algorithms.hessian_structures import Structure
-from glocal.curvature.hessian import outer_product
-from glocal.curvature.vector import flatten, unflatten
+from glocal.curvature.hessian import ggn as dense_ggn
 from glocal.errors import GlocalError
 from glocal.lens.taylor import taylor
 from glocal.lens.trace import TrainingTrace, trace_checkpoints
+from glocal.tree import from_vector, to_vector
 
 
 def far_from(theta: Tensor, seed: int, by: float = 3.0) -> Tensor:
@@ -76,9 +76,8 @@ def quadratic_part(trace: TrainingTrace, task: int, theta: Tensor, **form: objec
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
 def test_the_forms_are_parts_of_dense_matrices(loss: str) -> None:
     trace = network(3, loss=loss)
-    point, data = trace.checkpoints[2], trace.tasks[1]
     hessian = dense_hessian(trace, 1)
-    ggn = outer_product(trace.module, point.params, point.buffers, data.x, trace.loss)
+    ggn = dense_ggn(trace.risk(1))
     theta = far_from(theta_of(trace, 1), 4)
     moved = theta - theta_of(trace, 1)
     values, vectors = torch.linalg.eigh(hessian)
@@ -114,7 +113,7 @@ def test_the_kronecker_form_by_its_factors() -> None:
     a = torch.cat([data.x, torch.ones(len(data.x), 1, dtype=torch.float64)], 1)
     v = torch.cat([moved[f"{name}.weight"], moved[f"{name}.bias"].unsqueeze(1)], 1)
     expected = float((v * (g @ v @ (a.T @ a / len(a)))).sum() / 2)
-    theta = theta_of(trace, 0) + flatten(moved)
+    theta = theta_of(trace, 0) + to_vector(moved)
     np.testing.assert_allclose(quadratic_part(trace, 0, theta, structure="kronecker"), expected, rtol=1e-9)
 
 
@@ -123,7 +122,7 @@ def test_an_expansion_can_be_differentiated_and_mapped() -> None:
     expansion = taylor(trace, 0)
     theta = theta_of(trace, 0)
     like = trace.checkpoints[1].params
-    value = lambda vector: expansion(unflatten(vector, like))  # noqa: E731
+    value = lambda vector: expansion(from_vector(vector, like))  # noqa: E731
     slope = torch.func.grad(value)(theta)
     torch.testing.assert_close(slope, trace.gradient(0, trace.checkpoints[1]))
     many = torch.stack([far_from(theta, seed) for seed in range(3)])
@@ -152,7 +151,7 @@ def test_beyond_numbers_it_is_not_a_number() -> None:
         ({"task": -1}, "solutions of 3 tasks, counted from 0; task -1"),
         ({"task": 0, "order": 3}, "order 3 was asked for; allowed: 0, 1, 2"),
         ({"task": 0, "structure": "fool"}, "Did you mean 'full'"),
-        ({"task": 0, "structure": "diagonal", "matrix": "hessian"}, "diagonal structure of the ggn alone"),
+        ({"task": 0, "structure": "diagonal", "matrix": "hessian"}, "diagonal structure of the ggn only"),
         ({"task": 0, "structure": "low-rank", "rank": 0}, "rank of at least 1; 0 was given"),
     ],
 )

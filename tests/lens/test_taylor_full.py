@@ -7,13 +7,13 @@ import torch
 from quadratics import anywhere, at, dense_hessian, network, theta_of
 from torch import nn
 
-from glocal.curvature.vector import flatten
 from glocal.errors import GlocalError
 from glocal.lens.approximation import curves, order, taylor_curves
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole, within
 from glocal.lens.trace import trace_checkpoints
+from glocal.tree import to_vector
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
@@ -68,6 +68,6 @@ def test_kinks_take_the_second_orders_last_power(layer: type[nn.Module]) -> None
     x, y = torch.randn(2_000, 10, dtype=torch.float64), torch.randint(4, (2_000,))
     states = [{k: p + 0.3 * torch.randn_like(p) for k, p in module.state_dict().items()} for _ in range(2)]
     trace = trace_checkpoints(module, "cross-entropy", [(x, y)], states)
-    direction = flatten({k: torch.randn_like(p) for k, p in trace.checkpoints[1].params.items()})
+    direction = to_vector({k: torch.randn_like(p) for k, p in trace.checkpoints[1].params.items()})
     found = order(trace, 0, whole(trace, 0), direction, [10 ** (-i / 4) for i in range(4, 11)])
     assert found.exponent < 2.25 if layer is nn.ReLU else found.exponent == pytest.approx(3, abs=0.1)

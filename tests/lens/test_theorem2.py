@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from quadratics import anywhere, dense_hessian, diverged, network, theta_of
 from torch import Tensor
 
-from glocal.curvature.hessian import decomposition
-from glocal.curvature.vector import unflatten
+from glocal.curvature.hessian import functional_hessian, ggn
 from glocal.errors import GlocalError
 from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth, ground_truth_of, theorem2
 from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, AutogradLoss, get
+from glocal.tree import from_vector
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -22,8 +22,7 @@ def test_every_pair_is_that_of_the_dense_matrices(loss: str) -> None:
     trace = network(loss=loss)
     found = theorem2(trace)
     for o in range(3):
-        point = trace.checkpoints[o + 1]
-        outer, functional = decomposition(trace.module, *point, *trace.tasks[o], trace.loss)
+        outer, functional = ggn(trace.risk(o)), functional_hessian(trace.risk(o))
         top = torch.linalg.eigvalsh(dense_hessian(trace, o)).abs().max()
         torch.testing.assert_close(found.norms[o], top, rtol=1e-6, atol=0)
         for t in range(3):
@@ -57,7 +56,7 @@ def test_a_loss_that_bends_differently_for_every_label() -> None:
     delta, at = theta_of(trace, 1) - theta_of(trace, 0), theta_of(trace, 0)
 
     def outputs(theta: Tensor) -> Tensor:
-        return trace.outputs(Checkpoint(unflatten(theta, point.params), {}), x)
+        return trace.outputs(Checkpoint(from_vector(theta, point.params), {}), x)
 
     change = torch.autograd.functional.jvp(outputs, at, delta)[1]
 
@@ -77,14 +76,14 @@ def test_updates_orthogonal_to_old_outputs_meet_the_constraint_up_to_the_functio
     trace = network(seed=4)
     point = trace.checkpoints[1]
     jacobian = torch.autograd.functional.jacobian(
-        lambda theta: trace.outputs(Checkpoint(unflatten(theta, point.params), {}), trace.tasks[0].x[:5]).flatten(),
+        lambda theta: trace.outputs(Checkpoint(from_vector(theta, point.params), {}), trace.tasks[0].x[:5]).flatten(),
         theta_of(trace, 0),
     )
     few = [trace.tasks[0]._replace(x=trace.tasks[0].x[:5], y=trace.tasks[0].y[:5]), *trace.tasks[1:]]
     step = theta_of(trace, 1) - theta_of(trace, 0)
     free = step - torch.linalg.lstsq(jacobian.T, step[:, None]).solution.T[0] @ jacobian
     assert free.norm() > 0.1
-    points = [*trace.checkpoints[:2], Checkpoint(unflatten(theta_of(trace, 0) + free, point.params), {})]
+    points = [*trace.checkpoints[:2], Checkpoint(from_vector(theta_of(trace, 0) + free, point.params), {})]
     found = theorem2(TrainingTrace(trace.module, trace.loss, few, points))
     assert abs(found.outer[1, 0]) < 1e-14
     assert abs(found.functional[1, 0]) > 1e-4

@@ -28,6 +28,7 @@ from glocal.errors import GlocalError
 from glocal.networks import ResNet18, resnet18
 from glocal.networks.model import MakeNetwork, Model
 from glocal.networks.progressive import ProgressiveNetwork
+from glocal.risk import Risk
 from glocal.tree import Params, flatten
 
 narrow = partial(resnet18, width=2)
@@ -209,7 +210,9 @@ def test_progressive_columns_are_counted_and_connected() -> None:
 
 def test_curvature_sees_its_convolutions() -> None:
     network = narrow((3, 8, 8), 4).eval()
-    found = affine_layers(network, torch.Size((3, 8, 8)), torch.zeros(()))
+    params = dict(network.named_parameters())
+    risk = Risk(network, params, {}, torch.zeros(1, 3, 8, 8), torch.zeros(1).long(), losses.get("cross-entropy"))
+    found = affine_layers(risk)
     expected = {k for k, m in network.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     assert set(found) == expected and len(expected) == 21
 

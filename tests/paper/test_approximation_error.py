@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
-from glocal.curvature.vector import flatten, unflatten
 from glocal.lens.record import train_traces
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import get
@@ -22,6 +21,7 @@ from glocal.paper.studies.approximation_error import OWN, STRUCTURES
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
 from glocal.paper.studies.row_filters import column, where
 from glocal.paper.study import Place, Row
+from glocal.tree import from_vector, to_vector
 
 STUDY = get("approximation-error")
 PLACE = Place(torch.device("cpu"), None, Path("unused"))
@@ -42,7 +42,7 @@ def rows() -> list[Row]:
 
 
 def loss(subject: TrainingTrace, task: int, theta: Tensor) -> Tensor:
-    params = unflatten(theta, subject.checkpoints[0].params)
+    params = from_vector(theta, subject.checkpoints[0].params)
     return cross_entropy(functional_call(subject.module, params, (subject.tasks[task].x,)), subject.tasks[task].y)
 
 
@@ -63,7 +63,7 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 def test_expansions_are_those_of_the_losses(rows: list[Row]) -> None:
     cohort = cohort_of(SGD, PLACE, challenge_of(SGD, PLACE))
     for member, subject in zip(cohort.members, train_traces(cohort, 60), strict=True):
-        theta = [flatten(point.params) for point in subject.checkpoints]
+        theta = [to_vector(point.params) for point in subject.checkpoints]
         moved = theta[3] - theta[1]
         after = where(rows, algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
         expected = {"order 0": loss(subject, 0, theta[1])}

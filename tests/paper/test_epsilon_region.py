@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
-from glocal.curvature.vector import flatten, unflatten
 from glocal.lens.record import train_traces
 from glocal.paper.studies import get
 from glocal.paper.studies.cohorts import challenge_of, cohort_of
 from glocal.paper.studies.epsilon_region import EPSILONS, SHOWN
 from glocal.paper.studies.row_filters import column, where
 from glocal.paper.study import Place, Row
+from glocal.tree import from_vector, to_vector
 
 STUDY = get("epsilon-region")
 PLACE = Place(torch.device("cpu"), None, Path("unused"))
@@ -50,13 +50,13 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 def test_a_radius_ends_where_the_error_is_epsilon_and_a_moment_has_the_error_of_the_expansion(rows: list[Row]) -> None:
     cohort = cohort_of(PIECE, PLACE, challenge_of(PIECE, PLACE))
     for member, subject in zip(cohort.members, train_traces(cohort, 40), strict=True):
-        points = [flatten(point.params).double() for point in subject.checkpoints]
+        points = [to_vector(point.params).double() for point in subject.checkpoints]
         like = {k: p.double() for k, p in subject.checkpoints[0].params.items()}
         x, y = subject.tasks[0].x.double(), subject.tasks[0].y
         module = subject.module.double()
 
         def loss(theta: torch.Tensor, like: Any = like, x: Any = x, y: Any = y, module: Any = module) -> torch.Tensor:
-            return cross_entropy(functional_call(module, unflatten(theta, like), (x,)), y)
+            return cross_entropy(functional_call(module, from_vector(theta, like), (x,)), y)
 
         slope_at = grad(loss)
         level, slope, update = loss(points[1]), slope_at(points[1]), points[2] - points[1]

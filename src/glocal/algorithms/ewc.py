@@ -13,8 +13,7 @@ cancel and one anchor carries the sum of all old quadratics. With one anchor for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -22,12 +21,13 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.batchnorm_side_effect import LAST, Statistics, disturb_batchnorm
-from glocal.curvature.chunk_size import chunk_size
-from glocal.curvature.diagonal import diagonal
+from glocal.curvature.diagonal import diagonal, max_chunk_size
+from glocal.curvature.layers import Cotangents, chunk_size
 from glocal.errors import require, unknown
 from glocal.losses import Loss
 from glocal.networks.batchnorm import per_image_batchnorm
 from glocal.networks.model import Model
+from glocal.risk import Risk
 from glocal.tree import Params, total
 
 Fisher = Literal["exact", "sampled", "empirical", "published"]
@@ -73,20 +73,18 @@ def task_fisher(
     module = per_image_batchnorm(evaluated.module) if alone else evaluated.module
     inputs = model.augment(data.x) if alone else data.x
     if chunk is None:
-        first = evaluated.prepare(data.x[:1])
-        directions = partial(_directions, variant, model.criterion, data.y[:1], data.random[:1])
-        most = 500 if data.y.device.type == "cpu" else 5000
-        chunk = chunk_size(module, params, evaluated.buffers, first, directions, most)
+        first = replace(Risk.from_model(model, params, data.x[:1], data.y[:1]), module=module)
+        chunk = chunk_size(first, _cotangents(variant, model.criterion, data.random[:1]), max_chunk_size(data.y.device))
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
-        directions = partial(_directions, variant, model.criterion, y, random)
-        part = diagonal(module, params, evaluated.buffers, evaluated.prepare(x), directions)
+        risk = replace(Risk.from_model(model, params, x, y), module=module, chunk_size=len(y))
+        part = diagonal(risk, _cotangents(variant, model.criterion, random))
         fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
     return fisher
 
 
-def _directions(variant: str, loss: Loss, y: Tensor, random: Tensor, outputs: Tensor) -> Tensor:
-    return FISHERS[variant](loss, outputs, y, random)
+def _cotangents(variant: str, loss: Loss, random: Tensor) -> Cotangents:
+    return lambda outputs, y: FISHERS[variant](loss, outputs, y, random)
 
 
 @dataclass(frozen=True)

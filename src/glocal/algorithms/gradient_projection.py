@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from glocal.algorithms.algorithm import Memory
-from glocal.curvature.jacobian import FactoredJacobian, gram, joined, jvp_and_vjp, none_of, product, times_vector
+from glocal.curvature.jacobian import (
+    FactoredJacobian,
+    batch_invariant_matmul,
+    batch_invariant_matvec,
+    concatenate,
+    empty_like,
+    gram,
+    jvp_and_vjp,
+)
 from glocal.tree import Params
 
 FLOOR = 1e-6
@@ -28,12 +36,12 @@ FLOOR = 1e-6
 
 def empty(rows: FactoredJacobian, like: Tensor) -> Memory:
     """The span of nothing, for rows of this form."""
-    return {"rows": none_of(rows), "whitening": like.new_zeros(0, 0)}
+    return {"rows": empty_like(rows), "whitening": like.new_zeros(0, 0)}
 
 
 def extended(module: nn.Module, span: Memory, rows: FactoredJacobian, passes: int) -> Memory:
     """The span with more rows, of length 1, in it."""
-    together = joined(span["rows"], rows)
+    together = concatenate(span["rows"], rows)
     dtype = span["whitening"].dtype
     tolerance = max(torch.finfo(dtype).eps ** (passes / (passes + 1)), FLOOR)
     return {"rows": together, "whitening": whiten(gram(module, together), tolerance).to(dtype)}
@@ -53,7 +61,9 @@ def _minus_inside(module: nn.Module, span: Memory, vector: Params) -> Params:
     """−Jᵀ (J Jᵀ)⁻¹ J v"""
     overlap, back = jvp_and_vjp(module, span["rows"], vector)
     whitening = span["whitening"]
-    return back(times_vector(whitening.mT, -times_vector(whitening, overlap.flatten())).view(overlap.shape))
+    return back(
+        batch_invariant_matvec(whitening.mT, -batch_invariant_matvec(whitening, overlap.flatten())).view(overlap.shape)
+    )
 
 
 def whiten(gram: Tensor, tolerance: float, block: int = 32) -> Tensor:
@@ -66,9 +76,9 @@ def whiten(gram: Tensor, tolerance: float, block: int = 32) -> Tensor:
     finished = gram.new_zeros(0, 0)
     for begin in range(0, gram.shape[0], block):
         rows = slice(begin, min(begin + block, gram.shape[0]))
-        along = product(gram[rows, :begin], finished.mT)
-        own = _eliminated(gram[rows, rows] - product(along, along.mT), tolerance)
-        left = -product(product(own, along), finished)
+        along = batch_invariant_matmul(gram[rows, :begin], finished.mT)
+        own = _eliminated(gram[rows, rows] - batch_invariant_matmul(along, along.mT), tolerance)
+        left = -batch_invariant_matmul(batch_invariant_matmul(own, along), finished)
         above = torch.cat([finished, finished.new_zeros(begin, own.shape[0])], 1)
         finished = torch.cat([above, torch.cat([left, own], 1)])
     return finished

@@ -1,7 +1,7 @@
-r"""How the Hessians H_o of finished tasks are kept. A form can be made at a solution, added to, and multiplied with:
+r"""How the Hessians H_o of finished tasks are stored: computed at a solution, added up, multiplied with vectors.
 
 - diagonal, H ≈ diag(F): P numbers;
-- kronecker, H ≈ one G ⊗ A a layer: in² + out² numbers a layer;
+- kronecker, H ≈ one G ⊗ A for each layer: in² + out² numbers for each layer;
 - low-rank, H ≈ Uᵀ diag(s) U, the eigenpairs of largest |s|: rank · P numbers more with every task;
 - full, H: P² numbers.
 """
@@ -18,40 +18,39 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.algorithms.algorithm import Batch
-from glocal.algorithms.ewc import task_fisher
-from glocal.curvature import kronecker
-from glocal.curvature.hessian import hessian, outer_product
+from glocal.curvature.diagonal import diagonal
+from glocal.curvature.hessian import ggn, hessian
+from glocal.curvature.kronecker import kronecker_factors, kronecker_product, nearest_kronecker
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.nearest import nearest_kronecker
-from glocal.curvature.products import Product, gauss_newton_product, hessian_product
-from glocal.curvature.vector import flatten, unflatten
+from glocal.curvature.products import ggn_operator, hessian_operator
 from glocal.errors import GlocalError, require, unknown
 from glocal.networks.model import Model
-from glocal.tree import Params, Tree, inner, map_tree
+from glocal.risk import Risk
+from glocal.tree import Params, Tree, from_vector, inner, map_tree, to_vector
 
 Structure: TypeAlias = Literal["diagonal", "kronecker", "low-rank", "full"]
 Matrix: TypeAlias = Literal["ggn", "hessian"]
-LARGEST_FULL = 6_000
-"""Parameters up to which a P × P matrix is made; 6,000 need 144 MB."""
+MAX_FULL_PARAMS = 6_000
+"""Parameters up to which a P × P matrix is stored; 6,000 take 144 MB."""
 
 
-class Form(Protocol):
-    """One way to keep the sum of Hessians, as a tree of tensors."""
+class HessianStructure(Protocol):
+    """One way to store a sum of Hessians, as a tree of tensors."""
 
     def check(self, params: Params) -> None:
         """Raise if the network is too large for it."""
         ...
 
-    def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        """H_o at θ_o, on the data."""
+    def at(self, risk: Risk) -> Tree:
+        """Return H_o of a task's risk."""
         ...
 
-    def add(self, held: Tree, new: Tree) -> Tree:
-        """The sum so far and one more."""
+    def add(self, total: Tree, new: Tree) -> Tree:
+        """Return the sum with one more H_o."""
         ...
 
-    def product(self, held: Tree, vector: Params) -> Params:
-        """(Σ_o H_o) v."""
+    def product(self, total: Tree, vector: Params) -> Params:
+        """Return (Σ_o H_o) v."""
         ...
 
 
@@ -61,75 +60,72 @@ class Diagonal:
 
     def check(self, params: Params) -> None: ...
 
-    def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        return task_fisher(model, params, data, "exact")
+    def at(self, risk: Risk) -> Tree:
+        return diagonal(risk)
 
-    def add(self, held: Tree, new: Tree) -> Tree:
-        return map_tree(torch.add, held, new)
+    def add(self, total: Tree, new: Tree) -> Tree:
+        return map_tree(torch.add, total, new)
 
-    def product(self, held: Tree, vector: Params) -> Params:
-        return {k: held[k] * v for k, v in vector.items()}
+    def product(self, total: Tree, vector: Params) -> Params:
+        return {k: total[k] * v for k, v in vector.items()}
 
 
 @dataclass(frozen=True)
 class Kronecker:
-    """Kronecker factors of the Gauss–Newton matrix; a sum of them as the nearest one, or each (a leading axis o)."""
+    """Kronecker factors of the Gauss–Newton matrix. A sum is stored as the nearest Kronecker product, or (merge=False)
+    as all of its terms along a leading axis."""
 
     merge: bool = True
 
     def check(self, params: Params) -> None: ...
 
-    def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        evaluated = model.eval_mode()
-        directions = lambda outputs: model.criterion.output_hessian_sqrt(outputs)  # noqa: E731
-        found = kronecker.mean_factors(
-            evaluated.module, params, evaluated.buffers, evaluated.prepare(data.x), directions
-        )
-        found = {kind: parts for kind, parts in found.items() if parts}  # a memory has no empty branches
-        return found if self.merge else map_tree(lambda leaf: leaf[None], found)
+    def at(self, risk: Risk) -> Tree:
+        factors = {kind: parts for kind, parts in kronecker_factors(risk).items() if parts}  # no empty branches
+        return factors if self.merge else map_tree(lambda leaf: leaf[None], factors)
 
-    def add(self, held: Tree, new: Tree) -> Tree:
+    def add(self, total: Tree, new: Tree) -> Tree:
         if not self.merge:
-            return map_tree(lambda a, b: torch.cat([a, b]), held, new)
-        total: Tree = {"diagonal": map_tree(torch.add, held["diagonal"], new["diagonal"])} if "diagonal" in held else {}
-        if "kronecker" in held:
-            total["kronecker"] = {k: _merged(block, new["kronecker"][k]) for k, block in held["kronecker"].items()}
-        return total
+            return map_tree(lambda a, b: torch.cat([a, b]), total, new)
+        result: Tree = {}
+        if "diagonal" in total:
+            result["diagonal"] = map_tree(torch.add, total["diagonal"], new["diagonal"])
+        if "kronecker" in total:
+            result["kronecker"] = {k: _merge(block, new["kronecker"][k]) for k, block in total["kronecker"].items()}
+        return result
 
-    def product(self, held: Tree, vector: Params) -> Params:
-        whole = {"kronecker": {}, "diagonal": {}, **held}
+    def product(self, total: Tree, vector: Params) -> Params:
+        factors = {"kronecker": {}, "diagonal": {}, **total}
         if self.merge:
-            return kronecker.multiply(whole, vector)
-        return {k: v.sum(0) for k, v in vmap(kronecker.multiply, (0, None))(whole, vector).items()}
+            return kronecker_product(factors, vector)
+        return {k: v.sum(0) for k, v in vmap(kronecker_product, (0, None))(factors, vector).items()}
 
 
-def _merged(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
+def _merge(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
     left, right = nearest_kronecker((a["A"], a["G"]), (b["A"], b["G"]))
     return {"A": left, "G": right}
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """The eigenpairs of largest magnitude of each H_o, by Lanczos's method, one task's after the other's."""
+    """The eigenpairs of largest magnitude of each H_o, by Lanczos's method, concatenated over tasks."""
 
     matrix: Matrix
     rank: int
 
     def check(self, params: Params) -> None: ...
 
-    def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        product = task_product(model, params, data, self.matrix)
-        start = torch.ones_like(flatten(params))
-        matvec = lambda v: flatten(product(unflatten(v, params)))  # noqa: E731
-        found = lanczos(matvec, start, min(self.rank, start.shape[0]))
-        return {"values": found.values, "vectors": found.vectors}
+    def at(self, risk: Risk) -> Tree:
+        operator = ggn_operator(risk) if self.matrix == "ggn" else hessian_operator(risk)
+        start = torch.ones_like(to_vector(risk.params))
+        top = lanczos(operator, start, min(self.rank, start.shape[0]))
+        return {"values": top.values, "vectors": top.vectors}
 
-    def add(self, held: Tree, new: Tree) -> Tree:
-        return map_tree(lambda a, b: torch.cat([a, b]), held, new)
+    def add(self, total: Tree, new: Tree) -> Tree:
+        return map_tree(lambda a, b: torch.cat([a, b]), total, new)
 
-    def product(self, held: Tree, vector: Params) -> Params:
-        along = held["vectors"] @ flatten(vector)
-        return unflatten((held["values"] * along) @ held["vectors"], vector)
+    def product(self, total: Tree, vector: Params) -> Params:
+        coordinates = total["vectors"] @ to_vector(vector)
+        return from_vector((total["values"] * coordinates) @ total["vectors"], vector)
 
 
 @dataclass(frozen=True)
@@ -141,63 +137,50 @@ class Full:
     def check(self, params: Params) -> None:
         size = sum(p.numel() for p in params.values())
         require(
-            size <= LARGEST_FULL,
-            f"a full Hessian of {size:,} parameters has {size**2:,} entries; up to {LARGEST_FULL:,} parameters are "
+            size <= MAX_FULL_PARAMS,
+            f"a full Hessian of {size:,} parameters has {size**2:,} entries; up to {MAX_FULL_PARAMS:,} parameters are "
             "allowed. Choose structure=low-rank.",
         )
 
-    def at(self, model: Model, params: Params, data: Batch) -> Tree:
-        evaluated = model.eval_mode()
-        network = (evaluated.module, params, evaluated.buffers, evaluated.prepare(data.x))
-        if self.matrix == "ggn":
-            return {"full": outer_product(*network, model.criterion)}
-        return {"full": hessian(*network, data.y, model.criterion)}
+    def at(self, risk: Risk) -> Tree:
+        return {"full": ggn(risk) if self.matrix == "ggn" else hessian(risk)}
 
-    def add(self, held: Tree, new: Tree) -> Tree:
-        return map_tree(torch.add, held, new)
+    def add(self, total: Tree, new: Tree) -> Tree:
+        return map_tree(torch.add, total, new)
 
-    def product(self, held: Tree, vector: Params) -> Params:
-        return unflatten(held["full"] @ flatten(vector), vector)
+    def product(self, total: Tree, vector: Params) -> Params:
+        return from_vector(total["full"] @ to_vector(vector), vector)
 
 
 @cache
-def form(whose: str, structure: str, matrix: str, rank: int) -> Form:
-    """The form by its name; `whose` algorithm asks, for the error's sake."""
-    forms: dict[str, Any] = {
+def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> HessianStructure:
+    """Return the structure of this name; `user` is named in errors."""
+    structures: dict[str, Any] = {
         "diagonal": Diagonal(),
         "kronecker": Kronecker(),
         "low-rank": LowRank(matrix, rank),  # type: ignore[arg-type]
         "full": Full(matrix),  # type: ignore[arg-type]
     }
-    if structure not in forms:
-        raise unknown(f"structure of {whose}:", structure, forms)
+    if structure not in structures:
+        raise unknown(f"structure of {user}:", structure, structures)
     if matrix not in ("ggn", "hessian"):
-        raise unknown(f"matrix of {whose}:", matrix, ["ggn", "hessian"])
+        raise unknown(f"matrix of {user}:", matrix, ["ggn", "hessian"])
     if matrix == "hessian" and structure in ("diagonal", "kronecker"):
         raise GlocalError(
-            f"{whose} keeps a {structure} structure of the ggn alone; matrix=hessian goes with full or low-rank."
+            f"{user} has a {structure} structure of the ggn only; matrix=hessian requires structure=full or low-rank."
         )
-    return forms[structure]
+    return structures[structure]
 
 
-def half_square(kept: Form, held: Tree, moved: Params) -> Tensor:
-    """½ Δᵀ (Σ_o H_o) Δ. Its gradient, the product with Δ, is made once and not by differentiating it."""
-    still = {k: d.detach() for k, d in moved.items()}
-    bent = kept.product(held, still)
-    return inner(moved, bent) - inner(still, bent) / 2
-
-
-def task_product(model: Model, params: Params, data: Batch, matrix: Matrix) -> Product:
-    """v ↦ H_o v on a task's data."""
-    evaluated = model.eval_mode()
-    module, buffers, x = evaluated.module, evaluated.buffers, evaluated.prepare(data.x)
-    if matrix == "ggn":
-        return gauss_newton_product(module, params, buffers, x, model.criterion)
-    return hessian_product(module, params, buffers, x, data.y, model.criterion, alike=True)
+def half_quadratic_form(structure: HessianStructure, total: Tree, delta: Params) -> Tensor:
+    """Return ½ Δᵀ (Σ_o H_o) Δ. Its gradient is the product with Δ, which is computed only once."""
+    constant = {k: d.detach() for k, d in delta.items()}
+    product = structure.product(total, constant)
+    return inner(delta, product) - inner(constant, product) / 2
 
 
 def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:
-    """∇L_o(θ_o) over all the task's data, a bounded number of examples at a time."""
+    """Return ∇L_o(θ_o) over all the task's data, a bounded number of examples at a time."""
     evaluated = model.eval_mode()
     total = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
@@ -206,9 +189,10 @@ def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) 
     return total
 
 
-def sample(data: Batch, count: int) -> Batch:
-    """`count` of the task's examples, drawn at random without replacement; all of them if it is 0 or larger."""
-    if not 0 < count < data.y.shape[0]:
-        return data
-    chosen = data.random.topk(count).indices
-    return data._replace(x=data.x[chosen], y=data.y[chosen], random=data.random[chosen])
+def sample_risk(model: Model, params: Params, data: Batch, count: int) -> Risk:
+    """Return the risk on `count` of the task's examples, drawn without replacement; on all if it is 0 or larger."""
+    x, y = data.x, data.y
+    if 0 < count < y.shape[0]:
+        chosen = data.random.topk(count).indices
+        x, y = x[chosen], y[chosen]
+    return Risk.from_model(model, params, x, y)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.hessian_structures import Kronecker, half_square, sample
+from glocal.algorithms.hessian_structures import Kronecker, half_quadratic_form, sample_risk
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner
@@ -51,7 +51,7 @@ class Laplace(Algorithm):
         require(self.samples >= 0, f"laplace needs samples of at least 0; {self.samples} was given.")
 
     @property
-    def _form(self) -> Kronecker:
+    def _structure(self) -> Kronecker:
         return Kronecker(merge=self.sums == "nearest")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
@@ -65,12 +65,12 @@ class Laplace(Algorithm):
         if "precision" not in memory:
             return loss
         moved = {k: p - memory["anchor"][k] for k, p in params.items()}
-        return loss + self.penalty * half_square(self._form, memory["precision"], moved)
+        return loss + self.penalty * half_quadratic_form(self._structure, memory["precision"], moved)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        new = self._form.at(model, params, sample(data, self.samples))
+        new = self._structure.at(sample_risk(model, params, data, self.samples))
         if "precision" in memory:
-            new = self._form.add(memory["precision"], new)
+            new = self._structure.add(memory["precision"], new)
         reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         return {"anchor": params, "reached": reached, "precision": new}
 
@@ -79,7 +79,7 @@ class Laplace(Algorithm):
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
             moved = {k: p - memory["anchor"][k] for k, p in params.items()}
-            quadratic = inner(moved, self._form.product(memory["precision"], moved)) / 2
+            quadratic = inner(moved, self._structure.product(memory["precision"], moved)) / 2
             return reached[task] + self.penalty * quadratic / reached.shape[0]
 
         return value

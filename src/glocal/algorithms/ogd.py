@@ -20,16 +20,25 @@ from torch import Tensor
 
 from glocal.algorithms import gradient_projection
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.curvature.jacobian import FactoredJacobian, jacobian, jvp_and_vjp, normalised, shape
-from glocal.curvature.output_jacobians import Cotangents, every_output, mean_output, one_output
+from glocal.curvature.jacobian import (
+    FactoredJacobian,
+    every_output,
+    jacobian,
+    jvp_and_vjp,
+    label_output,
+    mean_output,
+    normalize,
+    shape,
+)
 from glocal.errors import require
 from glocal.networks.model import Model
+from glocal.risk import Risk
 from glocal.tree import Params
 
 
 @dataclass(frozen=True)
 class Orthogonal(Algorithm):
-    r"""What the variants share. They differ in the directions u in output space whose gradients ∇_θ u·f are stored.
+    r"""Base class of the variants, which differ in the vectors u in output space whose gradients ∇_θ u·f are stored.
 
     The implied approximation is the quadratic that the constraint keeps at its minimum,
 
@@ -82,7 +91,7 @@ class Orthogonal(Algorithm):
         share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])
         chosen = data.random.topk(share).indices
         rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
-        rows, lengths = normalised(model.module, rows)
+        rows, lengths = normalize(model.module, rows)
         start, _ = jvp_and_vjp(model.module, rows, params)
         reached = model.eval_mode().mean_loss(params, data.x, data.y)
         new = {
@@ -107,16 +116,14 @@ class Orthogonal(Algorithm):
         return quadratic
 
     def _gradients(self, model: Model, params: Params, x: Tensor, y: Tensor) -> tuple[FactoredJacobian, Tensor]:
-        """The gradients to store of some inputs, and ∇²_f ℓ there, in the coordinates u·f of the stored directions."""
-        evaluated = model.eval_mode()
-        outputs = evaluated.outputs(params, x)
-        directions = self.directions(y)
-        u = directions(outputs)
+        """Return the gradients to store of some inputs, and ∇²_f ℓ there in the coordinates u·f."""
+        outputs = model.eval_mode().outputs(params, x)
+        u = self.cotangents(outputs, y)
         root = model.criterion.output_hessian_sqrt(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
-        return jacobian(evaluated.module, params, evaluated.buffers, evaluated.prepare(x), directions), root.mT @ root
+        return jacobian(Risk.from_model(model, params, x, y), self.cotangents), root.mT @ root
 
-    def directions(self, y: Tensor) -> Cotangents:
-        """From outputs (n, K) to the u of every input, (n, C, K), orthogonal to each other."""
+    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the vectors u for outputs (n, K) and labels, (n, C, K), orthogonal to each other."""
         raise NotImplementedError
 
 
@@ -126,8 +133,8 @@ class OGD(Orthogonal):
 
     name: ClassVar[str] = "ogd"
 
-    def directions(self, y: Tensor) -> Cotangents:
-        return every_output
+    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return every_output(outputs, y)
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,8 @@ class OGDGTL(Orthogonal):
         require(classes, f"{self.name} stores the true class's gradients, and {model.criterion.name} tasks have none.")
         return super().init(model, params, example)
 
-    def directions(self, y: Tensor) -> Cotangents:
-        return one_output(y)
+    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return label_output(outputs, y)
 
 
 @dataclass(frozen=True)
@@ -153,5 +160,5 @@ class OGDAve(Orthogonal):
 
     name: ClassVar[str] = "ogd-ave"
 
-    def directions(self, y: Tensor) -> Cotangents:
-        return mean_output
+    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return mean_output(outputs, y)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.hessian_structures import Form, Full, LowRank, Matrix, sample
-from glocal.curvature.symmetric import eigh
-from glocal.curvature.vector import flatten, unflatten
+from glocal.algorithms.hessian_structures import Full, HessianStructure, LowRank, Matrix, sample_risk
+from glocal.curvature.lanczos import eigh_or_nan
 from glocal.errors import require, unknown
 from glocal.networks.model import Model
-from glocal.tree import Params, Tree, inner
+from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
 SMALL = 2_000
 """Parameters up to which structure='auto' takes the full Hessian."""
@@ -65,24 +64,24 @@ class OptimalHard(Algorithm):
             if getattr(self, field) not in allowed:
                 raise unknown(f"{field} of optimal-hard:", getattr(self, field), allowed)
 
-    def _form(self, params: Mapping[str, Tensor]) -> Form:
+    def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         small = sum(p.numel() for p in params.values()) <= SMALL
         full = self.structure == "full" or (self.structure == "auto" and small)
         return Full(self.matrix) if full else LowRank(self.matrix, self.rank)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        self._form(params).check(params)
+        self._structure(params).check(params)
         return {"reached": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of every finished task
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         if "steep" not in memory:
             return grads
-        g, steep = flatten(grads), memory["steep"]
-        return unflatten(g - (steep @ g) @ steep, grads)
+        g, steep = to_vector(grads), memory["steep"]
+        return from_vector(g - (steep @ g) @ steep, grads)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        kept = self._form(params)
-        total = kept.at(model, params, sample(data, self.samples))
+        kept = self._structure(params)
+        total = kept.at(sample_risk(model, params, data, self.samples))
         if "hessian" in memory:
             total = kept.add(memory["hessian"], total)
         reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
@@ -91,11 +90,11 @@ class OptimalHard(Algorithm):
     def _steep(self, total: Tree) -> Tensor:
         """Orthonormal rows that span the directions of curvature; rows of zeros for flat ones."""
         if "full" in total:
-            values, vectors = eigh(total["full"])
+            values, vectors = eigh_or_nan(total["full"])
             return vectors.mT * self._above(values.abs()).unsqueeze(-1)
         # Σ_o Uᵀ|s|U = WᵀW has the eigenvalues of the small W Wᵀ; with |s| no two tasks' curvatures cancel.
         w = total["values"].abs().sqrt().unsqueeze(-1) * total["vectors"]
-        values, vectors = eigh((w @ w.mT).double())
+        values, vectors = eigh_or_nan((w @ w.mT).double())
         solid = self._above(values) & (values > values.amax() * 1e-12)
         lengths = torch.where(solid, values, 1).sqrt()
         return ((vectors / lengths * solid).mT.to(w.dtype)) @ w
@@ -108,7 +107,7 @@ class OptimalHard(Algorithm):
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
             moved = {k: p - memory["anchor"][k] for k, p in params.items()}
-            bent = self._form(params).product(memory["hessian"], moved)
+            bent = self._structure(params).product(memory["hessian"], moved)
             return reached[task] + inner(moved, bent) / 2 / reached.shape[0]
 
         return value

@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.hessian_structures import Form, Matrix, Structure, form, half_square, sample, task_gradient
+from glocal.algorithms.hessian_structures import (
+    HessianStructure,
+    Matrix,
+    Structure,
+    half_quadratic_form,
+    hessian_structure,
+    sample_risk,
+    task_gradient,
+)
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner
@@ -63,14 +71,14 @@ class OptimalSoft(Algorithm):
         require(self.penalty >= 0, f"optimal-soft needs a penalty of at least 0; {self.penalty} was given.")
         require(self.rank >= 1, f"optimal-soft needs a rank of at least 1; {self.rank} was given.")
         require(self.samples >= 0, f"optimal-soft needs samples of at least 0; {self.samples} was given.")
-        form(self.name, self.structure, self.matrix, self.rank)
+        hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
     @property
-    def _form(self) -> Form:
-        return form(self.name, self.structure, self.matrix, self.rank)
+    def _structure(self) -> HessianStructure:
+        return hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        self._form.check(params)
+        self._structure.check(params)
         nothing = next(iter(params.values())).new_zeros(0)
         return {
             "anchor": {k: p.clone() for k, p in params.items()},
@@ -85,19 +93,19 @@ class OptimalSoft(Algorithm):
         if not finished:
             return loss
         moved = {k: p - memory["anchor"][k] for k, p in params.items()}
-        quadratic = half_square(self._form, memory["hessian"], moved)
+        quadratic = half_quadratic_form(self._structure, memory["hessian"], moved)
         weight = self.penalty / (finished + 1) if self.weighing == "stated" else self.penalty
         return loss + weight * (memory["level"] + inner(moved, memory["slope"]) + quadratic)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        hessian = self._form.at(model, params, sample(data, self.samples))
+        hessian = self._structure.at(sample_risk(model, params, data, self.samples))
         slope, level = memory["slope"], memory["level"]
         if "hessian" in memory:
             moved = {k: p - memory["anchor"][k] for k, p in params.items()}
-            bent = self._form.product(memory["hessian"], moved)
+            bent = self._structure.product(memory["hessian"], moved)
             level = level + inner(moved, slope) + inner(moved, bent) / 2
             slope = {k: s + bent[k] for k, s in slope.items()} if self.recentred else slope
-            hessian = self._form.add(memory["hessian"], hessian)
+            hessian = self._structure.add(memory["hessian"], hessian)
         if self.gradient:
             new = task_gradient(model, params, data)
             slope = {k: s + new[k] for k, s in slope.items()}
@@ -109,7 +117,7 @@ class OptimalSoft(Algorithm):
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
             moved = {k: p - memory["anchor"][k] for k, p in params.items()}
-            quadratic = inner(moved, self._form.product(memory["hessian"], moved)) / 2
+            quadratic = inner(moved, self._structure.product(memory["hessian"], moved)) / 2
             return reached[task] + (memory["level"] + inner(moved, memory["slope"]) + quadratic) / reached.shape[0]
 
         return value

@@ -1,133 +1,137 @@
-r"""Kronecker factors of a Gauss–Newton matrix. For a layer z = [W b] a, a ending in 1, a sample's gradient is δ aᵀ, and
+r"""Kronecker factors of a Gauss–Newton matrix. For a layer z = [W b] a, a ending in 1, a sample's gradient is δ aᵀ:
 
     (1/n) Σ_i Σ_c (δ_{ic} δ_{ic}ᵀ) ⊗ (a_i a_iᵀ) ≈ G ⊗ A,   A = (1/n) Σ_i a_i a_iᵀ,   G = (1/n) Σ_i Σ_c δ_{ic} δ_{ic}ᵀ,
 
-the rows of [W b] one after the other; exact where one factor is the same for all samples. For a convolution a_{ip} is
+for the rows of [W b] one after the other; exact if one factor is the same for all samples. For a convolution a_{ip} is
 the patch under the output position p, and positions count as samples do (KFAC-expand of Eschenhagen et al., 2023):
 
     A = 1/(n·positions) Σ_i Σ_p a_{ip} a_{ip}ᵀ,   G = (1/n) Σ_i Σ_p Σ_c δ_{ipc} δ_{ipc}ᵀ.
 
-Parameters that no such layer holds (normalisation, tied weights, grouped convolutions) keep their diagonal. Curvature
-is a tree of tensors,
+Other parameters (normalization, tied weights, grouped convolutions) keep their diagonal. The result is a tree,
 
     {"kronecker": {layer: {"A": (in, in), "G": (out, out)}}, "diagonal": {parameter: F}},
 
-where A has one more row and column, the last, if the layer's bias is learnt.
+where A has one more row and column, the last, if the layer's bias is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from glocal.curvature.chunk_size import chunk_size, memory_budget
 from glocal.curvature.diagonal import diagonal
-from glocal.curvature.layers import AffineLayer, Params, affine_layers, inputs_like, run
-from glocal.curvature.output_jacobians import Cotangents
+from glocal.curvature.jacobian import output_hessian_sqrt
+from glocal.curvature.lanczos import eigh_or_nan
+from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, chunk_size, forward_with_vjp, memory_budget
+from glocal.risk import Risk
+from glocal.tree import Params, map_tree
 
-Curvature: TypeAlias = dict[str, dict[str, Any]]
-MOST = 500
-"""Samples that are differentiated at once."""
+KroneckerFactors: TypeAlias = dict[str, dict[str, Any]]
+MAX_CHUNK_SIZE = 500
+"""Samples that are differentiated at once, unless the risk has a chunk size."""
 
 
-def factors(
-    module: nn.Module,
-    params: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
-    x: Tensor,
-    directions: Cotangents,
-) -> Curvature:
-    """The curvature on the batch `x`. `directions` turns the outputs (n, K) into vectors u (n, C, K), as in `diagonal`.
+def kronecker_factors(risk: Risk, cotangents: Cotangents | None = None) -> KroneckerFactors:
+    """Return the Kronecker factors, and the diagonal for all other parameters, averaged over chunks of the data.
 
-    `module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
+    Args:
+        risk: The network and the data. The network should be in evaluation mode.
+        cotangents: From outputs (n, K) and labels to the vectors u, (n, C, K); by default the root of ∇²_f ℓ.
     """
-    plain = affine_layers(module, x.shape[1:], inputs_like(x, params))
-    plain = {name: p for name, p in plain.items() if f"{name}.weight" in params and not _grouped(p)}
-    covered = {f"{name}.{kind}" for name in plain for kind in ("weight", "bias")}
-    rest = {k: p for k, p in params.items() if k not in covered}
-    blocks: dict[str, dict[str, Tensor]] = {}
-    if plain:
-        done = run(module, params, buffers, x, plain)
-        deltas = done.pull_each(directions(done.outputs))
-        for name, p in plain.items():
-            a = _patches(p, done.inputs[name])
-            if f"{name}.bias" in params:
-                a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
-            delta = deltas[name].movedim(2, 0).flatten(1)  # (out, n · C · positions)
-            blocks[name] = {"A": a.mT @ a / a.shape[0], "G": delta @ delta.mT / x.shape[0]}
-    return {
-        "kronecker": blocks,
-        "diagonal": diagonal(module, params, buffers, x, directions, rest) if rest else {},
-    }
-
-
-def mean_factors(
-    module: nn.Module,
-    params: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
-    x: Tensor,
-    directions: Callable[..., Tensor],
-    *given: Tensor,
-    chunk: int | None = None,
-) -> Curvature:
-    """The same over a data set, `chunk` samples at a time; `directions` also gets the chunk's part of `given`, such as
-    labels."""
-    if chunk is None:
-        of_first = _with(directions, tuple(t[:1] for t in given))
-        chunk = chunk_size(module, params, buffers, x, of_first, MOST, memory_budget(params))
-    total: Curvature | None = None
-    for part in zip(*(t.split(chunk) for t in (x, *given)), strict=True):
-        share = part[0].shape[0] / x.shape[0]
-        new = _map(lambda t, s=share: t * s, factors(module, params, buffers, part[0], _with(directions, part[1:])))
-        total = new if total is None else _map(torch.add, total, new)
+    cotangents = cotangents or output_hessian_sqrt(risk.loss)
+    size = risk.chunk_size or chunk_size(risk, cotangents, MAX_CHUNK_SIZE, memory_budget(risk.params))
+    total: KroneckerFactors | None = None
+    for part in risk.chunks(size):
+        share = len(part) / len(risk)
+        factors = map_tree(lambda t, share=share: t * share, _chunk_factors(part, cotangents))
+        total = factors if total is None else map_tree(torch.add, total, factors)
     assert total is not None
     return total
 
 
-def multiply(curvature: Mapping[str, Mapping[str, Any]], v: Mapping[str, Tensor]) -> Params:
-    """The block-diagonal matrix times a parameter vector: G V A for a layer's V = [W b]."""
-    result = {k: f * v[k] for k, f in curvature["diagonal"].items()}
-    for name, block in curvature["kronecker"].items():
+def _chunk_factors(risk: Risk, cotangents: Cotangents) -> KroneckerFactors:
+    layers = affine_layers(risk)
+    layers = {k: affine for k, affine in layers.items() if f"{k}.weight" in risk.params and not _is_grouped(affine)}
+    covered = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
+    rest = {k: p for k, p in risk.params.items() if k not in covered}
+    blocks: dict[str, dict[str, Tensor]] = {}
+    if layers:
+        forward = forward_with_vjp(risk, layers)
+        deltas = forward.vjps(cotangents(forward.outputs, risk.y))
+        for name, affine in layers.items():
+            a = _patches(affine, forward.inputs[name])
+            if f"{name}.bias" in risk.params:
+                a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
+            delta = deltas[name].movedim(2, 0).flatten(1)  # (out, n · C · positions)
+            blocks[name] = {"A": a.mT @ a / a.shape[0], "G": delta @ delta.mT / len(risk)}
+    one_chunk = replace(risk, chunk_size=len(risk))
+    return {"kronecker": blocks, "diagonal": diagonal(one_chunk, cotangents, rest) if rest else {}}
+
+
+def kronecker_product(factors: Mapping[str, Mapping[str, Any]], v: Mapping[str, Tensor]) -> Params:
+    """Return the block-diagonal matrix times a parameter vector: G V A for a layer's V = [W b]."""
+    result = {k: f * v[k] for k, f in factors["diagonal"].items()}
+    for name, block in factors["kronecker"].items():
         weight = v[f"{name}.weight"]
         columns = weight.flatten(1)
-        biased = block["A"].shape[-1] > columns.shape[-1]
-        joint = torch.cat([columns, v[f"{name}.bias"].unsqueeze(-1)], -1) if biased else columns
+        has_bias = block["A"].shape[-1] > columns.shape[-1]
+        joint = torch.cat([columns, v[f"{name}.bias"].unsqueeze(-1)], -1) if has_bias else columns
         product = block["G"] @ joint @ block["A"]
         result[f"{name}.weight"] = product[:, : columns.shape[-1]].reshape(weight.shape)
-        if biased:
+        if has_bias:
             result[f"{name}.bias"] = product[:, -1]
     return {k: result[k] for k in v}
 
 
-def _grouped(plain: AffineLayer) -> bool:
-    return not isinstance(plain.layer, nn.Linear) and plain.layer.groups > 1
+def nearest_kronecker(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the (A, G) that minimize ‖G₁⊗A₁ + G₂⊗A₂ − G⊗A‖_F, for (A₁, G₁) and (A₂, G₂).
+
+    Rearranged so that every Kronecker product becomes the outer product vec(A) vec(G)ᵀ (Van Loan & Pitsianis, 1993),
+    the sum has rank two and the nearest product is its first singular pair: a problem in 2 × 2 matrices of inner
+    products. If the factors are positive semi-definite, so are the nearest ones; if the sum is a Kronecker product, it
+    is found exactly.
+    """
+    lefts, rights = (torch.stack(pair).double() for pair in zip(first, second, strict=True))
+    inner_left, inner_right = (torch.einsum("iab,jab->ij", f, f) for f in (lefts, rights))
+    root, inverse = _sqrt_and_inverse(inner_left)
+    # Σ vec(A_i) vec(G_i)ᵀ = U Vᵀ has the singular pairs of S VᵀV S, S = (UᵀU)^½: left ones U S⁻¹ w, right ones V S w.
+    top = eigh_or_nan(root @ inner_right @ root)[1][..., -1]
+    top = torch.where((root @ top).sum(-1, keepdim=True) < 0, -top, top)
+    left = torch.einsum("i,iab->ab", inverse @ top, lefts)
+    right = torch.einsum("i,iab->ab", root @ top, rights)
+    norm = torch.where(left.norm() > 0, left.norm(), 1)
+    balance = (torch.where(right.norm() > 0, right.norm(), 1) / norm).sqrt()  # neither factor over- nor underflows
+    return (left * balance).to(first[0].dtype), (right / balance).to(first[1].dtype)
 
 
-def _patches(plain: AffineLayer, a: Tensor) -> Tensor:
-    """What the rows of the weight are multiplied with, one row a sample and position.
+def _sqrt_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the square root of a positive semi-definite matrix, and its pseudo-inverse."""
+    values, vectors = eigh_or_nan(matrix)
+    positive = values > values[..., -1:] * 1e-13
+    root = torch.where(positive, values, 0).sqrt()
+    inverse = torch.where(positive, 1 / torch.where(positive, root, 1), 0)
+    return vectors * root @ vectors.mT, vectors * inverse @ vectors.mT
 
-    A convolution cuts its own patches, whatever its padding, stride and dilation: with the identity for a kernel,
+
+def _is_grouped(affine: AffineLayer) -> bool:
+    return not isinstance(affine.layer, nn.Linear) and affine.layer.groups > 1
+
+
+def _patches(affine: AffineLayer, a: Tensor) -> Tensor:
+    """Return what the rows of the weight are multiplied with, one row for each sample and position.
+
+    A convolution cuts its own patches, whatever its padding, stride and dilation, if its kernel is the identity; here
     channel by channel.
     """
-    if isinstance(plain.layer, nn.Linear):
+    if isinstance(affine.layer, nn.Linear):
         return a
     n, channels = a.shape[:2]
-    kernel = plain.layer.kernel_size
-    places = torch.Size(kernel).numel()
-    identity = torch.eye(places, dtype=a.dtype, device=a.device).view(places, 1, *kernel)
-    cut = plain.apply(a.reshape(n * channels, 1, *a.shape[2:]), identity)
-    return cut.reshape(n, channels * places, -1).transpose(1, 2).flatten(end_dim=1)
-
-
-def _with(directions: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Cotangents:
-    return lambda outputs: directions(outputs, *given)
-
-
-def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return function(*trees)
-    return {k: _map(function, *(tree[k] for tree in trees)) for k in first}
+    kernel = affine.layer.kernel_size
+    size = torch.Size(kernel).numel()
+    identity = torch.eye(size, dtype=a.dtype, device=a.device).view(size, 1, *kernel)
+    patches = affine.apply(a.reshape(n * channels, 1, *a.shape[2:]), identity)
+    return patches.reshape(n, channels * size, -1).transpose(1, 2).flatten(end_dim=1)

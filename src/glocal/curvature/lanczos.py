@@ -1,19 +1,19 @@
-r"""The top eigenpairs of a symmetric matrix A known by its products alone, by Lanczos's method.
+r"""The top eigenpairs of a symmetric matrix A that is given by its products A @ v, by Lanczos's method.
 
 From a start q_1 it builds an orthonormal basis Q of m vectors in which A is tridiagonal,
 
     A q_j = β_{j−1} q_{j−1} + α_j q_j + β_j q_{j+1},
 
-and takes the eigenpairs (λ, s) of that small matrix T: λ and v = Qᵀ s are approximate eigenpairs of A, whose error is
-known, ‖A v − λ v‖ = β_m |s_m|. The extreme ones come first. Rounding makes the recurrence forget its past, so what it
-yields is made orthogonal to all vectors before it. What rounding leaves in the products themselves no step mends: for a
-machine's ε it is taken to be 10 ε max_j ‖A q_j‖, of which T's rows tell a little more, and is a part of the error that
-is told. Products of deep networks round more than that: for ResNet-18 in single precision ‖A v − λ v‖ was 3e-5 of the
-largest eigenvalue where 1e-6 was told.
+and takes the eigenpairs (λ, s) of that small matrix T: λ and v = Qᵀ s are approximate eigenpairs of A with the residual
+‖A v − λ v‖ = β_m |s_m|. The extreme ones converge first. In floating point the basis loses its orthogonality, so every
+new vector is orthogonalized against all previous ones. Rounding errors of the products themselves remain: they are
+estimated as 10 ε max_j ‖A q_j‖ for the machine's ε, bounded by T's rows, and added to the reported residuals. Products
+of deep networks may round more: for ResNet-18 in single precision ‖A v − λ v‖ was 3e-5 of the largest eigenvalue where
+1e-6 was reported.
 
-Where the basis spans an invariant subspace, β_j = 0 and nothing is left to go on with: the method then goes on from a
-vector outside it, with which T decouples. So repeated eigenvalues, matrices of low rank and zero are no special cases.
-Mapped over runs with `vmap`, no step asks for the value of a tensor.
+Where the basis spans an invariant subspace, β_j = 0; the method then continues from a vector outside it, and T
+decouples. Repeated eigenvalues, matrices of low rank and the zero matrix are therefore no special cases. Under `vmap`
+no step depends on the value of a tensor.
 """
 
 from __future__ import annotations
@@ -24,90 +24,130 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from glocal.curvature.symmetric import eigh
+from glocal.curvature.products import SymmetricMatrix, hessian_operator
+from glocal.precision import full_precision
+from glocal.risk import Risk
+from glocal.tree import to_vector
 
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
 ROUNDING = 10
-"""A product is exact to so many ε of the largest one."""
-ROOM = 40
-"""Vectors there is room for at first, where it is not known how many steps will do."""
-BLOCK = 4_096
-"""Numbers that are added up one after the other: sums of sums round less."""
+"""Products are assumed exact up to this many ε of the largest one."""
+INITIAL_BASIS_SIZE = 40
+"""Vectors that memory is allocated for at first, if the number of steps is not known."""
+SUM_BLOCK_SIZE = 4_096
+"""Terms that are added one after the other; sums of such sums round less."""
 
 
 class Eigenpairs(NamedTuple):
-    """The largest first; all NaN where the matrix is not finite."""
+    """Eigenpairs, the largest first; all NaN if the matrix is not finite."""
 
     values: Tensor  # (k,)
     vectors: Tensor  # (k, P), orthonormal rows
-    residuals: Tensor  # (k,), ‖A v − λ v‖ as T tells it, with what products that round as `ROUNDING` says may have left
+    residuals: Tensor  # (k,), ‖A v − λ v‖ including the estimated rounding of products
+
+
+@full_precision()
+def eigenpairs(
+    risk: Risk,
+    k: int,
+    *,
+    steps: int | None = None,
+    largest: Largest = "magnitude",
+    tolerance: float = 0.0,
+    start: Tensor | None = None,
+) -> Eigenpairs:
+    """Return the top k eigenpairs of the Hessian ∇²L.
+
+    Args:
+        risk: L, at the parameters where its Hessian is taken.
+        k: How many eigenpairs.
+        steps, largest, tolerance: As in `lanczos`.
+        start: The start vector, (P,); by default a random one, always the same.
+    """
+    theta = to_vector(risk.params)
+    if start is None:
+        start = start_vector(theta.numel(), torch.Generator().manual_seed(0), theta.dtype).to(theta.device)
+    return lanczos(hessian_operator(risk), start, k, steps=steps, largest=largest, tolerance=tolerance)
 
 
 def lanczos(
-    matvec: Callable[[Tensor], Tensor],
+    matrix: SymmetricMatrix,
     start: Tensor,
     k: int,
     steps: int | None = None,
     largest: Largest = "magnitude",
     tolerance: float = 0.0,
 ) -> Eigenpairs:
-    """The k eigenpairs of largest magnitude, or of largest value (`largest='algebraic'`).
+    """Return the top k eigenpairs of a symmetric matrix.
 
-    `matvec` multiplies flat vectors of the shape of `start`. `steps` is the number m of products, the larger of 60
-    and 2k + 20 if not said; m = P gives all eigenpairs to rounding. With a `tolerance` fewer are made where all k
-    residuals, but for rounding, come to less than that part of the largest eigenvalue (not under `vmap`, where runs
-    would differ).
+    Args:
+        matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
+        start: The start vector, (P,).
+        k: How many eigenpairs.
+        steps: The number m of products, by default the larger of 60 and 2k + 20; m = P gives all eigenpairs.
+        largest: Return those of largest "magnitude" or of largest ("algebraic") value.
+        tolerance: Stop earlier if all k residuals, but for rounding, are below this fraction of the largest eigenvalue.
+            Not available under `vmap`, where runs would differ.
     """
     size = start.numel()
     steps = min(size, max(60, 2 * k + 20) if steps is None else steps)
     if not 1 <= k <= steps:
-        raise ValueError(
-            f"k = {k} eigenpairs were asked for; a matrix of size {size} in {steps} steps has 1 to {steps}."
-        )
+        raise ValueError(f"k must be between 1 and {steps} for a matrix of size {size} in {steps} steps; got {k}.")
     if largest not in ("magnitude", "algebraic"):
-        raise ValueError(f"largest = {largest!r} was given; allowed are 'magnitude' and 'algebraic'.")
+        raise ValueError(f"largest must be 'magnitude' or 'algebraic'; got {largest!r}.")
     with torch.no_grad():
 
         def top(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """The chosen λ, their s as columns, and their β_m |s_m|, from the α and β so far."""
-            values, s = eigh(alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1))
+            """Return the selected λ, their s as columns, and β_m |s_m|, from the α and β so far."""
+            values, s = eigh_or_nan(alphas.diag_embed() + betas[:-1].diag_embed(1) + betas[:-1].diag_embed(-1))
             order = (values.abs() if largest == "magnitude" else values).argsort(descending=True)[:k]
             return values[order], s[:, order], (betas[-1] * s[-1, order]).abs()
 
-        def enough(alphas: Tensor, betas: Tensor) -> bool:
-            """Asked once in a while: it decomposes T anew."""
+        def converged(alphas: Tensor, betas: Tensor) -> bool:
+            """Test only now and then, because it decomposes T."""
             if len(alphas) < 2 * k or len(alphas) % 5 or not (betas > 0).all():
-                return False  # from an invariant subspace on, what else there is must be looked for
-            values, _, lacking = top(alphas, betas)
-            return bool((lacking < tolerance * values.abs().amax()).all())
+                return False  # after an invariant subspace, larger eigenvalues may still be found outside it
+            values, _, residuals = top(alphas, betas)
+            return bool((residuals < tolerance * values.abs().amax()).all())
 
-        basis, alphas, betas = tridiagonal(matvec, start, steps, enough if tolerance else None)
-        values, s, lacking = top(alphas, betas)
-        return Eigenpairs(values, s.mT @ basis, lacking + _rounding(alphas, betas))
+        basis, alphas, betas = tridiagonalize(matrix, start, steps, converged if tolerance else None)
+        values, s, residuals = top(alphas, betas)
+        return Eigenpairs(values, s.mT @ basis, residuals + _rounding(alphas, betas))
 
 
 def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A random direction, on the generator's device: with probability one it has a part along every eigenvector."""
+    """Return a random direction, which almost surely has a component along every eigenvector."""
     return torch.randn(size, dtype=dtype, device=generator.device, generator=generator)
 
 
-def tridiagonal(
-    matvec: Callable[[Tensor], Tensor],
+def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, ascending, and eigenvectors as columns; all NaN if the matrix is not finite.
+
+    `torch.linalg.eigh` would raise, and under `vmap` one diverged run would stop all others.
+    """
+    finite = matrix.isfinite().all()
+    values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
+    nan_or_zero = torch.where(finite, 0.0, torch.nan).to(matrix.dtype)
+    return values + nan_or_zero, vectors + nan_or_zero
+
+
+def tridiagonalize(
+    matrix: SymmetricMatrix,
     start: Tensor,
     steps: int,
-    enough: Callable[[Tensor, Tensor], bool] | None = None,
+    converged: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The basis (m, P), the α and the β (m,); the last β belongs to no vector of the basis, it tells the error.
+    """Return the basis (m, P), α and β (m,); the last β belongs to no vector of the basis, but tells the residual.
 
-    `enough` is asked after every step whether α and β so far will do.
+    `converged` is called with α and β after every step and ends the iteration.
     """
     tiny = torch.finfo(start.dtype).tiny
     zero = start.square().sum() == 0
-    q = torch.where(zero, _outside(start, 0), start)
+    q = torch.where(zero, _restart_vector(start, 0), start)
     q = q / _norm(q)
-    w = matvec(q)
-    room = steps if enough is None else min(steps, ROOM)
-    basis = w.new_empty(room, start.numel())  # as many runs as the products have; rows are written before they are read
+    w = matrix @ q
+    rows = steps if converged is None else min(steps, INITIAL_BASIS_SIZE)
+    basis = w.new_empty(rows, start.numel())  # batched under `vmap` as the products are
     alphas: list[Tensor] = []
     betas: list[Tensor] = []
     scale = q.new_zeros(())
@@ -116,29 +156,29 @@ def tridiagonal(
             basis = torch.cat([basis, basis.new_empty(min(j, steps - j), basis.shape[1])])
         basis[j] = q
         if j > 0:
-            w = matvec(q)
+            w = matrix @ q
         alphas.append(_dot(q, w))
         row = alphas[-1].abs()
         w = torch.addcmul(w, alphas[-1], q, value=-1)
         if j > 0:
             row = row + betas[-1]
             w = torch.addcmul(w, betas[-1], basis[j - 1], value=-1)
-        w, length = _orthogonal(w, basis[: j + 1])
+        w, length = _orthogonalize(w, basis[: j + 1])
         scale = torch.maximum(scale, row + length)  # at least ‖A q_j‖
-        ends = length <= ROUNDING * torch.finfo(w.dtype).eps * scale  # what rounding leaves of zero
-        betas.append(torch.where(ends, 0.0, length))
-        if enough is not None and enough(torch.stack(alphas), torch.stack(betas)):
+        invariant = length <= ROUNDING * torch.finfo(w.dtype).eps * scale  # zero up to rounding
+        betas.append(torch.where(invariant, 0.0, length))
+        if converged is not None and converged(torch.stack(alphas), torch.stack(betas)):
             return basis[: j + 1], torch.stack(alphas), torch.stack(betas)
         if j + 1 < steps:
-            if not _surely_not(ends):
-                fresh, its = _orthogonal(_outside(start, j + 1), basis[: j + 1])
-                w, length = torch.where(ends, fresh, w), torch.where(ends, its, length)
+            if not _known_false(invariant):
+                fresh, fresh_length = _orthogonalize(_restart_vector(start, j + 1), basis[: j + 1])
+                w, length = torch.where(invariant, fresh, w), torch.where(invariant, fresh_length, length)
             q = w / length.clamp(min=tiny)
     return basis, torch.stack(alphas), torch.stack(betas)
 
 
-def _surely_not(condition: Tensor) -> bool:
-    """Whether it is known to be false. Of tensors that are mapped over runs, or recorded in a graph, nobody knows."""
+def _known_false(condition: Tensor) -> bool:
+    """Whether the condition can be read and is false; it cannot be read under `vmap` or in a CUDA graph."""
     if condition.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     try:
@@ -148,14 +188,14 @@ def _surely_not(condition: Tensor) -> bool:
 
 
 def _rounding(alphas: Tensor, betas: Tensor) -> Tensor:
-    """What products in floating point leave of a residual; ‖A q_j‖ is at most β_{j−1} + |α_j| + β_j, a row of T."""
+    """Return what rounding of the products adds to a residual; ‖A q_j‖ ≤ β_{j−1} + |α_j| + β_j, a row of T."""
     rows = alphas.abs() + betas
     rows = torch.cat([rows[:1], rows[1:] + betas[:-1]])
     return ROUNDING * torch.finfo(alphas.dtype).eps * rows.amax()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀb, added up in a tree: `@` and `norm` on a CPU add one by one, and lose digits where there are many."""
+    """Return aᵀb, summed pairwise: `@` and `norm` on a CPU add one by one and lose digits in long vectors."""
     return (a * b).sum()
 
 
@@ -163,27 +203,29 @@ def _norm(a: Tensor) -> Tensor:
     return _dot(a, a).sqrt()
 
 
-def _along(basis: Tensor, w: Tensor) -> Tensor:
-    """basis @ w, on a CPU a block of columns at a time, for the same reason."""
-    if w.is_cuda or w.shape[0] <= BLOCK:
+def _coefficients(basis: Tensor, w: Tensor) -> Tensor:
+    """Return basis @ w, on a CPU a block of columns at a time, for the same reason."""
+    if w.is_cuda or w.shape[0] <= SUM_BLOCK_SIZE:
         return basis @ w
-    parts = zip(basis.split(BLOCK, 1), w.split(BLOCK), strict=True)
+    parts = zip(basis.split(SUM_BLOCK_SIZE, 1), w.split(SUM_BLOCK_SIZE), strict=True)
     return torch.stack([columns @ part for columns, part in parts]).sum(0)
 
 
-def _orthogonal(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """What of w is orthogonal to the basis, and its norm. Once more where less was left than taken, of which rounding
-    is then a large part: twice is enough."""
-    taken = _along(basis, w)
-    left = torch.addmv(w, basis.mT, taken, alpha=-1)
-    length = _norm(left)
-    if _surely_not(length < _norm(taken)):
-        return left, length
-    left = torch.addmv(left, basis.mT, _along(basis, left), alpha=-1)
-    return left, _norm(left)
+def _orthogonalize(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the part of w orthogonal to the basis, and its norm.
+
+    Where more was removed than is left, rounding is a large part of the rest, and a second pass removes it.
+    """
+    removed = _coefficients(basis, w)
+    rest = torch.addmv(w, basis.mT, removed, alpha=-1)
+    length = _norm(rest)
+    if _known_false(length < _norm(removed)):
+        return rest, length
+    rest = torch.addmv(rest, basis.mT, _coefficients(basis, rest), alpha=-1)
+    return rest, _norm(rest)
 
 
-def _outside(like: Tensor, j: int) -> Tensor:
-    """A fixed vector for every j with a part in any subspace, without a random draw: a wave of quickening frequency."""
+def _restart_vector(like: Tensor, j: int) -> Tensor:
+    """Return a fixed vector for every j with a component in any subspace: a wave of increasing frequency."""
     i = torch.arange(1, like.numel() + 1, dtype=torch.float64, device=like.device)
     return (i.square() * (2**0.5 * (j + 1) % 1) + i * 3**0.5).cos().to(like.dtype)

@@ -1,4 +1,4 @@
-r"""Layers a network is linear in, z = W ∗ a + b: there a sample's gradient is made of two factors.
+r"""Layers z = W ∗ a + b, in which a sample's gradient has two factors; and how many samples fit into memory.
 
 The gradient of an output fᵏ(x) in W is the product of the layer's input a and of δ = ∂fᵏ/∂z: δ aᵀ for a linear layer,
 the sum of δ_p a_pᵀ over positions p for a convolution. Two small tensors stand for a large one.
@@ -7,139 +7,180 @@ the sum of δ_p a_pᵀ over positions p for a convolution. Two small tensors sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 
-Params: TypeAlias = dict[str, Tensor]
+from glocal.networks.vmap_utils import batch_count
+from glocal.risk import Risk
+from glocal.tree import Params
+
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-Pull: TypeAlias = Callable[[Tensor], Params]
+LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Cotangents: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From outputs (n, K) and labels (n, ...) to C vectors in output space for each sample, (n, C, K)."""
+
+MAX_ACTIVATION_BYTES = 1 << 30
+"""Memory for the layers' inputs and outputs on a CPU. A Hessian product keeps about three times as much."""
+GPU_MEMORY_FRACTION = 12
+"""On a GPU, the layers' inputs and outputs may take this fraction of its memory."""
 
 
 class AffineLayer(NamedTuple):
-    """A layer that is applied once, to a batch, with parameters used nowhere else; and the shapes of one sample."""
+    """A layer that is called once, on a batch, with parameters that are used nowhere else; shapes of one sample."""
 
     layer: Layer
     input_shape: torch.Size
     output_shape: torch.Size
 
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """z for inputs a (n, ...) and any weight and bias: linear in both of them."""
+        """Return z for inputs a (n, ...) and any weight and bias."""
         if isinstance(self.layer, nn.Linear):
             return nn.functional.linear(a, weight, bias)
         return self.layer._conv_forward(a, weight, bias)
 
 
-class Pass(NamedTuple):
-    """A forward pass that can be pulled back: outputs, the plain layers' inputs, and δ for vectors in output space."""
+class ForwardPass(NamedTuple):
+    """Outputs, the affine layers' inputs, and the gradients in their outputs."""
 
     outputs: Tensor  # (n, K)
-    inputs: Params  # layer -> (n, ...)
-    pull: Pull  # u (n, K) -> layer -> δ (n, ...): the derivative of Σ_k u_k fᵏ in z, sample by sample
+    inputs: Params  # layer -> a, (n, ...)
+    vjp: Callable[[Tensor], Params]  # u (n, K) -> layer -> δ (n, ...), the gradient of ⟨u, f⟩ in z, sample by sample
 
-    def pull_each(self, u: Tensor) -> Params:
-        """δ for several vectors a sample: u (n, C, K) -> layer -> δ (n, C, ...)."""
-        return vmap(self.pull, in_dims=1, out_dims=1)(u)
+    def vjps(self, u: Tensor) -> Params:
+        """Return δ for several vectors per sample: u (n, C, K) -> layer -> δ (n, C, ...)."""
+        return vmap(self.vjp, in_dims=1, out_dims=1)(u)
 
 
-def run(
-    module: nn.Module,
-    params: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
-    x: Tensor,
-    plain: Mapping[str, AffineLayer],
-) -> Pass:
-    """f_θ(x) with the inputs of the plain layers and their δ.
+def forward_with_vjp(risk: Risk, layers: Mapping[str, AffineLayer]) -> ForwardPass:
+    """Return f_θ(x) with the inputs a of these layers and a function for their δ.
 
-    `module` should be in evaluation mode: a sample's gradient through batch statistics is not its own.
+    The network should be in evaluation mode: with batch statistics a sample's gradient depends on the other samples.
     """
-    inputs: Params = {}
 
-    def outputs(nudges: Params) -> tuple[Tensor, Params]:
-        """f(x) as a function of a nudge added to every layer's output: its derivative in the nudge is δ."""
+    def outputs(offsets: Params) -> tuple[Tensor, Params]:
+        """Return f(x) as a function of an offset added to every layer's output; its derivative in the offset is δ."""
+        inputs: Params = {}
 
         def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def add_nudge(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            def add_offset(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 inputs[name] = args[0]
-                return output + nudges[name]
+                return output + offsets[name]
 
-            return add_nudge
+            return add_offset
 
-        handles = [p.layer.register_forward_hook(hook(name)) for name, p in plain.items()]
+        handles = [affine.layer.register_forward_hook(hook(name)) for name, affine in layers.items()]
         try:
-            return functional_call(module, {**params, **buffers}, (x,)), dict(inputs)
+            return risk.outputs(), inputs
         finally:
             for handle in handles:
                 handle.remove()
 
-    kind = next(iter(params.values())).dtype  # a network may compute more precisely than its inputs are
-    nudges = {name: x.new_zeros(x.shape[0], *p.output_shape, dtype=kind) for name, p in plain.items()}
-    f, pull, inputs = vjp(outputs, nudges, has_aux=True)  # type: ignore[misc]
-    return Pass(f, inputs, lambda u: pull(u)[0])
+    dtype = next(iter(risk.params.values())).dtype  # the network may compute in a wider type than its inputs have
+    offsets = {name: risk.x.new_zeros(len(risk), *layer.output_shape, dtype=dtype) for name, layer in layers.items()}
+    f, pull, inputs = vjp(outputs, offsets, has_aux=True)  # type: ignore[misc]
+    return ForwardPass(f, inputs, lambda u: pull(u)[0])
 
 
-def affine_layers(module: nn.Module, shape: torch.Size, like: Tensor) -> dict[str, AffineLayer]:
-    """The layers of `module` whose gradients have this form, for inputs of this shape.
+def affine_layers(risk: Risk) -> dict[str, AffineLayer]:
+    """Return the layers of the network whose gradients have two factors, by name.
 
-    It is a matter of the network's structure, so one pass with its own tensors and an input of zeros tells.
+    They depend only on the network's structure and the shape of its inputs, so one pass with the module's own tensors
+    and an input of zeros finds them.
     """
-    known = _PLAIN.setdefault(module, {})
+    known = _AFFINE_LAYERS.setdefault(risk.module, {})
+    shape = risk.x.shape[1:]
     if shape not in known:
-        known[shape] = _find(module, torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
+        like = next(iter(risk.params.values())) if risk.x.is_floating_point() else risk.x
+        known[shape] = _find_affine_layers(risk.module, torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
     return known[shape]
 
 
-def inputs_like(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-    """A tensor of the type that a network's inputs have: whole numbers are what they are, floats as it computes."""
-    return next(iter(params.values())) if x.is_floating_point() else x
+_AFFINE_LAYERS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLayer]]] = WeakKeyDictionary()
 
 
-_PLAIN: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLayer]]] = WeakKeyDictionary()
-
-
-def _find(module: nn.Module, zeros: Tensor) -> dict[str, AffineLayer]:
+def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLayer]:
     calls: dict[str, list[tuple[torch.Size, torch.Size]]] = {}
 
-    def cut_off(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        """The layer's output as a constant in its parameters: what still depends on them uses them elsewhere."""
+    def detach_layer(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        """Detach the layer's parameters: an output that still depends on them uses them elsewhere."""
 
         def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             calls.setdefault(name, []).append((args[0].shape, output.shape))
-            assert isinstance(layer, KINDS)
+            assert isinstance(layer, LAYER_TYPES)
             bias = None if layer.bias is None else layer.bias.detach()
             return AffineLayer(layer, args[0].shape, output.shape).apply(args[0], layer.weight.detach(), bias)
 
         return hook
 
-    # A network that is one layer has no name for it, and none for its parameters to be found by.
-    layers = {name: layer for name, layer in module.named_modules() if name and isinstance(layer, KINDS)}
+    # A network that is a single layer has no name for it, and its parameters could not be found by name.
+    layers = {name: layer for name, layer in module.named_modules() if name and isinstance(layer, LAYER_TYPES)}
     everything = dict(module.named_parameters(remove_duplicate=False))
-    handles = [layer.register_forward_hook(cut_off(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(detach_layer(name)) for name, layer in layers.items()]
     try:
         with torch.enable_grad():
             outputs = module(zeros).sum()
     finally:
         for handle in handles:
             handle.remove()
-    learnt = {k: p for k, p in everything.items() if p.requires_grad}
-    slopes: list[Tensor | None] = [None] * len(learnt)
+    trainable = {k: p for k, p in everything.items() if p.requires_grad}
+    grads: list[Tensor | None] = [None] * len(trainable)
     if outputs.requires_grad:
-        slopes = list(torch.autograd.grad(outputs, list(learnt.values()), allow_unused=True))
-    elsewhere = {k for k, slope in zip(learnt, slopes, strict=True) if slope is not None}
+        grads = list(torch.autograd.grad(outputs, list(trainable.values()), allow_unused=True))
+    used_elsewhere = {k for k, grad in zip(trainable, grads, strict=True) if grad is not None}
 
-    def own(name: str) -> bool:
+    def owns_parameters(name: str) -> bool:
         keys = [f"{name}.{kind}" for kind, _ in layers[name].named_parameters()]
-        alone = all(sum(everything[k] is p for p in everything.values()) == 1 for k in keys)
-        return alone and not elsewhere & set(keys)
+        untied = all(sum(everything[k] is p for p in everything.values()) == 1 for k in keys)
+        return untied and not used_elsewhere & set(keys)
 
-    found = {}
+    result = {}
     for name, layer in layers.items():
         dims = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
-        seen = calls.get(name, [])
-        if len(seen) == 1 and len(seen[0][0]) == dims and seen[0][0][0] == 1 and own(name):
-            found[name] = AffineLayer(layer, seen[0][0][1:], seen[0][1][1:])
-    return found
+        shapes = calls.get(name, [])
+        if len(shapes) == 1 and len(shapes[0][0]) == dims and shapes[0][0][0] == 1 and owns_parameters(name):
+            result[name] = AffineLayer(layer, shapes[0][0][1:], shapes[0][1][1:])
+    return result
+
+
+def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int = MAX_ACTIVATION_BYTES) -> int:
+    """Return the largest number of samples, up to `limit`, whose activations fit into `max_bytes`.
+
+    Counted are the layers' inputs and, once or for each cotangent, their outputs, on the first sample. If the network
+    fails on one sample alone, the result is `limit`, and the pass itself will report the error.
+    """
+    input_bytes = output_bytes = 0
+
+    def count(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        nonlocal input_bytes, output_bytes
+        input_bytes += _num_bytes(args)
+        output_bytes += _num_bytes(output if isinstance(output, tuple) else (output,))
+
+    handles = [part.register_forward_hook(count) for part in risk.module.modules() if isinstance(part, LAYER_TYPES)]
+    try:
+        with torch.no_grad():
+            first = next(risk.chunks(1))
+            outputs = first.outputs()
+            vectors = 1 if cotangents is None else cotangents(outputs, first.y).shape[1]
+    except Exception:
+        return limit
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(1, min(limit, max_bytes // max(1, input_bytes + vectors * output_bytes)))
+
+
+def memory_budget(params: Mapping[str, Tensor]) -> int:
+    """Return the bytes that activations may take, for each of the runs that `vmap` computes together."""
+    p = next(iter(params.values()))
+    budget = MAX_ACTIVATION_BYTES
+    if p.device.type == "cuda":
+        budget = torch.cuda.get_device_properties(p.device).total_memory // GPU_MEMORY_FRACTION
+    return budget // batch_count(p)
+
+
+def _num_bytes(tensors: tuple[Any, ...]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))

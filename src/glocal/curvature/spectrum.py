@@ -1,19 +1,18 @@
-r"""The spectral density of a symmetric matrix A known by its products alone, by stochastic Lanczos quadrature.
+r"""The spectral density of a symmetric matrix A that is given by its products, by stochastic Lanczos quadrature.
 
-For a unit vector z, m steps of Lanczos's method from z give the Gauss quadrature of A's spectrum as z sees it,
+For a unit vector z, m steps of Lanczos's method from z give the Gauss quadrature of A's spectrum as weighted by z,
 
     zᵀ f(A) z ≈ Σ_j s_{1j}² f(λ_j),   (λ_j, s_j) the eigenpairs of the tridiagonal matrix T,
 
-exact for every f where m = P, and for polynomials of degree up to 2m − 1 otherwise. For random z its mean is
-tr f(A) / P, so the λ_j, each standing for P s_{1j}² eigenvalues, are a density of them (Golub & Welsch, 1969; Ubaru,
-Chen & Saad, 2017). Eigenvalues much closer to each other than the m-th part of the spectrum are not told apart.
+exact for every f if m = P, and for polynomials of degree up to 2m − 1 otherwise. For random z its mean is tr f(A) / P,
+so the λ_j, each with the weight of P s_{1j}² eigenvalues, approximate their density (Golub & Welsch, 1969; Ubaru, Chen
+& Saad, 2017). Eigenvalues much closer to each other than 1/m of the spectrum are not resolved.
 
-Few large eigenvalues are found better one by one: where their pairs are known, the random vectors see the rest alone.
+A few large eigenvalues are better found one by one: if their pairs are known, the random vectors sample only the rest.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,12 +22,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from glocal.curvature.lanczos import Eigenpairs, tridiagonal
-from glocal.curvature.symmetric import eigh
+from glocal.curvature.lanczos import Eigenpairs, eigh_or_nan, tridiagonalize
+from glocal.curvature.products import SymmetricMatrix
 
 
 class Estimate(NamedTuple):
-    """A number and its error: NaN for one random vector, 0 where all eigenvalues are known."""
+    """An estimate and its error: NaN for one random vector, 0 if all eigenvalues are known."""
 
     value: Tensor
     error: Tensor
@@ -36,9 +35,9 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Density:
-    """For every random vector, nodes on the axis of eigenvalues, rising, and how many eigenvalues each stands for.
+    """Nodes on the axis of eigenvalues, ascending, and the number of eigenvalues that each represents.
 
-    Both (n, m), in double precision; a vector's weights sum to P.
+    Both have a row for each random vector, (n, m), in double precision; a row's weights sum to P.
     """
 
     nodes: Tensor
@@ -46,75 +45,67 @@ class Density:
     exact: bool = False
 
     def sum(self, f: Callable[[Tensor], Tensor]) -> Estimate:
-        """Σ_i f(λ_i) = tr f(A), and the standard error over the random vectors. NaN where the matrix is not finite."""
+        """Return Σ_i f(λ_i) = tr f(A) and its standard error over the random vectors; NaN if A is not finite."""
         values = torch.where(self.nodes.isnan(), torch.nan, f(self.nodes).to(self.nodes.dtype))
         sums = (self.weights * values).sum(-1)
         if self.exact:
             return Estimate(sums.mean(), torch.where(sums.isnan(), torch.nan, 0.0).mean())
         return Estimate(sums.mean(), sums.std() / len(sums) ** 0.5 if len(sums) > 1 else sums.mean() * torch.nan)
 
-    def above(self, threshold: float) -> Estimate:
-        """How many |λ| are above a threshold: the rank, as far as what is below counts as zero.
+    def count_above(self, threshold: float) -> Estimate:
+        """Return the number of |λ| above a threshold: the numerical rank.
 
-        A node stands for eigenvalues on both sides of it. So what the quadrature cannot tell is about the weight of the
-        lighter of the two nodes that the threshold lies between; and where no node is below the threshold, all that the
-        nodes next to it stand for. The error has it beside the standard error, with what rounding leaves of weights
-        that sum to P, P ε.
+        A node represents eigenvalues on both sides of it. The quadrature is therefore uncertain by about the weight of
+        the lighter of the two nodes around the threshold; if no node is below the threshold, by all that the nodes next
+        to it represent. The error adds this to the standard error, and P ε for the rounding of weights that sum to P.
         """
         count = self.sum(lambda nodes: nodes.abs() > threshold)
-        fewer = self.nodes.shape[-1] < float(self.weights[0].sum()) - 0.5  # nodes than eigenvalues
-        if self.exact or not fewer:
+        all_resolved = self.nodes.shape[-1] >= float(self.weights[0].sum()) - 0.5  # as many nodes as eigenvalues
+        if self.exact or all_resolved:
             return count
         rounding = torch.finfo(self.weights.dtype).eps * self.weights.sum(-1).mean()
-        weights = functional.pad(self.weights, (1, 1))  # beyond the outermost nodes there is nothing
+        weights = functional.pad(self.weights, (1, 1))  # no weight outside the outermost nodes
         below, within = (self.nodes < -threshold).sum(1, keepdim=True), (self.nodes <= threshold).sum(1, keepdim=True)
-        outside = [(below, below + 1), (within + 1, within)]  # of either edge, the node before it and the one behind it
-        far, near = ([weights.gather(1, pair[k]) for pair in outside] for k in (0, 1))
-        lighter = sum(torch.minimum(a, b) for a, b in zip(far, near, strict=True))
-        untold = torch.where(below == within, sum(far), lighter)
-        return count._replace(error=count.error + rounding + untold.mean())
+        edges = [(below, below + 1), (within + 1, within)]  # at −threshold and threshold: the outer and the inner node
+        outer, inner = ([weights.gather(1, edge[k]) for edge in edges] for k in (0, 1))
+        lighter = sum(torch.minimum(a, b) for a, b in zip(outer, inner, strict=True))
+        unresolved = torch.where(below == within, sum(outer), lighter)
+        return count._replace(error=count.error + rounding + unresolved.mean())
 
     @property
     def radius(self) -> Tensor:
         """The largest |λ|."""
         return self.nodes.abs().max()
 
-    def at(self, points: Tensor, width: float) -> Tensor:
-        """Eigenvalues per unit of the axis at the given points, each node a Gaussian of this standard deviation."""
-        points = points.to(self.nodes)
-        apart = (points.unsqueeze(-1) - self.nodes.reshape(-1)) / width
-        bells = (-apart.square() / 2).exp() / (width * math.sqrt(2 * math.pi))
-        return bells @ self.weights.reshape(-1) / len(self.nodes)
-
 
 def density(
-    matvec: Callable[[Tensor], Tensor],
-    probes: Tensor,
-    steps: int = 100,
-    block: int = 1,
-    known: Eigenpairs | None = None,
+    matrix: SymmetricMatrix, probes: Tensor, steps: int = 100, block_size: int = 1, known: Eigenpairs | None = None
 ) -> Density:
-    """The density from `probes` (n, P), rows of random signs (`trace.random_signs`), with `steps` products for each.
+    """Estimate the spectral density.
 
-    `matvec` multiplies flat vectors; `block` of them at a time, mapped, if more than one. `known` eigenpairs stand for
-    themselves.
+    Args:
+        matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
+        probes: Random signs (`trace.random_signs`), (n, P).
+        steps: The number of products for each probe.
+        block_size: How many probes are processed together by `vmap`.
+        known: Eigenpairs that are known; the probes sample the rest.
     """
     count, size = probes.shape
     if count < 1 or steps < 1:
-        raise ValueError(f"{count} random vectors and {steps} steps were given; allowed: 1 and more of both.")
+        raise ValueError(f"the spectral density needs at least 1 random vector and 1 step; got {count} and {steps}.")
     if known is not None:
         probes = probes - (probes @ known.vectors.mT) @ known.vectors
     rest = size if known is None else size - len(known.values)
 
     def one(probe: Tensor) -> tuple[Tensor, Tensor]:
-        nodes, weights = quadrature(matvec, probe, steps)
+        nodes, weights = quadrature(matrix, probe, steps)
         return nodes, weights * rest
 
-    if block == 1:
-        found = [one(probe) for probe in probes]
-        nodes, weights = (torch.stack(parts) for parts in zip(*found, strict=True))
+    if block_size == 1:
+        pairs = [one(probe) for probe in probes]
+        nodes, weights = (torch.stack(parts) for parts in zip(*pairs, strict=True))
     else:
-        nodes, weights = vmap(one, chunk_size=block)(probes)
+        nodes, weights = vmap(one, chunk_size=block_size)(probes)
     if known is None:
         return Density(nodes, weights)
     values = known.values.double().expand(count, -1)
@@ -122,15 +113,15 @@ def density(
     return Density(nodes, torch.cat([weights, torch.ones_like(values)], 1).gather(1, order))
 
 
-def of_eigenvalues(values: Tensor) -> Density:
-    """The density where all eigenvalues are known: each stands for itself."""
+def exact_density(values: Tensor) -> Density:
+    """Return the density of known eigenvalues, each with weight 1."""
     return Density(values.double()[None], torch.ones_like(values, dtype=torch.float64)[None], exact=True)
 
 
-def quadrature(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Nodes λ, rising, and weights s₁², which sum to 1, for the start z = `start` / ‖`start`‖; in double precision."""
+def quadrature(matrix: SymmetricMatrix, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return the nodes λ, ascending, and weights s₁², which sum to 1, for z = start / ‖start‖, in double precision."""
     with torch.no_grad():
-        _, alphas, betas = tridiagonal(matvec, start, min(steps, start.numel()))
+        _, alphas, betas = tridiagonalize(matrix, start, min(steps, start.numel()))
         alphas, betas = alphas.double(), betas[:-1].double()
-        values, s = eigh(alphas.diag_embed() + betas.diag_embed(1) + betas.diag_embed(-1))
+        values, s = eigh_or_nan(alphas.diag_embed() + betas.diag_embed(1) + betas.diag_embed(-1))
         return values, s[0].square()

@@ -1,62 +1,65 @@
-r"""The trace of a symmetric matrix A known by its products alone, by Hutch++ (Meyer, Musco, Musco & Woodruff, 2021).
+r"""The trace of a symmetric matrix A that is given by its products, by Hutch++ (Meyer, Musco, Musco & Woodruff, 2021).
 
-Half of the random vectors find the range in which most of A lies, Q = orth(A S); there the trace is taken as it is, and
-what is left is estimated from the other half,
+Half of the random vectors find the range in which most of A lies, Q = orth(A S). There the trace is computed exactly,
+and the rest is estimated from the other half,
 
     tr A = tr QᵀAQ + tr (I − QQᵀ) A (I − QQᵀ) ≈ tr QᵀAQ + mean_i g_iᵀ (I − QQᵀ) A (I − QQᵀ) g_i.
 
-For k vectors in each half it takes 3k products. A matrix of rank up to k leaves nothing over, and its trace is exact;
-otherwise the value is unbiased, and the spread of the terms tells its standard error. A matrix of 3k rows or fewer is
-multiplied with the unit vectors instead, and is exact too.
+With k vectors in each half it takes 3k products. The trace of a matrix of rank up to k is exact; otherwise the estimate
+is unbiased, and the spread of its terms gives the standard error. A matrix of 3k rows or fewer is multiplied with the
+unit vectors instead, which is exact too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from glocal.curvature.products import SymmetricMatrix
+
 
 class Trace(NamedTuple):
-    """tr A and its standard error, both NaN where the matrix is not finite."""
+    """tr A and its standard error, both NaN if the matrix is not finite."""
 
     value: Tensor
     error: Tensor
 
 
-def trace(matvec: Callable[[Tensor], Tensor], probes: Tensor, block: int = 1) -> Trace:
-    """The trace from `probes` (2k, P), rows of random signs, k ≥ 2 (`random_signs`).
+def trace(matrix: SymmetricMatrix, probes: Tensor, block_size: int = 1) -> Trace:
+    """Estimate the trace.
 
-    `matvec` multiplies flat vectors; `block` of them at a time, mapped, if more than one.
+    Args:
+        matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
+        probes: Random signs (`random_signs`), (2k, P) with k ≥ 2.
+        block_size: How many products are computed together by `vmap`.
     """
-    count = probes.shape[0]
+    count, size = probes.shape
     if count < 4 or count % 2:
-        raise ValueError(f"{count} random vectors were given; allowed are even numbers from 4 on.")
-    size = probes.shape[1]
+        raise ValueError(f"the number of random vectors must be even and at least 4; got {count}.")
     with torch.no_grad():
         if size <= count // 2 * 3:
             units = torch.eye(size, dtype=probes.dtype, device=probes.device)
-            whole = (units * _products(matvec, units, block)).sum(dtype=torch.float64)
-            return Trace(whole, 0 * whole.abs())
+            exact = (units * _products(matrix, units, block_size)).sum(dtype=torch.float64)
+            return Trace(exact, 0 * exact.abs())
         sketch, queries = probes.chunk(2)
-        q, _ = torch.linalg.qr(_products(matvec, sketch, block).mT)
-        inside = (q.mT * _products(matvec, q.mT, block)).sum(1, dtype=torch.float64)
+        q, _ = torch.linalg.qr(_products(matrix, sketch, block_size).mT)
+        inside = (q.mT * _products(matrix, q.mT, block_size)).sum(1, dtype=torch.float64)
         for _ in range(2):
             queries = queries - (queries @ q) @ q.mT
-        outside = (queries * _products(matvec, queries, block)).sum(1, dtype=torch.float64)
+        outside = (queries * _products(matrix, queries, block_size)).sum(1, dtype=torch.float64)
         return Trace(inside.sum() + outside.mean(), outside.std() / len(outside) ** 0.5)
 
 
 def random_signs(count: int, size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Vectors of ±1 as rows, on the generator's device."""
-    drawn = torch.randint(2, (count, size), dtype=torch.int8, device=generator.device, generator=generator)
-    return drawn.to(dtype).mul_(2).sub_(1)
+    """Return vectors of ±1 as rows, on the generator's device."""
+    bits = torch.randint(2, (count, size), dtype=torch.int8, device=generator.device, generator=generator)
+    return bits.to(dtype).mul_(2).sub_(1)
 
 
-def _products(matvec: Callable[[Tensor], Tensor], rows: Tensor, block: int) -> Tensor:
-    if block == 1:
-        return torch.stack([matvec(row) for row in rows])
-    return vmap(matvec, chunk_size=block)(rows)
+def _products(matrix: SymmetricMatrix, rows: Tensor, block_size: int) -> Tensor:
+    if block_size == 1:
+        return torch.stack([matrix @ row for row in rows])
+    return vmap(lambda row: matrix @ row, chunk_size=block_size)(rows)

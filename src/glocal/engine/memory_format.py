@@ -2,7 +2,7 @@
 
 Weights and all that is shaped like them stay run by run: a convolution of many runs has theirs one below the other.
 Images it has side by side, all runs' channels of a pixel together. Which numbers of a memory are images, its name for
-them says (`curvature.convolved.IMAGES`).
+them says (`curvature.jacobian.CONV`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glocal import tree
 from glocal.algorithms.algorithm import Memory
-from glocal.curvature.conv_jacobian import IMAGES
+from glocal.curvature.jacobian import CONV
 from glocal.engine.state import State
 
 CHANNELS = {"inputs": 2, "deltas": 3}
@@ -38,7 +38,7 @@ def arranged(memory: Mapping[str, Any]) -> Memory:
 def _in_order(key: str, leaf: Any) -> Any:
     if not isinstance(leaf, Mapping):
         return channels_last(leaf)
-    if key != IMAGES:
+    if key != CONV:
         return arranged(leaf)
     return {half: tree.map_tree(partial(pixel_by_pixel, channels=axis), leaf[half]) for half, axis in CHANNELS.items()}
 

@@ -34,13 +34,13 @@ from glocal.algorithms.algorithm import Algorithm
 from glocal.algorithms.hessian_structures import Matrix, Structure
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
-from glocal.curvature.vector import flatten, unflatten
 from glocal.errors import require
 from glocal.lens.perturbation import AT_ONCE
 from glocal.lens.record import RecordedRun, Snapshot, snapshots_of
 from glocal.lens.taylor import taylor
 from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
 from glocal.networks.model import Model
+from glocal.tree import from_vector, to_vector
 
 Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
 RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 1))
@@ -192,12 +192,12 @@ def on_rays(
     Many small networks are evaluated side by side; large ones, and those that cannot be mapped, one after the other.
     """
     point = trace.solution(task)
-    origin = flatten(point.params)
+    origin = to_vector(point.params)
     units = directions.to(origin)
     radii = radii.to(origin).expand(len(units), -1)
 
     def one(unit: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        params = unflatten(origin + radius * unit, point.params)
+        params = from_vector(origin + radius * unit, point.params)
         return trace.value(task, Checkpoint(params, point.buffers)), approximation(params)
 
     rows = torch.arange(len(units), device=origin.device).repeat_interleave(radii.shape[1])
@@ -246,7 +246,7 @@ def order(
 
 def floor(trace: TrainingTrace, task: int, true: Tensor, approximate: Tensor) -> Tensor:
     """What rounding of the two losses may make of their difference."""
-    rounding = torch.finfo(flatten(trace.checkpoints[task + 1].params).dtype).eps
+    rounding = torch.finfo(to_vector(trace.checkpoints[task + 1].params).dtype).eps
     return 100 * rounding * torch.maximum(true.abs(), approximate.abs())
 
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.lanczos import lanczos
+from glocal.curvature.products import Operator
 from glocal.curvature.trace import random_signs
 from glocal.curvature.trace import trace as estimate_trace
-from glocal.curvature.vector import flatten
 from glocal.errors import require
 from glocal.lens.advice import Advice, advise, beside_statistics
 from glocal.lens.approximation import floor
@@ -31,8 +31,9 @@ from glocal.lens.input_checks import twice_differentiable
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.region import positive, radii
 from glocal.lens.task_inputs import AnyLoss, TaskData
-from glocal.lens.trace import MAX_EXAMPLES, Matvec, TrainingTrace, require_positive, trace_checkpoints
+from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive, trace_checkpoints
 from glocal.precision import full_precision
+from glocal.tree import to_vector
 
 OF_WHAT_IS_LEARNT = 0.1
 """ε, if not said, as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), in the mean over the tasks."""
@@ -192,7 +193,7 @@ def examine_trace(
     tell = tell or (lambda done, tasks, following: None)
     tell(0, n, "all pairs of tasks")
     pairs = forgetting(trace)
-    points = [flatten(point.params).double() for point in trace.checkpoints[: n + 1]]
+    points = [to_vector(point.params).double() for point in trace.checkpoints[: n + 1]]
     distance, radius = torch.full((2, n, n), torch.nan, dtype=torch.float64)
     found = []
     for o in range(n):
@@ -257,17 +258,17 @@ def _around(trace: TrainingTrace, task: int, ways: Sequence[Tensor], epsilon: fl
 
 
 def _on_rays(
-    trace: TrainingTrace, task: int, units: Tensor, times: Matvec, slope: Tensor
+    trace: TrainingTrace, task: int, units: Tensor, times: Operator, slope: Tensor
 ) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """The second-order expansion of L_o at points θ_o + r u, u one of the units (k, P): one Hessian product each."""
     origin = trace.theta(task)
     with torch.no_grad():
         level = trace.value(task, trace.solution(task))
         rises = units @ slope
-        bends = torch.stack([unit @ times(unit) for unit in units])
+        bends = torch.stack([unit @ (times @ unit) for unit in units])
 
     def value(params: Mapping[str, Tensor]) -> Tensor:
-        along = units @ (flatten(params) - origin)
+        along = units @ (to_vector(params) - origin)
         r, which = along.max(0)  # no unit has a larger part of r u than u itself
         return level + r * rises.gather(0, which) + r * r * bends.gather(0, which) / 2
 

@@ -97,7 +97,7 @@ def forgetting(trace: TrainingTrace) -> Forgetting:
         terms[:, o, o] = 0
         for t in range(o + 1, n):
             update = trace.update(t)
-            turned = times(update)
+            turned = times @ update
             added = [
                 dot(slope, update),
                 dot(update, turned) / 2,

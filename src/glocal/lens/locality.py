@@ -32,7 +32,6 @@ from torch import Tensor
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Challenge, Task
-from glocal.curvature.vector import flatten, unflatten
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loader import Feed, evenly_spaced
 from glocal.engine.loop import Execution, Snapshot, train
@@ -46,6 +45,7 @@ from glocal.lens.trace import Checkpoint
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator
 from glocal.sweeps import resolve, user_code
+from glocal.tree import from_vector, to_vector
 
 PLACES = ("initialisation", "path", "solution", "beyond")
 """Where every run that is kept for probes is looked from."""
@@ -131,7 +131,7 @@ def locality(
         f"{lost} of {len(cohort)} solutions diverged at lr={lr:g}, and too few are left. Choose a smaller one.",
     )
     held, kept = alive[:apart], alive[apart:]
-    theta = torch.stack([flatten(snapshot.state.select(run).params) for run in kept])
+    theta = torch.stack([to_vector(snapshot.state.select(run).params) for run in kept])
     distance = float(torch.pdist(theta).mean())
     require(
         distance > 0,
@@ -197,10 +197,10 @@ def _point(state: State, run: int) -> Checkpoint:
 
 def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Checkpoint]:
     """A run at each of the PLACES."""
-    a, b = flatten(start.params), flatten(end.params)
+    a, b = to_vector(start.params), to_vector(end.params)
     away = torch.randn(b.shape[0], generator=generator(seed, "locality", "probe", run)).to(b)
     beyond = b + (b - a).norm() * away / away.norm()
-    return [start, *(Checkpoint(unflatten(at, end.params), end.buffers) for at in ((a + b) / 2, b, beyond))]
+    return [start, *(Checkpoint(from_vector(at, end.params), end.buffers) for at in ((a + b) / 2, b, beyond))]
 
 
 def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]) -> Tensor:

@@ -38,6 +38,7 @@ from glocal.lens.region import Assumption, Break, assumption, positive
 from glocal.lens.taylor import after, chosen, expand
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import Model
+from glocal.risk import Risk
 from glocal.sweeps.training import MonitorSummary
 from glocal.tree import Params, Tree
 
@@ -160,9 +161,9 @@ class Monitor:
 
     def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:
         """Of one run."""
-        bound = model.bind(buffers, training=False)
+        risk = Risk.from_model(model.bind(buffers, training=False), params, x, y)
         try:
-            return {**expand(bound, params, Data(x, y), 2, self.form).parts, "buffers": buffers}
+            return {**expand(risk, 2, self.form).parts, "buffers": buffers}
         except GlocalError as error:
             raise GlocalError(f"this run cannot be watched by expansions, but by 'own'. {error}") from error
 

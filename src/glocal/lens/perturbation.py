@@ -26,14 +26,13 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from glocal.challenges.challenge import Data
-from glocal.curvature.eigenpairs import eigenpairs
-from glocal.curvature.lanczos import Eigenpairs, start_vector
-from glocal.curvature.vector import flatten, unflatten
+from glocal.curvature.lanczos import Eigenpairs, eigenpairs, start_vector
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, unknown
 from glocal.lens.trace import Checkpoint, TrainingTrace
+from glocal.risk import Risk
 from glocal.rng import generator
-from glocal.tree import Params
+from glocal.tree import Params, from_vector, to_vector
 
 Split: TypeAlias = Literal["train", "test"]
 Kind: TypeAlias = Literal["eigen", "random"]
@@ -145,17 +144,17 @@ def principal(
     point, data = trace.checkpoints[task + 1], trace.tasks[task]
     drawn = torch.randperm(len(data.y), generator=generator(seed, "perturbation", "samples", task))[:samples]
     x, y = (part[drawn.to(part.device)] for part in data)
-    theta = flatten(point.params)
+    theta = to_vector(point.params)
     start = start_vector(theta.numel(), generator(seed, "perturbation", "lanczos", task)).to(theta)
-    problem = trace.module, point.params, point.buffers, x, y, trace.loss
-    found = eigenpairs(*problem, count, chunk=chunk, start=start)
+    risk = Risk(trace.module, point.params, point.buffers, x, y, trace.loss, chunk)
+    found = eigenpairs(risk, count, start=start)
     largest = found.vectors.gather(1, found.vectors.abs().argmax(1, keepdim=True))
     return found._replace(vectors=found.vectors * torch.where(largest < 0, -1, 1))
 
 
 def unit_directions(trace: TrainingTrace, task: int, count: int, seed: int) -> Tensor:
     """Random directions μ, uniform on the unit sphere, (count, P)."""
-    like = flatten(trace.checkpoints[task + 1].params)
+    like = to_vector(trace.checkpoints[task + 1].params)
     stream = generator(seed, "perturbation", "directions", task)
     drawn = torch.stack([torch.randn(like.numel(), dtype=torch.float64, generator=stream) for _ in range(count)])
     return (drawn / drawn.norm(dim=1, keepdim=True)).to(like)
@@ -166,7 +165,7 @@ class _Losses:
 
     def __init__(self, trace: TrainingTrace, point: Checkpoint, data: Data, chunk: int) -> None:
         self.trace, self.params, self.chunk = trace, _doubled(point.params), chunk
-        self.theta, self.buffers = flatten(self.params), _doubled(point.buffers)
+        self.theta, self.buffers = to_vector(self.params), _doubled(point.buffers)
         self.data = data
         self.side_by_side = min(32, max(1, AT_ONCE // (8 * self.theta.numel())))
 
@@ -189,7 +188,7 @@ class _Losses:
 
     def _sums(self, thetas: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
         def one(theta: Tensor) -> Tensor:
-            params = unflatten(theta, self.params)
+            params = from_vector(theta, self.params)
             outputs = functional_call(self.trace.module, {**params, **self.buffers}, (x,))
             return self.trace.loss.per_sample(outputs, y).sum()
 

@@ -12,7 +12,7 @@ their eigenvalues found; those of larger ones are estimated from products (`curv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -20,10 +20,11 @@ from torch import Tensor
 
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
-from glocal.curvature.spectrum import Density, density, of_eigenvalues
+from glocal.curvature.products import Operator
+from glocal.curvature.spectrum import Density, density, exact_density
 from glocal.curvature.trace import random_signs
 from glocal.errors import require, unknown
-from glocal.lens.trace import MAX_EXAMPLES, Matvec, TrainingTrace, require_positive
+from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
 
 Method: TypeAlias = Literal["auto", "dense", "density"]
 METHODS: tuple[Method, ...] = ("auto", "dense", "density")
@@ -90,8 +91,8 @@ def ranks(
 ) -> Ranks:
     """What the spectra say by all definitions."""
     tops = torch.stack([one.radius for one in found]).cpu()
-    fixed = [[one.above(threshold) for threshold in absolute] for one in found]
-    parts = [[one.above(r * float(top)) for r in relative] for one, top in zip(found, tops, strict=True)]
+    fixed = [[one.count_above(threshold) for threshold in absolute] for one in found]
+    parts = [[one.count_above(r * float(top)) for r in relative] for one, top in zip(found, tops, strict=True)]
     tables = [
         torch.tensor([[float(cell[which]) for cell in row] for row in table], dtype=torch.float64)
         for which in (0, 1)
@@ -142,11 +143,10 @@ def _dense(trace: TrainingTrace) -> list[Density]:
     total: Tensor | None = None
     found = []
     for o in range(trace.num_learned):
-        point = trace.solution(o)
-        part = hessian(trace.module, point.params, point.buffers, *trace.tasks[o], trace.loss, chunk=chunk, block=block)
+        part = hessian(replace(trace.risk(o), chunk_size=chunk), block)
         total = part if total is None else total.add_(part)
         del part
-        found.append(of_eigenvalues(_eigenvalues(total) / (o + 2)))
+        found.append(exact_density(_eigenvalues(total) / (o + 2)))
     return found
 
 
@@ -168,7 +168,7 @@ def _estimated(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list
     return found
 
 
-def _outliers(times: Matvec, start: Tensor, steps: int) -> Eigenpairs | None:
+def _outliers(times: Operator, start: Tensor, steps: int) -> Eigenpairs | None:
     """The largest |λ| that stand out so far that a few steps find them: most of the chance in the others' estimates."""
     top = lanczos(times, start, min(OUTLIERS, steps, len(start)), min(steps, len(start)))
     settled = top.residuals <= CONVERGED * top.values.abs()

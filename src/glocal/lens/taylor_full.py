@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from glocal.curvature.vector import flatten
 from glocal.errors import require
 from glocal.lens.approximation import Approximation
 from glocal.lens.trace import TrainingTrace
+from glocal.tree import to_vector
 
 
 def whole(trace: TrainingTrace, task: int) -> Approximation:
@@ -21,8 +21,8 @@ def whole(trace: TrainingTrace, task: int) -> Approximation:
     times = trace.hessian(task)
 
     def value(params: Mapping[str, Tensor]) -> Tensor:
-        moved = flatten(params) - origin
-        return level + (slope + times(moved) / 2) @ moved
+        moved = to_vector(params) - origin
+        return level + (slope + (times @ moved) / 2) @ moved
 
     return value
 
@@ -39,12 +39,12 @@ def within(trace: TrainingTrace, task: int, directions: Tensor) -> Approximation
     require(0 < len(directions) == rank, independent)
     level, origin, slope = _first_order(trace, task)
     times = trace.hessian(task)
-    bent = torch.stack([times(d) for d in directions])
+    bent = torch.stack([times @ d for d in directions])
     curvature = (directions.double() @ bent.double().mT).to(origin)
     back = torch.linalg.pinv(directions.double()).to(origin)
 
     def value(params: Mapping[str, Tensor]) -> Tensor:
-        moved = flatten(params) - origin
+        moved = to_vector(params) - origin
         along = moved @ back
         return level + moved @ slope + along @ curvature @ along / 2
 

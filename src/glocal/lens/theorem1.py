@@ -63,7 +63,7 @@ def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int 
         lowest.append(nodes[0])
         norms.append(nodes.abs().max())
         for t in range(o + 1, n):
-            turned[t] += times(trace.update(t))
+            turned[t] += times @ trace.update(t)
     updates = [trace.update(t) for t in range(n)]
     bent = torch.stack([dot(a, b) for a, b in zip(updates, turned, strict=True)]).cpu()
     pushed = torch.stack([part.double().norm() for part in turned]).cpu()

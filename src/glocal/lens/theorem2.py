@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.products import functional_product
+from glocal.curvature.products import functional_operator, ggn_operator
 from glocal.errors import require
-from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, as_matvec, dot, require_positive
+from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, dot, require_positive
 from glocal.losses import AutogradLoss, Loss
 
 
@@ -67,14 +67,12 @@ def theorem2(trace: TrainingTrace, steps: int = 30, seed: int = 0) -> Theorem2:
     found = torch.full((2, n, n), torch.nan, dtype=torch.float64, device=trace.device)
     norms = []
     for o in range(n):
-        point = trace.solution(o)
-        network = (trace.module, point.params, point.buffers, *trace.tasks[o], trace.loss)
         norms.append(lanczos(trace.hessian(o), begin, 1, steps).values[0].abs().double())
         if o + 1 < n:
-            maps = [trace.gauss_newton(o), as_matvec(functional_product(*network), point.params)]
+            operators = ggn_operator(trace.risk(o)), functional_operator(trace.risk(o))
         for t in range(o + 1, n):
             update = trace.update(t)
-            found[:, t, o] = torch.stack([dot(update, times(update)) for times in maps])
+            found[:, t, o] = torch.stack([dot(update, operator @ update) for operator in operators])
     lengths = torch.stack([trace.update(t).double().norm() for t in range(n)])
     outer, functional = found.cpu()
     return Theorem2(outer, functional, lengths.cpu(), torch.stack(norms).cpu())

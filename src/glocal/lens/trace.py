@@ -1,7 +1,7 @@
 r"""A training trace: the true losses L_1 … L_T of a sequence of tasks and the parameters θ_0, θ_1, … between them.
 
 Tasks are counted from 0. θ_0 is the initialization, and θ_o, the solution of task o, is `checkpoints[o + 1]`. Vectors
-are θ flattened in the order of its dict (`curvature.vector.flatten`).
+are θ flattened in the order of its dict (`tree.to_vector`).
 
 After task t (counted from 0) there are t + 1 tasks, so the paper's average Hessian of the tasks before t,
 \bar H_{<t} = (1/t) Σ_{o<t} H_o with t counted from 1, is (1/(t + 1)) Σ_{o<t} H_o here.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +23,15 @@ from torch.func import functional_call
 
 from glocal import tree
 from glocal.challenges.challenge import Data
-from glocal.curvature.differentiable import differentiable
 from glocal.curvature.lanczos import start_vector
-from glocal.curvature.products import Product, gauss_newton_product, hessian_product
-from glocal.curvature.vector import flatten, unflatten
+from glocal.curvature.products import Operator, hessian_operator
 from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, require
 from glocal.lens import input_checks, task_inputs
 from glocal.lens.task_inputs import AnyLoss, TaskData
 from glocal.losses import Loss
-from glocal.tree import Params
-
-Matvec: TypeAlias = Callable[[Tensor], Tensor]
+from glocal.risk import Risk, unfused_ops
+from glocal.tree import Params, to_vector
 
 MAX_EXAMPLES = 2_000
 """Examples of a task that are used by default, and that pass through the network at once."""
@@ -97,61 +94,48 @@ class TrainingTrace:
 
     def theta(self, task: int) -> Tensor:
         """Return θ_o as a vector; task −1 is the initialization θ_0."""
-        return flatten(self.checkpoints[task + 1].params)
+        return to_vector(self.checkpoints[task + 1].params)
 
     def update(self, task: int) -> Tensor:
         """Return Δ_t = θ_t − θ_{t−1} as a vector."""
         return self.theta(task) - self.theta(task - 1)
 
+    def risk(self, task: int, checkpoint: Checkpoint | None = None) -> Risk:
+        """Return L_o at θ_o, unless another checkpoint is given."""
+        params, buffers = checkpoint or self.solution(task)
+        return Risk(self.module, params, buffers, *self.tasks[task], self.loss)
+
     def outputs(self, checkpoint: Checkpoint, x: Tensor) -> Tensor:
         """Return f_θ(x)."""
-        with differentiable(self.module):
+        with unfused_ops(self.module):
             return functional_call(self.module, {**checkpoint.params, **checkpoint.buffers}, (x,))
 
     def value(self, task: int, checkpoint: Checkpoint) -> Tensor:
         """Return L_o(θ), the mean loss over the task's data, computed in chunks."""
-        x, y = self.tasks[task]
-        chunks = zip(x.split(MAX_EXAMPLES), y.split(MAX_EXAMPLES), strict=True)
-        sums = [self.loss.per_sample(self.outputs(checkpoint, part), labels).sum() for part, labels in chunks]
-        return torch.stack(sums).sum() / len(y)
+        return self.risk(task, checkpoint).value()
 
     def gradient(self, task: int, checkpoint: Checkpoint | None = None) -> Tensor:
         """Return ∇L_o as a vector, at θ_o unless another checkpoint is given."""
-        params, buffers = checkpoint or self.solution(task)
-        leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
-        (x, y), total = self.tasks[task], {k: torch.zeros_like(p) for k, p in params.items()}
-        with torch.enable_grad(), differentiable(self.module):
-            for part, labels in zip(x.split(MAX_EXAMPLES), y.split(MAX_EXAMPLES), strict=True):
-                outputs = self.outputs(Checkpoint(leaves, buffers), part)
-                loss = self.loss.per_sample(outputs, labels).sum() / len(y)
-                grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-                for k, grad in zip(leaves, grads, strict=True):
-                    total[k] += grad
-        return flatten(total)
+        return to_vector(self.risk(task, checkpoint).gradient())
 
-    def hessian(self, task: int) -> Matvec:
-        """Return v ↦ H_o v, H_o = ∇²L_o(θ_o)."""
-        params, buffers = self.solution(task)
-        return as_matvec(hessian_product(self.module, params, buffers, *self.tasks[task], self.loss), params)
+    def hessian(self, task: int) -> Operator:
+        """Return H_o = ∇²L_o(θ_o) as an operator."""
+        return hessian_operator(self.risk(task))
 
-    def gauss_newton(self, task: int) -> Matvec:
-        """Return v ↦ G_o v, the outer-product part of H_o (Eq. Hessian-decomp)."""
-        (params, buffers), (x, y) = self.solution(task), self.tasks[task]
-        return as_matvec(gauss_newton_product(self.module, params, buffers, x, self.loss, y=y), params)
-
-    def average_hessian(self, task: int) -> Matvec:
-        r"""Return v ↦ \bar H_{<t} v over the tasks o < t; t may be N, the task that would come next."""
+    def average_hessian(self, task: int) -> Operator:
+        r"""Return \bar H_{<t} over the tasks o < t as an operator; t may be N, the task that would come next."""
         # The forward passes of a large network fit into memory for one task at a time.
         small = self.num_params <= MAX_BATCHED_HVP_PARAMS
-        products = [self.hessian(o) for o in range(task)] if small else None
+        operators = [self.hessian(o) for o in range(task)] if small else None
 
-        def product(v: Tensor) -> Tensor:
-            total = torch.zeros_like(v)
+        def product(v: Params) -> Params:
+            total = {k: torch.zeros_like(part) for k, part in v.items()}
             for o in range(task):
-                total = total + (self.hessian(o) if products is None else products[o])(v)
-            return total / (task + 1)
+                part = (self.hessian(o) if operators is None else operators[o]) @ v
+                total = {k: total[k] + part[k] for k in total}
+            return {k: part / (task + 1) for k, part in total.items()}
 
-        return product
+        return Operator(product, self.checkpoints[0].params)
 
     def random_start(self, seed: int) -> Tensor:
         """Return a random start vector for Lanczos iterations, the same on every device."""
@@ -172,11 +156,6 @@ class TrainingTrace:
         tasks, tests = ([Data(function(d.x), function(d.y)) for d in part] for part in (self.tasks, self.tests))
         checkpoints = [Checkpoint(apply(c.params), apply(c.buffers)) for c in self.checkpoints]
         return TrainingTrace(module, self.loss, tasks, checkpoints, tests)
-
-
-def as_matvec(product: Product, like: Params) -> Matvec:
-    """Turn a product of parameter dicts into one of vectors."""
-    return lambda v: flatten(product(unflatten(v, like)))
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

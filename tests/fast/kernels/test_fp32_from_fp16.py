@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from glocal import losses
-from glocal.curvature.products import hessian_product
-from glocal.curvature.vector import flatten
+from glocal.curvature.products import hessian_operator
 from glocal.fast import fp32_from_fp16
 from glocal.fast.fp32_from_fp16 import Residue, split
 from glocal.precision import allow_tf32, full_precision
+from glocal.risk import Risk
+from glocal.tree import to_vector
 
 SHAPES = [  # n, channels, width, h, w, k, stride, padding
     (2, 16, 16, 6, 6, 3, 1, 1),
@@ -172,14 +173,15 @@ def test_hessian_products_use_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch, gpu: 
     x, y, loss = torch.randn(20, 3, 10, 10, dtype=torch.float64), torch.arange(20) % 4, losses.get("cross-entropy")
     params = {k: p.detach() for k, p in network.named_parameters()}
     v = {k: torch.randn_like(p) for k, p in params.items()}
-    wanted = flatten(hessian_product(network, params, {}, x, y, loss)(v))
+    wanted = to_vector(hessian_operator(Risk(network, params, {}, x, y, loss)) @ v)
     assert not calls
     there, x, y = network.float().cuda(), x.float().cuda(), y.cuda()
     params, v = ({k: t.float().cuda() for k, t in tree.items()} for tree in (params, v))
+    risk = Risk(there, params, {}, x, y, loss)
     with allow_tf32(True):
-        rough = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
+        rough = to_vector(hessian_operator(risk) @ v).double().cpu()
     assert not calls
     with full_precision():
-        found = flatten(hessian_product(there, params, {}, x, y, loss)(v)).double().cpu()
+        found = to_vector(hessian_operator(risk) @ v).double().cpu()
     assert set(calls) == {"conv", "conv_input_grad", "conv_weight_grad"}
     assert (found - wanted).norm() <= 2e-6 * wanted.norm() < (rough - wanted).norm()
