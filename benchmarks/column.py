@@ -1,7 +1,7 @@
 """The Rotated-MNIST column of the paper's Table 1 on one GPU, from an empty store: 5 algorithms × 5 rates × 5 seeds.
 
 Every algorithm trains in a process of its own, all of them side by side; where there is CUDA's MPS their kernels run
-side by side too. The clock begins before the first process starts and ends after the last one has written its results:
+side by side too. The clock begins before the first process starts and ends after the last one has written its runs:
 interpreters, data, training, evaluation of all tasks after each.
 """
 
@@ -25,8 +25,8 @@ from rich.console import Console
 
 from benchmarks.results import machine
 from glocal import __version__
-from glocal.paper import results
 from glocal.paper.table1 import COLUMNS, DEMO, Column
+from glocal.sweeps.sweep import load
 
 GOAL = 180.0
 REFERENCE = 14.5e-3
@@ -43,8 +43,8 @@ def train(column: Column, folder: Path, options: list[str]) -> float:
     begun = time.perf_counter()
     jobs = {}
     for name in rows(column):
-        command = [sys.executable, "-m", "glocal.paper.table1", "--algorithms", name, *options]
-        command += ["--store", str(folder / f"store-{name}"), "--out", str(folder / name)]
+        command = [sys.executable, "-m", "benchmarks.table1_runs", "--algorithms", name, *options]
+        command += ["--store", str(folder / f"store-{name}")]
         with (folder / f"{name}.log").open("w") as log:
             jobs[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -78,7 +78,7 @@ def side_by_side() -> Iterator[bool]:
 
 
 def document(column: Column, folder: Path, seconds: float, mps: bool, device: str) -> dict[str, Any]:
-    found = list(results.read(*sorted(folder.glob("*/results.*"))))
+    found = [run for store in sorted(folder.glob("store-*")) for run in load(store)]
     steps = len(found) * column.steps
     gpu = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
     return {
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "column-gpu.json")
     given = parser.parse_args()
     device, column = ("cpu", DEMO) if given.demo else ("cuda", COLUMNS["rotated-mnist"])
-    options = ["--device", device, *(["--demo"] if given.demo else ["--challenge", column.challenge])]
+    options = ["--device", device, "--challenge", column.challenge]
     options += [] if given.data is None else ["--data", str(given.data)]
     alone: AbstractContextManager[bool] = nullcontext(False)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,14 +16,14 @@ import numpy as np
 
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
-from glocal.paper import icarl_buffer, results
+from glocal.paper import results
 from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
 from glocal.paper.published import SEEDS
 from glocal.paper.studies import TITLES, get
 from glocal.paper.studies.perturbation import line
 from glocal.paper.studies.row_filters import where as picked
 from glocal.paper.study import draw
-from glocal.paper.table1 import COLUMNS, Column, row_of
+from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, Column
 from glocal.paper.tables import read_cost, read_table
 from glocal.precision import PRECISIONS
 from glocal.report.table import signed
@@ -137,8 +137,8 @@ def figures(runs: Runs, challenge: str) -> list[str]:
     drawn = HERE / "images" / f"{challenge}-distance.png"
     relabel(runs).plot("distance", drawn)
     parts = [f"![Distance from the initialisation, by learning rate and task](images/{drawn.name})"]
-    buffers = icarl_buffer.only(runs)
-    if {run.config["algorithm"]["name"] for run in buffers} == set(icarl_buffer.ALGORITHMS):
+    buffers = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
+    if {run.config["algorithm"]["name"] for run in buffers} == set(ICARL_ALGORITHMS):
         drawn = HERE / "images" / f"{challenge}-icarl-buffer.png"
         relabel(buffers).plot("forgetting", drawn)
         parts.append(f"![Forgetting of iCaRL with herding and with random exemplars](images/{drawn.name})")
@@ -147,12 +147,12 @@ def figures(runs: Runs, challenge: str) -> list[str]:
 
 def exemplars(made: Comparison) -> list[str]:
     """What the figure of iCaRL's buffers shows, beside what the paper says of it."""
-    tests = {row.algorithm: row.trend for row in made.trends if row.algorithm in icarl_buffer.ALGORITHMS}
+    tests = {row.algorithm: row.trend for row in made.trends if row.algorithm in ICARL_ALGORITHMS}
     more = {name: -trend.difference for name, trend in tests.items()}
-    if set(more) != set(icarl_buffer.ALGORITHMS):
+    if set(more) != set(ICARL_ALGORITHMS):
         return []
     seeds = min(trend.seeds for trend in tests.values())
-    herding, random = (more[name] for name in icarl_buffer.ALGORITHMS)
+    herding, random = (more[name] for name in ICARL_ALGORITHMS)
     unsure = " One seed does not tell how much of that is chance." if seeds == 1 else ""
     return [
         "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
@@ -212,8 +212,8 @@ def projection(runs: Runs, column: Column) -> str:
     larger = column.steps / (column.tasks * column.epochs) / batches
     there = len(column.lrs) * len(column.seeds) / 3600
     hours, absent = 0.0, []
-    for row in (*column.rows, *column.further):
-        own = [run for run in runs if row_of(column, *_chosen(run)) == row]
+    for row in column.all_rows:
+        own = [run for run in runs if column.find_row(*_chosen(run)) == row]
         if not own and row in column.rows:
             absent.append(f"`{row.algorithm}`")
         if not own:
@@ -370,7 +370,7 @@ def lacking(column: Column) -> str:
     if column.challenge in MEASURED:
         return f"all of {column.challenge}"
     here = {run.config["algorithm"]["name"] for run in results.read(table_of(column.challenge))}
-    rows = [f"`{row.algorithm}`" for row in (*column.rows, *column.further) if row.algorithm not in here]
+    rows = [f"`{row.algorithm}`" for row in column.all_rows if row.algorithm not in here]
     return f"of {column.challenge} {' and '.join(filter(None, (', '.join(rows[:-1]), rows[-1])))}" if rows else ""
 
 
@@ -524,7 +524,7 @@ def main() -> None:
     split_runs = results.read(RESULTS / "split-cifar10.parquet")
     made = compare(published)
     column = COLUMNS["rotated-mnist"]
-    is_further = lambda run: row_of(column, *_chosen(run)) in column.further  # noqa: E731
+    is_further = lambda run: column.find_row(*_chosen(run)) in column.extra_rows  # noqa: E731
     relabel(published).plot("distance", HERE / "images" / "reproduction-distance.png")
     page = TEXT.format(
         cost=cost(published.where(lambda run: not is_further(run))),

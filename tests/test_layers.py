@@ -32,7 +32,7 @@ LAYERS = (
 CORE = LAYERS[: LAYERS.index("lens") + 1]
 CURVATURE_IMPORTS = {"curvature", "accelerate", "precision", "risk", "losses", "tree", "errors", "networks"}
 
-KNOWN_VIOLATIONS: set[tuple[str, str]] = {("paper", "cli")}
+KNOWN_VIOLATIONS: set[tuple[str, str]] = set()
 """(importer, imported) that are still to be removed. Remove the entry with the import; add none."""
 KNOWN_FAST_IMPORTS: set[str] = set()
 """Folders of the core that still import `fast`."""

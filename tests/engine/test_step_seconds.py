@@ -93,7 +93,7 @@ def sweep(store: Path, *lrs: float) -> list[float | None]:
     """step_seconds of the runs, of which every epoch has 8 steps."""
     how: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 500, "execution": "run-by-run", "device": "cpu"}
     runs = glocal.sweep("rotated-digits", ["sgd"], lrs, [1], store=store, **how)
-    (kept,) = results.read(results.write(runs[:1], store / "results.npz"))
+    (kept,) = results.read(results.write(runs[:1], store / "results.parquet"))
     assert kept.info["cost"] == runs[0].info["cost"]
     return [run.info["cost"]["step_seconds"] for run in runs]
 

@@ -62,7 +62,7 @@ def test_entries_of_two_classes_are_all_equal(tmp_path: Path) -> None:
 
 
 def test_runs_of_all_classes_are_those_of_table_1(tmp_path: Path) -> None:
-    part = Selection(table1.DEMO, (table1.DEMO.named("ogd-gtl"),), (0.1,), (11,), tasks=2, epochs=1)
+    part = Selection(table1.DEMO, (table1.DEMO.row("ogd-gtl"),), (0.1,), (11,), tasks=2, epochs=1)
     (run,) = train(part, store=tmp_path, device="cpu")
     piece = {"part": "forgetting", "classes": 10, "algorithm": "ogd-gtl", **SMALL, "slots": 500}
     (row,) = STUDY.measure(piece, Place(torch.device("cpu"), None, tmp_path))

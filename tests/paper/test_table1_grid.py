@@ -9,7 +9,7 @@ import pytest
 
 from glocal.challenges.rotated import random_angle
 from glocal.errors import GlocalError
-from glocal.paper import icarl_buffer, published, table1
+from glocal.paper import published, table1
 from glocal.paper.selection import Selection
 from glocal.sweeps import resolve
 
@@ -18,7 +18,7 @@ DIGITS = table1.DEMO
 
 
 def test_every_published_cell_has_exactly_one_configuration() -> None:
-    covered = Counter(table1.cell(column, row, lr) for column, row, lr in table1.grid())
+    covered = Counter(column.published_cell(row, lr) for column, row, lr in table1.grid())
     assert len(published.cells()) == 5 * 5 + 2 * 6 * 5
     assert all(covered[cell] == 1 for cell in published.cells())
 
@@ -26,8 +26,8 @@ def test_every_published_cell_has_exactly_one_configuration() -> None:
 def test_every_row_is_an_algorithm_with_these_options_and_the_published_locality() -> None:
     for column, row, lr in table1.grid():
         made = resolve.algorithm(row.algorithm, row.options)
-        assert table1.row_of(column, row.algorithm, made.config["options"]) == row
-        counterpart = table1.cell(column, row, lr)
+        assert column.find_row(row.algorithm, made.config["options"]) == row
+        counterpart = column.published_cell(row, lr)
         assert counterpart is None or counterpart.locality == made.value.locality
 
 
@@ -80,8 +80,8 @@ SPLIT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("challenge", "tasks", "epochs"), [("split-cifar10", 5, 50), ("split-tinyimagenet", 10, 100)])
 def test_published_protocol_of_the_split_challenges(challenge: str, tasks: int, epochs: int) -> None:
     column = table1.COLUMNS[challenge]
-    assert {row.algorithm: row.options for row in (*column.rows, *column.further)} == SPLIT[challenge]
-    compared = {row.algorithm: row.published for row in (*column.rows, *column.further) if row.published}
+    assert {row.algorithm: row.options for row in column.all_rows} == SPLIT[challenge]
+    compared = {row.algorithm: row.published for row in column.all_rows if row.published}
     names = ("agem", "er", "si", "ewc", "icarl")
     assert compared == {name: name for name in names} | {"ogd-published": "ogd"}
     assert (column.tasks, column.epochs, column.batch_size, column.examples) == (tasks, epochs, 32, 10_000)
@@ -115,7 +115,7 @@ def test_angles_are_those_of_the_method_and_the_seed() -> None:
 
 @pytest.mark.parametrize(("row", "method"), [("er", "er"), ("agem", "agem"), ("ewc", "sgd"), ("ogd-gtl", "sgd")])
 def test_every_row_meets_its_angles(row: str, method: str) -> None:
-    made = Selection(DIGITS, (DIGITS.named(row),)).challenge(DIGITS.named(row), None)
+    made = Selection(DIGITS, (DIGITS.row(row),)).challenge(DIGITS.row(row), None)
     assert not isinstance(made, str)
     assert made.options["angles"] == {str(seed): published.angles(method)[seed] for seed in published.SEEDS}
     assert made.tasks == DIGITS.tasks
@@ -131,12 +131,12 @@ def test_angles_from_the_seed_are_the_same_for_all() -> None:
 def test_seeds_and_tasks_without_published_angles_are_refused() -> None:
     with pytest.raises(GlocalError, match=r"seed 3.*--angles seed"):
         Selection(DIGITS, DIGITS.rows, seeds=(11, 3))
-    with pytest.raises(GlocalError, match=r"21 tasks.*20 angles"):
+    with pytest.raises(GlocalError, match=r"21 tasks.* 20 were published"):
         Selection(DIGITS, DIGITS.rows, tasks=21)
 
 
 def test_buffers_differ_in_their_selection_alone() -> None:
-    for column in (*icarl_buffer.COLUMNS.values(), icarl_buffer.DEMO):
+    for column in (*table1.ICARL_COLUMNS.values(), table1.ICARL_DEMO):
         herding, random = column.rows
         assert (herding.algorithm, random.algorithm) == ("icarl", "icarl-random")
         assert herding.options == random.options

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from fake_runs import fake_run
 from rich.console import Console
@@ -21,7 +22,7 @@ from glocal.errors import GlocalError
 from glocal.metrics import Scope, summary
 from glocal.paper import published, results
 from glocal.paper.comparison import Comparison, ComparisonRow, Estimate, compare, render, write_tables
-from glocal.paper.table1 import COLUMNS, cell
+from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Run
 
 ROTATED = COLUMNS["rotated-mnist"]
@@ -36,7 +37,7 @@ def run(row: str, lr: float, seed: int, acc: float, forgetting: float, **more: A
     Of `fake_run`, forgetting is lost T / (2 (T−1)) and accuracy learnt − lost / 2.
     """
     lost = 2 * (T - 1) / T * forgetting / 100
-    chosen = ROTATED.named(row)
+    chosen = ROTATED.row(row)
     made = fake_run(
         chosen.algorithm,
         lr,
@@ -56,7 +57,7 @@ def runs_of(row: str, off: float, slope: float = 0.0) -> list[Run]:
     """Five seeds at five rates; means `off` points above the published ones, forgetting `slope` more for every rate."""
     made = []
     for i, lr in enumerate(ROTATED.lrs):
-        theirs = cell(ROTATED, ROTATED.named(row), lr)
+        theirs = ROTATED.published_cell(ROTATED.row(row), lr)
         acc, forgetting = (theirs.acc_mean, theirs.forgetting_mean) if theirs else (80.0, 10.0)
         for seed, extra in zip(published.SEEDS, SPREAD, strict=True):
             # Seeds differ more at higher rates: their differences between rates differ too.
@@ -121,7 +122,7 @@ def split_run(seed: int = 11, setting: str = "task", **more: Any) -> Run:
         epochs=50,
         setting=setting,
         network={"name": "resnet18"},
-        options={"options": dict(column.named("si").options)},
+        options={"options": dict(column.row("si").options)},
     )
     return replace(made, config={**made.config, "batch_size": 32, "precision": "bf16", **more})
 
@@ -303,18 +304,17 @@ def test_formats_agree(tmp_path: Path) -> None:
         render(made, "xls")
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
-def test_results_in_one_small_file_give_the_same_table(suffix: str, tmp_path: Path) -> None:
+def test_results_in_one_small_file_give_the_same_table(tmp_path: Path) -> None:
     """All rows of a column, with matrices that do not compress."""
     chance = np.random.default_rng(0)
     ours = []
-    for row in (*ROTATED.rows, *ROTATED.further):
+    for row in ROTATED.all_rows:
         for one in runs_of(row.algorithm, 1.0, slope=2.0):
             noisy = np.round(one.arrays["test_class_accuracy"] + chance.normal(0, 0.01, (T + 1, T)), 4)
             arrays = {**one.arrays, "test_class_accuracy": noisy, "test_task_accuracy": noisy}
             ours.append(replace(one, arrays=arrays))
     ours[3] = run(ours[3].config["algorithm"]["name"], ours[3].lr, ours[3].seed, 70, 10, diverged=3)
-    path = results.write(ours, tmp_path / f"results{suffix}")
+    path = results.write(ours, tmp_path / "results.parquet")
     assert path.stat().st_size < 2_000_000
     again = results.read(path, path)
     assert len(again) == len(ours)
@@ -329,11 +329,10 @@ def test_results_in_one_small_file_give_the_same_table(suffix: str, tmp_path: Pa
 
 def test_results_of_tasks_of_unequal_number_and_both_accuracies(tmp_path: Path) -> None:
     ours = [fake_run("er", tasks=2), fake_run("ewc", tasks=5, setting="task", challenge="split-digits")]
-    for suffix in results.SUFFIXES:
-        again = results.read(results.write(ours, tmp_path / f"r{suffix}"))
-        for one, other in zip(ours, again, strict=True):
-            for name in results.LISTS:
-                np.testing.assert_allclose(one.arrays[name], other.arrays[name], atol=1e-7)
+    again = results.read(results.write(ours, tmp_path / "r.parquet"))
+    for one, other in zip(ours, again, strict=True):
+        for name in results.LISTS:
+            np.testing.assert_allclose(one.arrays[name], other.arrays[name], atol=1e-7)
 
 
 def test_results_are_added_to_those_that_are_there(tmp_path: Path) -> None:
@@ -345,7 +344,7 @@ def test_results_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     results.add([], path)
     assert len(results.read(path)) == 2
     path.write_bytes(b"PAR1")
-    with pytest.raises(GlocalError, match="no file of results"):
+    with pytest.raises(GlocalError, match="not a result file"):
         results.add([second], path)
 
 
@@ -359,7 +358,7 @@ for seed in range(8):
 
 
 def test_two_who_add_to_one_file_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "r.npz"
+    path = tmp_path / "r.parquet"
     here = str(Path(__file__).parent)
     both = [subprocess.Popen([sys.executable, "-c", ADDING, here, str(path), name]) for name in ("er", "si")]
     assert [one.wait(120) for one in both] == [0, 0]
@@ -372,7 +371,7 @@ def test_trends_of_diverged_and_unpaired_runs() -> None:
     diverged = [run("laplace", lr, 11, 80, 5, diverged=3 if lr > 0.01 else None) for lr in ROTATED.lrs]
     unpaired = [run("er", lr, 11 if lr < 0.01 else 13, 80, 5) for lr in ROTATED.lrs]
     column = COLUMNS["split-cifar10"]
-    ewc = {"name": "ewc", "options": dict(column.named("ewc").options)}
+    ewc = {"name": "ewc", "options": dict(column.row("ewc").options)}
     local = [
         replace(split_run(algorithm=ewc), config={**split_run(algorithm=ewc).config, "lr": lr}) for lr in column.lrs
     ]
@@ -389,25 +388,26 @@ def test_published_angles_are_called_by_their_name() -> None:
         one = fake_run()
         challenge = {**one.config["challenge"], "options": {"angles": given}}
         one = replace(one, config={**one.config, "challenge": challenge})
-        assert results.named(one).config["challenge"]["options"]["angles"] == "published"
+        assert results.with_named_angles(one).config["challenge"]["options"]["angles"] == "published"
         given["11"] = [0.0] * 20
-        assert results.named(one) == one
+        assert results.with_named_angles(one) == one
 
 
-@pytest.mark.parametrize("name", ["r.parquet", "r.npz", "r.txt"])
-def test_files_that_are_no_results(name: str, tmp_path: Path) -> None:
-    with pytest.raises(GlocalError, match=name):
-        results.read(tmp_path / name)
-    (tmp_path / name).write_bytes(b"something else")
-    with pytest.raises(GlocalError, match="no file of results"):
-        results.read(tmp_path / name)
-    if not name.endswith("txt"):
-        whole = results.write([run("er", 0.01, 11, 80, 5)], tmp_path / name).read_bytes()
-        for length in (len(whole) // 2, len(whole) - 1):
-            (tmp_path / name).write_bytes(whole[:length])
-            with pytest.raises(GlocalError, match="no file of results, or not the whole file") as refused:
-                results.read(tmp_path / name)
-            assert len(str(refused.value).splitlines()) == 1
-    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+def test_files_that_are_no_results(tmp_path: Path) -> None:
+    path = tmp_path / "r.parquet"
+    with pytest.raises(GlocalError, match=r"r\.parquet"):
+        results.read(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(GlocalError, match="not a result file"):
+        results.read(path)
+    content = results.write([run("er", 0.01, 11, 80, 5)], path).read_bytes()
+    for length in (len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(GlocalError, match="not a result file, or is incomplete") as refused:
+            results.read(path)
+        assert len(str(refused.value).splitlines()) == 1
+    pl.DataFrame({"a": [1]}).write_parquet(path)
     with pytest.raises(GlocalError, match="has no config"):
-        results.read(tmp_path / "other.npz")
+        results.read(path)
+    with pytest.raises(GlocalError, match=r"'r\.txt' was given"):
+        results.write([], tmp_path / "r.txt")

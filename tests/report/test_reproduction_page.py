@@ -35,7 +35,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def short(
     row: str, lr: float, seconds: float = 2.0, steps: int = 10, cohort: int = 4, pace: float = 0.2, **info: Any
 ) -> Run:
-    chosen = TINY.named(row)
+    chosen = TINY.row(row)
     made = fake_run(
         row,
         lr,
@@ -67,7 +67,7 @@ def cifar(seed: int, accuracy: float) -> Run:
         learnt=2 * accuracy - 1 + lost / 2,
         lost=lost,
         network={"name": "resnet18"},
-        options={"options": dict(column.named("ewc").options)},
+        options={"options": dict(column.row("ewc").options)},
     )
     return replace(made, config={**made.config, "batch_size": 32})
 

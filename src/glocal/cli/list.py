@@ -101,8 +101,8 @@ def _entries(kind: str, own: Iterable[str]) -> list[Entry]:
 
         return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
     from glocal.cli.demo import Demo
-    from glocal.paper.experiments import EXPERIMENTS
     from glocal.paper.studies import TITLES
+    from glocal.paper.table1 import EXPERIMENTS
 
     summary = (Demo.__doc__ or "").strip().splitlines()[0]
     named = [{"name": e.name, "command": e.command, "description": e.description} for e in EXPERIMENTS.values()]

@@ -82,8 +82,8 @@ def _parse(arguments: list[str]) -> Any:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     if name == "paper" and rest and not rest[0].startswith("-"):
-        from glocal.paper.experiments import EXPERIMENTS
         from glocal.paper.studies import TITLES
+        from glocal.paper.table1 import EXPERIMENTS
 
         experiments = ("list", *EXPERIMENTS, *TITLES)
         if rest[0] not in experiments:

@@ -1,208 +1,279 @@
-"""Table 1 of the paper, from runs to files: what `glocal paper table1` and `python -m glocal.paper.table1` both do.
-
-It needs torch, numpy and safetensors, and takes rich, matplotlib and polars or pyarrow where they are installed.
-"""
+"""`glocal paper table1`, `distance` and `icarl-buffer`: tables and figures made from the runs of Table 1."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
+
+from glocal.cli.common import Count, Flag, Integers, Names, Numbers, PathName
 from glocal.errors import GlocalError, unknown
-from glocal.metrics import Over
-from glocal.paper import results
-from glocal.paper.comparison import Comparison, angles_of, compare, relabel
-from glocal.paper.selection import Selection, selected, train
-from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, Angles, chosen, column
-from glocal.precision import PRECISIONS
-from glocal.store.run import Run, Runs
-from glocal.sweeps.training import NullProgress, ProgressReporter
+
+if TYPE_CHECKING:
+    from glocal.paper.comparison import Comparison
+    from glocal.paper.selection import Selection
+    from glocal.paper.table1 import Column
+    from glocal.store.run import Run, Runs
+
+Output = Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")]
+Paths = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
-class Job:
-    """Which part of the table, from which runs."""
+class RunOptions:
+    """Options that select runs of a table; missing runs are trained unless --results is given."""
 
-    challenge: Sequence[str] = ()
-    algorithms: Sequence[str] = ()
-    lrs: Sequence[float] = ()
-    seeds: Sequence[int] = ()
-    tasks: int | None = None
-    epochs: int | None = None
-    angles: Angles | None = None
-    precision: str | None = None
-    further: bool = False
-    demo: bool = False
+    challenge: Names = ()
+    """rotated-mnist, split-cifar10, split-tinyimagenet (default: the first that the experiment has)."""
+    lrs: Numbers = ()
+    """Learning rates (default: the published ones)."""
+    seeds: Integers = ()
+    """Seeds (default: 11 13 33 21 55)."""
+    tasks: Count = None
+    """Stop after this many tasks."""
+    epochs: Count = None
+    """Epochs per task (default: as published)."""
+    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    """Precision of matrix products (default: fp32; bf16 for ResNet-18 on a GPU)."""
+    demo: Flag = False
+    """A small version on the embedded digits that takes less than a minute."""
     store: Path = Path("runs-paper")
-    data: Path | None = None
+    """Folder that keeps finished runs."""
+    data: PathName = None
+    """Folder with data sets, searched first."""
     device: str = "auto"
-    out: Path | None = None
-    results: Sequence[Path] = ()
+    """auto, cpu, cuda or cuda:N."""
+    results: Paths = ()
+    """Result files to read instead of training."""
 
-    def selections(self) -> list[Selection]:
+    def _columns(self, columns: Mapping[str, Column], demo: Column, experiment: str) -> list[Column]:
         if self.demo and self.challenge:
-            raise GlocalError("--demo has a challenge of its own, rotated-digits: leave --challenge out.")
-        columns = [DEMO] if self.demo else [column(name) for name in self.challenge or ("rotated-mnist",)]
-        return selected(
-            columns,
-            lambda column: chosen(column, self.algorithms, self.further),
-            self.lrs,
-            self.seeds,
-            self.tasks,
-            self.epochs,
-            self.angles or "published",
-            self.precision,
-        )
+            raise GlocalError(f"--demo has its own challenge, {demo.challenge}: leave --challenge out.")
+        for name in self.challenge:
+            if name not in columns:
+                raise unknown(f"challenge of {experiment}:", name, columns)
+        return [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
 
-    def runs(self) -> Runs:
-        """The runs, trained where the store misses them, or read from files of results.
+    def _train(self, selections: Sequence[Selection], on_row: Callable[[Runs], object] | None = None) -> Runs:
+        from glocal.paper.results import with_named_angles
+        from glocal.paper.selection import train
+        from glocal.report.progress import Bars
+        from glocal.store.run import Runs
 
-        What is finished is added to the results in `out` after every row: an interrupted job leaves a file of all it
-        did, and of what was there before.
-        """
-        if self.results:
-            return self._read()
-        if self.out is not None:
-            _folder(self.out)
-            if _kept(self.out).exists():
-                results.read(_kept(self.out))  # complains before hours of training
-        runs: list[Runs] = []
-        progress = bars()
+        progress = Bars()
+        runs: list[Run] = []
+        for selection in selections:
+            options: dict[str, Any] = {"store": self.store, "data": self.data, "device": self.device}
+            runs += train(selection, **options, progress=progress, on_row=on_row)
+        return Runs([with_named_angles(run) for run in runs])
 
-        def note(more: Runs) -> None:
-            if self.out is not None:
-                results.add(more, _kept(self.out))
+    def _read(self, demo: Column, **more: tuple[Sequence[object], Callable[[Run], object]]) -> Runs:
+        """Read result files and keep the runs that match the given options; raise an error if there are none."""
+        from glocal.paper import results
 
-        for selection in self.selections():
-            more = train(
-                selection, store=self.store, data=self.data, device=self.device, progress=progress, finished=note
-            )
-            runs.append(more)
-        return Runs([results.named(run) for part in runs for run in part])
+        def single(value: object) -> list[object]:
+            return [] if value is None else [value]
 
-    def _read(self) -> Runs:
-        """Of results that are read those that are asked for, all of them where nothing is; none is a mistake."""
         runs = results.read(*self.results)
-        own = (DEMO.challenge,) if self.demo else ()
-        asked: dict[str, tuple[Sequence[object], Callable[[Run], object]]] = {
-            "challenge": ((*self.challenge, *own), lambda run: run.challenge),
-            "algorithm": (self.algorithms, lambda run: run.config["algorithm"]["name"]),
+        filters: dict[str, tuple[Sequence[object], Callable[[Run], object]]] = {
+            "challenge": ((*self.challenge, *([demo.challenge] if self.demo else [])), lambda run: run.challenge),
             "lr": (self.lrs, lambda run: run.lr),
             "seed": (self.seeds, lambda run: run.seed),
-            "tasks": (_one(self.tasks), lambda run: run.tasks),
-            "epochs": (_one(self.epochs), lambda run: run.config["epochs"]),
-            "angles": (
-                _one(self.angles),
-                lambda run: angles_of(run) if run.challenge.startswith("rotated-") else self.angles,
-            ),
-            "precision": (_one(self.precision), lambda run: run.config["precision"]),
+            "tasks": (single(self.tasks), lambda run: run.tasks),
+            "epochs": (single(self.epochs), lambda run: run.config["epochs"]),
+            "precision": (single(self.precision), lambda run: run.config["precision"]),
+            **more,
         }
-        for kind, (wanted, of) in asked.items():
-            held = {of(run) for run in runs}
-            for name in wanted:
-                if name not in held:
-                    raise unknown(f"{kind} in these results:", name, map(str, held))
-        found = runs.where(lambda run: all(not wanted or of(run) in wanted for wanted, of in asked.values()))
-        if not found:
-            named = (f"{kind} {' '.join(map(str, wanted))}" for kind, (wanted, _) in asked.items() if wanted)
-            raise GlocalError(f"of the {len(runs)} runs in these results none has {', '.join(named)}.")
-        return found
+        for kind, (values, value_of) in filters.items():
+            present = {value_of(run) for run in runs}
+            for value in values:
+                if value not in present:
+                    raise unknown(f"{kind} in these results:", value, map(str, present))
+        selected = runs.where(lambda run: all(not values or of(run) in values for values, of in filters.values()))
+        if not selected:
+            given = (f"{kind} {' '.join(map(str, values))}" for kind, (values, _) in filters.items() if values)
+            raise GlocalError(f"none of the {len(runs)} runs in these results has {', '.join(given)}.")
+        return selected
 
 
-def _one(given: object) -> list[object]:
-    return [] if given is None else [given]
+@dataclass(frozen=True)
+class TableOptions(RunOptions):
+    """Options of the experiments that use the rows of Table 1."""
+
+    algorithms: Names = ()
+    """Rows of the table (default: all standard ones)."""
+    angles: Literal["published", "seed"] | None = None
+    """Published angles of each method and seed (default), or angles drawn from the seed, equal for all algorithms."""
+    extra: Flag = False
+    """Add rows that the paper's table does not have: gem and derpp; on rotated-mnist laplace and optimal-soft, on the
+    others icarl-random."""
+
+    def runs(self, out: Path | None = None) -> Runs:
+        """Return the selected runs; with `out`, add them to its result file after every row that is trained."""
+        from glocal.paper import results
+        from glocal.paper.comparison import angles_of
+        from glocal.paper.selection import Selection
+        from glocal.paper.table1 import COLUMNS, DEMO
+
+        if self.results:
+
+            def angles(run: Run) -> str | None:
+                return angles_of(run) if run.challenge.startswith("rotated-") else self.angles
+
+            names = self.algorithms, lambda run: run.config["algorithm"]["name"]
+            return self._read(DEMO, algorithm=names, angles=([self.angles] if self.angles else [], angles))
+        selections = [
+            Selection(
+                column,
+                column.select_rows(self.algorithms, self.extra),
+                lrs=self.lrs,
+                seeds=self.seeds,
+                tasks=self.tasks,
+                epochs=self.epochs,
+                angles=self.angles or "published",
+                precision=self.precision,
+            )
+            for column in self._columns(COLUMNS, DEMO, "table 1")
+        ]
+        if out is None:
+            return self._train(selections)
+        _require_folder(out)
+        if _result_file(out).exists():
+            results.read(_result_file(out))  # fail before training, not after
+        return self._train(selections, on_row=lambda runs: results.add(runs, _result_file(out)))
 
 
-def _kept(out: Path) -> Path:
-    """The file of results in a folder."""
-    return out / f"results{results.suffix()}"
+@dataclass(frozen=True)
+class Table1(TableOptions):
+    """Table 1: every cell ours, published, and their difference in standard errors; then the paper's test.
+
+    Run it again to continue where it stopped. --out writes the results to one small file, from which --results makes
+    the table without training.
+    For example: glocal paper table1 --demo; glocal paper table1 --device cuda --out table1
+    """
+
+    forgetting: Literal["t-1", "t"] = "t-1"
+    """Average forgetting over all tasks but the last, as the published numbers do, or over all, as the paper states."""
+    format: Literal["rich", "markdown", "latex", "csv", "json"] = "rich"
+    """Output format."""
+    out: PathName = None
+    """Folder to write to: results (added to those already there), the table in every format, and figures."""
+
+    def __call__(self) -> None:
+        from glocal.paper import results
+        from glocal.paper.comparison import compare, relabel, write_tables
+
+        runs = self.runs(self.out)
+        comparison = compare(runs, self.forgetting)
+        _print(comparison, self.format)
+        if self.out is not None:
+            paths = [results.add(runs, _result_file(self.out)), *write_tables(comparison, self.out)]
+            several = any(run.tasks > 1 for run in runs)  # forgetting is undefined for one task
+            for kind in ("distance", "forgetting") if several else ("distance",):
+                paths.append(relabel(runs).plot(kind, self.out / f"{kind}.png"))
+            if self.format == "rich":
+                print(f"Wrote {', '.join(map(str, paths))}")
 
 
-def _folder(path: Path) -> None:
-    """Complain before hours of training, not after."""
+@dataclass(frozen=True)
+class Distance(TableOptions):
+    """Figure: distance ‖θ_t − θ_0‖ against the learning rate, coloured by task, one panel per algorithm.
+
+    Uses the runs of table1 and trains those that the store does not hold.
+    For example: glocal paper distance --demo -o distance.png
+    """
+
+    output: Output = None
+    """File to write: .png, .pdf or .svg (default: distance.png)."""
+
+    def __call__(self) -> None:
+        from glocal.paper.comparison import relabel
+
+        path = _figure_path(self.output or Path("distance.png"))
+        print(f"Wrote {relabel(self.runs()).plot('distance', path)}")
+
+
+@dataclass(frozen=True)
+class IcarlBuffer(RunOptions):
+    """Figure: forgetting of iCaRL with herding and with random exemplars against the learning rate, and its test.
+
+    For example: glocal paper icarl-buffer --demo -o icarl.png
+    """
+
+    scope: Literal["task", "class"] = "task"
+    """Accuracy among the task's classes, as published, or among all classes; both are measured in the same runs."""
+    output: Output = None
+    """File to write: .png, .pdf or .svg (default: icarl-buffer.png)."""
+
+    def __call__(self) -> None:
+        from glocal.paper.comparison import compare, relabel
+        from glocal.report.figures import draw
+
+        path = _figure_path(self.output or Path("icarl-buffer.png"))
+        runs = self.runs()
+        _print(compare(runs, scope=self.scope))
+        print(f"Wrote {draw(relabel(runs), 'forgetting', path, scope=self.scope)}")
+
+    def runs(self) -> Runs:
+        from glocal.paper.selection import Selection
+        from glocal.paper.table1 import ICARL_ALGORITHMS, ICARL_COLUMNS, ICARL_DEMO
+
+        if self.results:
+            read = self._read(ICARL_DEMO)
+            runs = read.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
+            if not runs:
+                raise GlocalError(
+                    f"{', '.join(map(str, self.results))} has no matching run of {' or '.join(ICARL_ALGORITHMS)}; "
+                    "`glocal paper table1 --challenge split-cifar10 --extra --out FOLDER` writes results with both."
+                )
+            return runs
+        return self._train(
+            [
+                Selection(
+                    column,
+                    column.rows,
+                    lrs=self.lrs,
+                    seeds=self.seeds,
+                    tasks=self.tasks,
+                    epochs=self.epochs,
+                    precision=self.precision,
+                )
+                for column in self._columns(ICARL_COLUMNS, ICARL_DEMO, "icarl-buffer")
+            ]
+        )
+
+
+def _print(comparison: Comparison, format: str = "rich") -> None:
+    from rich.console import Console
+
+    from glocal.paper.comparison import render
+
+    output = render(comparison, format)
+    if isinstance(output, str):
+        print(output.rstrip())
+    else:
+        Console().print(output)
+
+
+def _result_file(folder: Path) -> Path:
+    return folder / "results.parquet"
+
+
+def _require_folder(path: Path) -> None:
+    """Create the output folder before training, so that an error costs no time."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GlocalError(f"cannot make the folder '{path}': {error.strerror or error}.") from error
+        raise GlocalError(f"cannot create the folder '{path}': {error.strerror or error}.") from error
 
 
-def bars() -> ProgressReporter:
-    """Bars on a terminal and lines elsewhere, where rich is installed."""
-    try:
-        from glocal.report.progress import Bars
-    except ImportError:
-        return NullProgress()
-    return Bars()
+def _figure_path(path: Path) -> Path:
+    """Check the suffix of a figure before training."""
+    from glocal.report.figures import SUFFIXES
 
-
-def publish(runs: Runs, made: Comparison, out: Path) -> list[Path]:
-    """The results, beside those that are there, the table in every format and the figures, as files; one task has
-    nothing to forget."""
-    from glocal.paper.comparison import write_tables
-
-    paths = [results.add(runs, _kept(out)), *write_tables(made, out)]
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return paths
-    kinds = ("distance", "forgetting") if any(run.tasks > 1 for run in runs) else ("distance",)
-    return [*paths, *(relabel(runs).plot(kind, out / f"{kind}.png") for kind in kinds)]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command without the command line's libraries."""
-    parser = argparse.ArgumentParser(
-        prog="python -m glocal.paper.table1",
-        description="Table 1 of the paper beside its published numbers. Run it again to go on where it stopped.",
-    )
-    parser.add_argument("--challenge", nargs="+", default=(), help=f"any of {', '.join(COLUMNS)} (the first)")
-    parser.add_argument("--algorithms", nargs="+", default=(), help="rows of the table (all standard ones)")
-    parser.add_argument("--lrs", nargs="+", type=float, default=(), help="learning rates (the published ones)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=(), help="seeds (11 13 33 21 55)")
-    parser.add_argument("--tasks", type=int, help="stop after so many tasks")
-    parser.add_argument("--epochs", type=int, help="passes over each task (as published)")
-    parser.add_argument("--angles", choices=ANGLES, help="published, or from the seed alone (published)")
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, help="how exactly the network multiplies (fp32; on a GPU bf16 for ResNet-18)"
-    )
-    parser.add_argument("--further", action="store_true", help="with the rows that the paper does not have")
-    parser.add_argument("--demo", action="store_true", help="a small table on the embedded digits")
-    parser.add_argument("--forgetting", choices=("t-1", "t"), default="t-1", help="averaged over so many tasks")
-    parser.add_argument("--store", type=Path, default=Path("runs-paper"), help="where runs are kept")
-    parser.add_argument("--data", type=Path, help="a folder with data sets")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--out", type=Path, help="a folder for results, tables and figures")
-    parser.add_argument("--results", nargs="+", type=Path, default=(), help="files of results: nothing is trained")
-    options = vars(parser.parse_args(arguments))
-    forgetting: Over = options.pop("forgetting")
-    try:
-        job = Job(**options)
-        runs = job.runs()
-        made = compare(runs, forgetting)
-        show(made)
-        if job.out is not None:
-            print("Wrote", ", ".join(map(str, publish(runs, made, job.out))))
-    except GlocalError as error:
-        print(f"glocal: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("glocal: stopped. Run the same command again to go on.", file=sys.stderr)
-        return 130
-    return 0
-
-
-def show(made: Comparison, format: str = "rich") -> None:
-    from glocal.paper.comparison import render
-
-    if format == "rich":
-        try:
-            from rich.console import Console
-        except ImportError:
-            format = "markdown"
-        else:
-            Console().print(render(made, "rich"))
-            return
-    print(str(render(made, format)).rstrip())
+    if path.suffix.lower() not in SUFFIXES:
+        raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
+    return path

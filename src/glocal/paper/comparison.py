@@ -20,7 +20,7 @@ from glocal.errors import GlocalError, unknown
 from glocal.metrics import OVER, TREND_LRS, Over, Scope, forgetting_trend, low_minus_high, over_seeds, scope_of, summary
 from glocal.paper.published import SEEDS
 from glocal.paper.published import Cell as PublishedCell
-from glocal.paper.table1 import COLUMNS, cell, row_of
+from glocal.paper.table1 import COLUMNS
 from glocal.report import table
 from glocal.report.groups import format_lr
 from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables
@@ -364,7 +364,7 @@ def _label(run: Run) -> str:
     column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
     if column is None or not any(row.algorithm == algorithm["name"] for row in column.all_rows):
         return str(algorithm["name"])
-    matches = row_of(column, algorithm["name"], algorithm.get("options", {})) is not None
+    matches = column.find_row(algorithm["name"], algorithm.get("options", {})) is not None
     return str(algorithm["name"]) if matches else run.algorithm
 
 
@@ -383,8 +383,8 @@ def _published_cell(run: Run, scope: Scope | None) -> PublishedCell | None:
     column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
     if column is None or not _has_published_size(run) or not _has_published_scope(run, scope):
         return None
-    row = row_of(column, algorithm["name"], algorithm.get("options", {}))
-    return None if row is None else cell(column, row, run.lr)
+    row = column.find_row(algorithm["name"], algorithm.get("options", {}))
+    return None if row is None else column.published_cell(row, run.lr)
 
 
 def _row(group: Sequence[Run], scope: Scope | None, with_published: bool) -> ComparisonRow:

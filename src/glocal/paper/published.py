@@ -1,4 +1,4 @@
-"""The published numbers: the cells of Table 1, and the angles its Rotated-MNIST column was measured with."""
+"""Published data: the cells of Table 1, and the rotation angles of its Rotated-MNIST column."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SEEDS = (11, 13, 33, 21, 55)
 
 @dataclass(frozen=True)
 class Cell:
-    """One (challenge, algorithm, lr) of Table 1: mean and deviation over the five seeds, in percent.
+    """One (challenge, algorithm, lr) of Table 1: mean and standard deviation over five seeds, in percent.
 
-    Forgetting is averaged over the T−1 tasks before the last: over all T, as the appendix states it, accuracy plus
-    forgetting is the mean accuracy right after learning, and twelve published cells would pass 100.
+    Forgetting is averaged over the T−1 tasks before the last. The appendix states an average over all T, but then
+    accuracy plus forgetting is the mean accuracy right after learning, and it would exceed 100 in twelve cells.
     """
 
     challenge: str
@@ -33,26 +33,26 @@ class Cell:
 
 @cache
 def cells() -> tuple[Cell, ...]:
-    """Every cell of Table 1 that has a number."""
-    named = ("challenge", "algorithm", "locality")
-    return tuple(Cell(**{k: v if k in named else float(v) for k, v in row.items()}) for row in _rows("table1.csv"))  # type: ignore[arg-type]
+    """Return every cell of Table 1 that has a number."""
+    texts = ("challenge", "algorithm", "locality")
+    return tuple(Cell(**{k: v if k in texts else float(v) for k, v in row.items()}) for row in _rows("table1.csv"))  # type: ignore[arg-type]
 
 
 @cache
 def angles(method: str) -> dict[int, list[float]]:
-    """Rotated-MNIST's angles in degrees, a list of 20 for each seed, as this method met them.
+    """Return the 20 angles of Rotated-MNIST in degrees for each seed, as the published runs of this method had them.
 
-    They were drawn from one stream a seed that replay consumes too. So the methods that draw nothing from it ('sgd',
-    'ewc', 'si', 'ogd') share a sequence, and 'agem' and 'er' have their own.
+    The published code drew angles and replayed examples from one random stream per seed. So the methods without replay
+    ('sgd', 'ewc', 'si', 'ogd') share their angles, and 'agem' and 'er' have their own.
     """
-    found: dict[str, dict[int, dict[int, float]]] = {}
+    sequences: dict[str, dict[int, dict[int, float]]] = {}
     for row in _rows("rotated-mnist-angles.csv"):
         for name in row["methods"].split(", "):
-            by_task = found.setdefault(name, {}).setdefault(int(row["seed"]), {})
+            by_task = sequences.setdefault(name, {}).setdefault(int(row["seed"]), {})
             by_task[int(row["task"])] = float(row["degrees"])
-    if method not in found:
-        raise unknown("method with published angles", method, found)
-    return {seed: [degrees for _, degrees in sorted(tasks.items())] for seed, tasks in found[method].items()}
+    if method not in sequences:
+        raise unknown("method with published angles", method, sequences)
+    return {seed: [degrees for _, degrees in sorted(tasks.items())] for seed, tasks in sequences[method].items()}
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:

@@ -1,58 +1,50 @@
-"""Many runs as one small file: a row a run, from which tables and figures are made again without the store.
+"""Result files: many runs in one small Parquet file, enough to make every table and figure without the store.
 
-Parquet where polars or pyarrow is installed, a compressed .npz elsewhere. A row has what identifies the run, every
-number of `glocal.metrics.summary` in percent, what it cost, and, as lists, the test accuracies R[t, o] row by row
-(those among the task's own classes only where they differ), ‖θ_t − θ_0‖ and ‖θ_t − θ_{t−1}‖ for every task.
+One row per run: what identifies it, the statistics of `glocal.metrics.summary` in percent, its cost, and as lists the
+test accuracies R[t, o] (those among the task's classes only if they differ), ‖θ_t − θ_0‖ and ‖θ_t − θ_{t−1}‖.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import published
+from glocal.report.groups import PERCENT
 from glocal.store.files import Lock, report_os_errors
 from glocal.store.run import Run, Runs
 
-SUFFIXES = (".parquet", ".npz")
+if TYPE_CHECKING:
+    import polars
+
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
-VECTORS = ("distance_from_init", "update_norm")
-LISTS = (*MATRICES, *VECTORS)
-PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy")
-
-
-def suffix() -> str:
-    """The suffix of the file that can be written here."""
-    return ".parquet" if _installed("polars") or _installed("pyarrow") else ".npz"
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
+LISTS = (*MATRICES, "distance_from_init", "update_norm")
+REQUIRED = ("config", "info", *LISTS)
 
 
 def write(runs: Iterable[Run], path: str | Path) -> Path:
-    """Write the runs, in place of what was there."""
+    """Write runs to a .parquet file, replacing it."""
+    import polars as pl
+
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise GlocalError(f"results are written to .parquet or .npz; '{path.name}' was given.")
-    columns = _columns([named(run) for run in runs])
-    part = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+    if path.suffix != ".parquet":
+        raise GlocalError(f"results are written to .parquet files; '{path.name}' was given.")
+    rows = [_row(with_named_angles(run)) for run in runs]
+    names = list(rows[0]) if rows else REQUIRED
+    types = dict.fromkeys(LISTS, pl.List(pl.Float32))
+    frame = pl.DataFrame([pl.Series(name, [row[name] for row in rows], dtype=types.get(name)) for name in names])
+    part = path.with_name(f".{path.stem}-{os.getpid()}.parquet")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        (_write_parquet if path.suffix == ".parquet" else _write_npz)(columns, part)
+        frame.write_parquet(part, compression="zstd", compression_level=19)
         os.replace(part, path)
     except OSError as error:
         raise GlocalError(f"cannot write the results to '{path}': {error.strerror or error}.") from error
@@ -60,62 +52,52 @@ def write(runs: Iterable[Run], path: str | Path) -> Path:
 
 
 def read(*paths: str | Path) -> Runs:
-    """The runs of one file or of several. A run that is in two of them counts once, as the later one has it."""
-    found: list[Run] = []
+    """Read the runs of result files; of equal runs the last one is kept."""
+    runs: list[Run] = []
     for path in map(Path, paths):
-        columns = _load(path)
-        for i in range(len(columns["config"])):
+        for i, row in enumerate(_load(path).iter_rows(named=True)):
             try:
-                run = _run({k: values[i] for k, values in columns.items()})
+                runs.append(_run(row))
             except (KeyError, ValueError, TypeError) as error:
-                raise GlocalError(f"'{path}' holds no results of glocal: row {i + 1} cannot be read.") from error
-            found.append(run)
-    return merged(found)
+                raise GlocalError(f"'{path}' is not a result file of glocal: row {i + 1} cannot be read.") from error
+    return merge(runs)
 
 
-def merged(runs: Iterable[Run]) -> Runs:
+def merge(runs: Iterable[Run]) -> Runs:
     """Keep one run per configuration: the last."""
     return Runs(list({json.dumps(run.config, sort_keys=True): run for run in runs}.values()))
 
 
 def add(runs: Iterable[Run], path: str | Path) -> Path:
-    """Write the runs beside those that are there. Who adds to the same file at the same time waits."""
+    """Add runs to a result file; concurrent writers wait for each other."""
     path = Path(path)
     with report_os_errors("write the results to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with Lock(path.with_name(f".{path.stem}.lock")):
-            return write(merged([*(read(path) if path.exists() else ()), *map(named, runs)]), path)
+            return write(merge([*(read(path) if path.exists() else ()), *map(with_named_angles, runs)]), path)
 
 
-def named(run: Run) -> Run:
-    """The run with published angles called by that name, for they differ between the methods of one column."""
+def with_named_angles(run: Run) -> Run:
+    """Replace published angles in the configuration by the word 'published', since they differ between methods."""
     challenge = run.config["challenge"]
-    given = challenge.get("options", {}).get("angles")
-    if not isinstance(given, Mapping):
+    angles = challenge.get("options", {}).get("angles")
+    if not isinstance(angles, Mapping):
         return run
-    known = [published.angles(method) for method in ("sgd", "agem", "er")]
-    same = any({int(seed): list(of) for seed, of in given.items()} == angles for angles in known)
+    by_seed = {int(seed): list(sequence) for seed, sequence in angles.items()}
+    if by_seed not in [published.angles(method) for method in ("sgd", "agem", "er")]:
+        return run
     options = {**challenge["options"], "angles": "published"}
-    return replace(run, config={**run.config, "challenge": {**challenge, "options": options}}) if same else run
-
-
-def _columns(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    rows = [_row(run) for run in runs]
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else _row_names())}
-
-
-def _row_names() -> list[str]:
-    return ["config", "info", *LISTS]
+    return replace(run, config={**run.config, "challenge": {**challenge, "options": options}})
 
 
 def _row(run: Run) -> dict[str, Any]:
     cost, versions = run.info.get("cost", {}), run.info.get("versions", {})
-    numbers = summary(run) | {"forgetting_over_t": summary(run, over="t")["forgetting"]}
+    statistics = summary(run) | {"forgetting_over_t": summary(run, over="t")["forgetting"]}
     arrays = {name: np.asarray(run.arrays[name], dtype=np.float32).ravel() for name in LISTS}
     if np.array_equal(arrays["test_class_accuracy"], arrays["test_task_accuracy"], equal_nan=True):
         arrays["test_task_accuracy"] = arrays["test_task_accuracy"][:0]
     percent = (*PERCENT, "forgetting_over_t")
-    kept = {k: v for k, v in run.info.items() if k not in ("versions", "cost", "notes", "monitored")}
+    info = {k: v for k, v in run.info.items() if k not in ("notes", "monitored")}
     return {
         "challenge": run.challenge,
         "algorithm": run.config["algorithm"]["name"],
@@ -124,14 +106,14 @@ def _row(run: Run) -> dict[str, Any]:
         "lr": float(run.lr),
         "seed": int(run.seed),
         "tasks": int(run.tasks),
-        **{name: 100 * x if name in percent else x for name, x in numbers.items()},
+        **{name: 100 * x if name in percent else x for name, x in statistics.items()},
         "diverged": run.diverged is not None,
         "seconds": float(cost.get("seconds", np.nan)),
         "memory_bytes": int(cost.get("memory_bytes", 0)),
         "device": str(versions.get("device", "")),
         "torch": str(versions.get("torch", "")),
         "config": json.dumps(run.config, sort_keys=True),
-        "info": json.dumps({**kept, "cost": cost, "versions": versions}, sort_keys=True),
+        "info": json.dumps(info, sort_keys=True),
         **arrays,
     }
 
@@ -141,76 +123,24 @@ def _run(row: Mapping[str, Any]) -> Run:
     tasks = config["challenge"]["tasks"]
     arrays = {name: np.asarray(row[name], dtype=np.float64) for name in LISTS}
     for name in MATRICES:
-        whole = arrays[name] if arrays[name].size else arrays["test_class_accuracy"]
-        arrays[name] = whole.reshape(tasks + 1, tasks)
+        values = arrays[name] if arrays[name].size else arrays["test_class_accuracy"]
+        arrays[name] = values.reshape(tasks + 1, tasks)
     return Run(config, arrays, {"notes": [], **info})
 
 
-def _write_parquet(columns: Mapping[str, list[Any]], path: Path) -> None:
-    if _installed("polars"):
-        import polars as pl
+def _load(path: Path) -> polars.DataFrame:
+    import polars as pl
 
-        series = [pl.Series(k, v, dtype=pl.List(pl.Float32) if k in LISTS else None) for k, v in columns.items()]
-        pl.DataFrame(series).write_parquet(path, compression="zstd", compression_level=19)
-    else:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        floats = pa.list_(pa.float32())
-        arrays = {k: pa.array(v, type=floats if k in LISTS else None) for k, v in columns.items()}
-        parquet.write_table(pa.table(arrays), path, compression="zstd", compression_level=19)
-
-
-def _write_npz(columns: Mapping[str, list[Any]], path: Path) -> None:
-    """Lists of unequal length as one array and their lengths."""
-    arrays: dict[str, np.ndarray] = {}
-    for name, values in columns.items():
-        if name in LISTS:
-            arrays[name] = np.concatenate([np.empty(0, np.float32), *values])
-            arrays[f"{name}.lengths"] = np.array([len(v) for v in values], dtype=np.int64)
-        else:
-            arrays[name] = np.array(values) if values else np.empty(0, dtype="U1")
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-
-def _load(path: Path) -> Mapping[str, Sequence[Any]]:
-    needed = set(_row_names())
     try:
-        columns = _load_parquet(path) if path.suffix == ".parquet" else _load_npz(path)
+        with path.open("rb") as file:
+            if file.read(4) != b"PAR1":
+                raise ValueError("it is not Parquet")
+        frame = pl.read_parquet(path)
     except OSError as error:
         raise GlocalError(f"the results '{path}' cannot be read: {error.strerror or error}.") from error
-    except GlocalError:
-        raise
-    except Exception as error:  # every library has its own
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise GlocalError(f"'{path}' is no file of results, or not the whole file: {said.rstrip('.')}.") from error
-    if missing := sorted(needed - set(columns)):
-        raise GlocalError(f"'{path}' is no file of results: it has no {', '.join(missing)}.")
-    return columns
-
-
-def _load_parquet(path: Path) -> Mapping[str, Sequence[Any]]:
-    with path.open("rb") as file:  # readers differ in what they say of a file that is not there
-        if file.read(4) != b"PAR1":
-            raise ValueError("it is not Parquet")
-    if _installed("polars"):
-        import polars as pl
-
-        return pl.read_parquet(path).to_dict(as_series=False)
-    if _installed("pyarrow"):
-        from pyarrow import parquet
-
-        return parquet.read_table(path).to_pydict()
-    raise GlocalError(f"to read '{path}' polars or pyarrow must be installed.")
-
-
-def _load_npz(path: Path) -> Mapping[str, Sequence[Any]]:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-        columns: dict[str, Sequence[Any]] = {}
-        for name in held.files:
-            if name in LISTS:
-                columns[name] = np.split(held[name], np.cumsum(held[f"{name}.lengths"])[:-1])
-            elif not name.endswith(".lengths"):
-                columns[name] = held[name].tolist()
-        return columns
+    except (ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise GlocalError(f"'{path}' is not a result file, or is incomplete: {reason}.") from error
+    if missing := sorted(set(REQUIRED) - set(frame.columns)):
+        raise GlocalError(f"'{path}' is not a result file: it has no {', '.join(missing)}.")
+    return frame

@@ -1,8 +1,8 @@
-"""A part of an experiment, perhaps at another size, and how it is trained: one sweep a row, resumed by asking again."""
+"""Train parts of Table 1, one sweep per row; runs that the store holds are not trained again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +14,15 @@ from glocal.paper import published
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.store.run import Runs
 from glocal.sweeps.resolve import choose_device
-from glocal.sweeps.sweep import sweep
-from glocal.sweeps.training import ProgressReporter
+from glocal.sweeps.sweep import ProgressReporter, sweep
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of a column, at these rates and seeds; tasks, epochs and precision are the column's own unless given.
+    """Rows of a column at some learning rates and seeds; fields left out have the column's values.
 
-    angles: of a rotated challenge, those published for every method and seed, or drawn from the seed alone, the same
-        for all algorithms.
+    angles: for a rotated challenge, the 'published' angles of each method and seed, or angles drawn from the 'seed',
+        which are the same for all algorithms.
     """
 
     column: Column
@@ -38,24 +37,23 @@ class Selection:
     def __post_init__(self) -> None:
         if self.angles not in ANGLES:
             raise unknown("kind of angles", self.angles, ANGLES)
-        if self.rotated:
-            known = published.angles("sgd")
-            strange = [str(seed) for seed in self.all_seeds if seed not in known]
-            if strange:
+        if self.has_published_angles:
+            angles = published.angles("sgd")
+            missing = [str(seed) for seed in self.all_seeds if seed not in angles]
+            if missing:
                 raise GlocalError(
-                    f"no angles were published for seed {', '.join(strange)}, only for {', '.join(map(str, known))}; "
-                    "with --angles seed any seed will do."
+                    f"no angles were published for seed {', '.join(missing)}, only for {', '.join(map(str, angles))}; "
+                    "use --angles seed for other seeds."
                 )
-            longest = len(next(iter(known.values())))
-            if self.all_tasks > longest:
+            available = len(next(iter(angles.values())))
+            if self.all_tasks > available:
                 raise GlocalError(
-                    f"{self.all_tasks} tasks were asked for; {longest} angles were published for a seed. "
-                    "With --angles seed any number of tasks will do."
+                    f"{self.all_tasks} tasks need as many angles, but {available} were published per seed; "
+                    "use --angles seed for more tasks."
                 )
 
     @property
-    def rotated(self) -> bool:
-        """Whether the challenge depends on published angles."""
+    def has_published_angles(self) -> bool:
         return self.column.challenge.startswith("rotated-") and self.angles == "published"
 
     @property
@@ -75,8 +73,8 @@ class Selection:
         return len(self.rows) * len(set(self.all_lrs)) * len(set(self.all_seeds))
 
     def challenge(self, row: Row, data: str | Path | None) -> str | Challenge:
-        """What the row's runs meet: the angles of all seeds, so that a run's name does not depend on who else runs."""
-        if not self.rotated:
+        """Return the challenge of a row, with the angles of all seeds, so that run names do not depend on `seeds`."""
+        if not self.has_published_angles:
             return self.column.challenge
         return make(self.column.challenge, self.all_tasks, data, angles=published.angles(row.angles))
 
@@ -88,11 +86,20 @@ def train(
     data: str | Path | None = None,
     device: str = "auto",
     progress: ProgressReporter | None = None,
-    finished: Callable[[Runs], None] | None = None,
+    on_row: Callable[[Runs], object] | None = None,
 ) -> Runs:
-    """All runs of a selection, row by row; `finished` is told what there is after each row."""
+    """Train all runs of a selection that the store does not hold, row by row.
+
+    Args:
+        selection: what to train.
+        store: folder that keeps finished runs.
+        data: folder with data sets to look in first.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        progress: where to report progress.
+        on_row: called after each row with all runs so far.
+    """
     column, runs = selection.column, Runs([])
-    together = None if progress is None else Together(progress, selection.runs)
+    combined = None if progress is None else CombinedProgress(progress, selection.runs)
     try:
         for row in selection.rows:
             challenge = selection.challenge(row, data)
@@ -110,35 +117,30 @@ def train(
                 store=store,
                 data=data,
                 device=device,
-                precision=selection.precision or precision_on(column, choose_device(device).type),
-                progress=together,
+                precision=selection.precision or column.precision_on(choose_device(device).type),
+                progress=combined,
             )
             runs = Runs([*runs, *more])
-            if finished is not None:
-                finished(runs)
+            if on_row is not None:
+                on_row(runs)
     finally:
-        if together is not None:
-            together.close()
+        if combined is not None:
+            combined.close()
     return runs
 
 
-def precision_on(column: Column, device: str) -> str:
-    """The column's own on a GPU; a CPU gains nothing by less than fp32."""
-    return column.precision if device == "cuda" else "fp32"
-
-
-class Together:
-    """Watches several sweeps as if they were one of so many runs."""
+class CombinedProgress:
+    """Report several sweeps as one sweep of `runs` runs; `close` ends it."""
 
     def __init__(self, progress: ProgressReporter, runs: int) -> None:
-        self._progress, self._runs, self._begun = progress, runs, False
+        self._progress, self._runs, self._started = progress, runs, False
 
     def start(self, runs: int, finished: int) -> None:
-        if self._begun:
+        if self._started:
             self._progress.finish_cohort(finished)
         else:
             self._progress.start(self._runs, finished)
-            self._begun = True
+            self._started = True
 
     def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
         return self._progress.start_cohort(label, runs, tasks, steps, done)
@@ -153,23 +155,8 @@ class Together:
         self._progress.message(text)
 
     def stop(self) -> None:
-        """Of one sweep: others follow."""
+        """Do nothing: another sweep may follow."""
 
     def close(self) -> None:
-        if self._begun:
+        if self._started:
             self._progress.stop()
-
-
-def selected(
-    columns: Sequence[Column],
-    rows: Callable[[Column], tuple[Row, ...]],
-    lrs: Sequence[float] = (),
-    seeds: Sequence[int] = (),
-    tasks: int | None = None,
-    epochs: int | None = None,
-    angles: Angles = "published",
-    precision: str | None = None,
-) -> list[Selection]:
-    """The same choice on several challenges."""
-    choice = tuple(lrs), tuple(seeds), tasks, epochs, angles, precision
-    return [Selection(column, rows(column), *choice) for column in columns]

@@ -1,15 +1,13 @@
-r"""Table 1 (§6.1): accuracy and forgetting of local and global algorithms over learning rates, as data.
+r"""Configurations of Table 1 and of the figure on iCaRL's buffer (§6.1).
 
-A `Column` is a challenge with its published protocol, a `Row` an algorithm with its published hyperparameters. On a
-machine without the command line's libraries: `python -m glocal.paper.table1 --help`.
+A `Column` is a challenge with its published training protocol, a `Row` an algorithm with its published hyperparameters.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from glocal.errors import unknown
@@ -21,9 +19,10 @@ ANGLES: tuple[Angles, ...] = ("published", "seed")
 
 @dataclass(frozen=True)
 class Row:
-    """An algorithm with its options, and the name of the published row that it is compared with, if there is one.
+    """An algorithm with its options.
 
-    angles: whose published angles it meets; who has none of its own meets those of plain SGD.
+    published: name of the published row to compare with, if there is one.
+    angles: method whose published angles to use; methods without published angles use those of plain SGD.
     """
 
     algorithm: str
@@ -34,54 +33,80 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A challenge, how its tasks are trained, and its rows: the standard ones, and further ones on demand."""
+    """A challenge, its training protocol and its rows; `extra_rows` are not in the paper's table."""
 
     challenge: str
     network: str
     setting: str | None
     tasks: int
     examples: int
-    """Training examples of a task."""
+    """Training examples per task."""
     epochs: int
     batch_size: int
     lrs: tuple[float, ...]
     rows: tuple[Row, ...]
-    further: tuple[Row, ...] = ()
+    extra_rows: tuple[Row, ...] = ()
     seeds: tuple[int, ...] = SEEDS
     train_eval: int = 2_000
     precision: str = "fp32"
-    """On a GPU: bf16 for ResNet-18, where it is far faster; parameters and statistics stay fp32."""
+    """Precision on a GPU: bf16 for ResNet-18, where it is much faster; parameters and statistics stay fp32."""
 
     @property
     def steps(self) -> int:
-        """Steps of one run."""
+        """Training steps of one run."""
         return self.tasks * self.epochs * math.ceil(self.examples / self.batch_size)
 
     @property
     def all_rows(self) -> tuple[Row, ...]:
-        return (*self.rows, *self.further)
+        return (*self.rows, *self.extra_rows)
 
-    def named(self, algorithm: str) -> Row:
-        every = {row.algorithm: row for row in self.all_rows}
-        if algorithm not in every:
-            raise unknown(f"row of table 1 on {self.challenge}:", algorithm, every)
-        return every[algorithm]
+    def row(self, algorithm: str) -> Row:
+        by_name = {row.algorithm: row for row in self.all_rows}
+        if algorithm not in by_name:
+            raise unknown(f"row of table 1 on {self.challenge}:", algorithm, by_name)
+        return by_name[algorithm]
+
+    def select_rows(self, algorithms: Sequence[str] = (), extra: bool = False) -> tuple[Row, ...]:
+        """Return rows by name; by default the standard ones, and the extra ones if `extra` is set."""
+        if algorithms:
+            return tuple(self.row(name) for name in dict.fromkeys(algorithms))
+        return self.all_rows if extra else self.rows
+
+    def find_row(self, algorithm: str, options: Mapping[str, Any]) -> Row | None:
+        """Return the row of this algorithm all of whose options have these values."""
+        for row in self.all_rows:
+            if row.algorithm == algorithm and all(options.get(k) == v for k, v in row.options.items()):
+                return row
+        return None
+
+    def published_cell(self, row: Row, lr: float) -> Cell | None:
+        """Return the published numbers to compare a row with."""
+        key = self.challenge, row.published, lr
+        return next((c for c in cells() if (c.challenge, c.algorithm, c.lr) == key), None)
+
+    def precision_on(self, device: str) -> str:
+        """Return the column's precision on a GPU and fp32 on a CPU, which gains nothing from less."""
+        return self.precision if device == "cuda" else "fp32"
+
+    def describe_cost(self) -> str:
+        runs = len(self.rows) * len(self.lrs) * len(self.seeds)
+        return f"{self.challenge}: {runs} runs of {self.steps:,} steps ({self.network}, batch {self.batch_size})"
 
 
-def _rows(slots: int, si: float, ewc: float, ogd: int, **normalised: str) -> tuple[Row, ...]:
-    """The rows that all challenges have. λ of the published EWC goes with no ½: here it is twice as large.
+def _rows(slots: int, si: float, ewc: float, ogd: int, **batchnorm: str) -> tuple[Row, ...]:
+    """Return the rows that all challenges have.
 
-    The published OGD row was measured with a procedure that is plain SGD in all but name (`ogd-published`); the
-    paper's OGD-GTL is a row of its own, with as many samples. `normalised` are options that matter to networks with
-    BatchNorm, whose statistics the published EWC and OGD disturb.
+    The published EWC penalty has no factor ½, so ours is twice as large. The code behind the published OGD row is
+    nearly plain SGD (`ogd-published`); the paper's OGD-GTL is a row of its own with as many samples. `batchnorm` are
+    options for networks with BatchNorm, whose statistics the published EWC and OGD change.
     """
     return (
         Row("sgd"),
         Row("agem", {"slots": slots, "filling": "batch"}, "agem", angles="agem"),
         Row("er", {"slots": slots}, "er", angles="er"),
         Row("si", {"penalty": si, "damping": 1.0, "importance": "published"}, "si", angles="si"),
-        Row("ewc", {"penalty": 2 * ewc, "fisher": "published", **normalised}, "ewc", angles="ewc"),
-        Row("ogd-published", {"slots": ogd, **normalised}, "ogd", angles="ogd"),
+        Row("ewc", {"penalty": 2 * ewc, "fisher": "published", **batchnorm}, "ewc", angles="ewc"),
+        Row("ogd-published", {"slots": ogd, **batchnorm}, "ogd", angles="ogd"),
         Row("ogd-gtl", {"slots": ogd}, angles="ogd"),
     )
 
@@ -90,8 +115,8 @@ def icarl(slots: int) -> Row:
     return Row("icarl", {"slots": slots, "features": "raw"}, "icarl")
 
 
-def _further(slots: int) -> tuple[Row, ...]:
-    """Rows that the paper does not have on the split challenges, but for `icarl-random`, which is in a figure."""
+def _extra_rows(slots: int) -> tuple[Row, ...]:
+    """Return rows that the paper's table lacks on the split challenges; `icarl-random` is in one of its figures."""
     return (
         Row("icarl-random", icarl(slots).options),
         Row("gem", {"slots": slots, "margin": 0.5, "damping": 0.001}),
@@ -114,7 +139,7 @@ COLUMNS: dict[str, Column] = {
             batch_size=128,
             lrs=(0.001, 0.005, 0.01, 0.05, 0.1),
             rows=_rows(slots=500, si=1.0, ewc=0.7, ogd=500),
-            further=(
+            extra_rows=(
                 Row("gem", {"slots": 500, "margin": 0.5, "damping": 0.001}),
                 Row("derpp", {"slots": 500, "alpha": 0.5, "beta": 1.0}),
                 Row("laplace"),
@@ -132,7 +157,7 @@ COLUMNS: dict[str, Column] = {
             precision="bf16",
             lrs=SPLIT_LRS,
             rows=(*_rows(slots=200, si=0.5, ewc=10.0, ogd=200, statistics="published"), icarl(200)),
-            further=_further(200),
+            extra_rows=_extra_rows(200),
         ),
         Column(
             "split-tinyimagenet",
@@ -145,7 +170,7 @@ COLUMNS: dict[str, Column] = {
             precision="bf16",
             lrs=SPLIT_LRS,
             rows=(*_rows(slots=500, si=0.5, ewc=25.0, ogd=200, statistics="published"), icarl(500)),
-            further=_further(500),
+            extra_rows=_extra_rows(500),
         ),
     )
 }
@@ -159,49 +184,84 @@ DEMO = Column(
     epochs=2,
     batch_size=128,
     lrs=(0.02, 0.05, 0.2, 0.5),
-    rows=tuple(COLUMNS["rotated-mnist"].named(name) for name in ("sgd", "er", "si", "ewc", "ogd-gtl")),
-    further=tuple(COLUMNS["rotated-mnist"].named(name) for name in ("agem", "ogd-published", "gem", "derpp")),
+    rows=tuple(COLUMNS["rotated-mnist"].row(name) for name in ("sgd", "er", "si", "ewc", "ogd-gtl")),
+    extra_rows=tuple(COLUMNS["rotated-mnist"].row(name) for name in ("agem", "ogd-published", "gem", "derpp")),
     seeds=SEEDS[:3],
     train_eval=500,
 )
 
 
-def column(challenge: str) -> Column:
-    if challenge not in COLUMNS:
-        raise unknown("challenge of table 1:", challenge, COLUMNS)
-    return COLUMNS[challenge]
+ICARL_ALGORITHMS = ("icarl", "icarl-random")
+"""iCaRL with exemplars chosen by herding at the task's solution, and at random (§6.1, last figure).
+
+The claim: with herding iCaRL forgets more at high learning rates than at low ones; with random exemplars it does not.
+"""
+
+
+def _icarl_rows(herding: Row) -> tuple[Row, ...]:
+    return herding, Row("icarl-random", herding.options)
+
+
+ICARL_COLUMNS: dict[str, Column] = {
+    name: replace(column, rows=_icarl_rows(column.row("icarl")), extra_rows=())
+    for name, column in COLUMNS.items()
+    if name.startswith("split-")
+}
+ICARL_DEMO = Column(
+    "split-digits",
+    network="mlp",
+    setting="task",
+    tasks=5,
+    examples=800,
+    epochs=3,
+    batch_size=64,
+    lrs=(0.02, 0.05, 0.3, 1.0),
+    rows=_icarl_rows(icarl(50)),
+    seeds=DEMO.seeds,
+    train_eval=500,
+)
 
 
 def grid() -> Iterator[tuple[Column, Row, float]]:
-    """Every (challenge, row, learning rate) of the whole table, the further rows included."""
+    """Yield every (column, row, learning rate) of the table, including the extra rows."""
     for column in COLUMNS.values():
         for row in column.all_rows:
             for lr in column.lrs:
                 yield column, row, lr
 
 
-def cell(column: Column, row: Row, lr: float) -> Cell | None:
-    """The published numbers that a configuration is compared with."""
-    key = column.challenge, row.published, lr
-    return next((c for c in cells() if (c.challenge, c.algorithm, c.lr) == key), None)
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure made from runs; the studies are listed in `paper.studies`."""
+
+    name: str
+    description: str
+    columns: tuple[Column, ...] = ()
+
+    @property
+    def command(self) -> str:
+        return f"glocal paper {self.name}"
+
+    def describe_costs(self) -> list[str]:
+        return [column.describe_cost() for column in self.columns] or ["nothing beyond table1"]
 
 
-def row_of(column: Column, algorithm: str, options: Mapping[str, Any]) -> Row | None:
-    """The row that an algorithm with these options belongs to: its own name, and every option the row fixes."""
-    for row in column.all_rows:
-        if row.algorithm == algorithm and all(options.get(k) == v for k, v in row.options.items()):
-            return row
-    return None
-
-
-def chosen(column: Column, algorithms: Sequence[str] = (), further: bool = False) -> tuple[Row, ...]:
-    """Rows by name; without names the standard ones, and the further ones where they are asked for."""
-    if algorithms:
-        return tuple(column.named(name) for name in dict.fromkeys(algorithms))
-    return column.all_rows if further else column.rows
-
-
-if __name__ == "__main__":
-    from glocal.cli.table1 import main
-
-    sys.exit(main())
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "table1",
+            "Table 1: accuracy and forgetting over learning rates, compared with the published numbers, and the test",
+            (*COLUMNS.values(), DEMO),
+        ),
+        Experiment(
+            "distance",
+            "Figure: distance from the initialisation against the learning rate, by task, from the runs of table1",
+        ),
+        Experiment(
+            "icarl-buffer",
+            "Figure: forgetting of iCaRL with herding and with random exemplars, against the learning rate",
+            (*ICARL_COLUMNS.values(), ICARL_DEMO),
+        ),
+    )
+}

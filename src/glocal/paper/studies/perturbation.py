@@ -354,7 +354,7 @@ def _piece(column: table1.Column, examples: int, samples: int = 2_000, direction
     return piece | {"lrs": list(column.lrs), "seed": column.seeds[0]} | numbers
 
 
-_MNIST, _CIFAR10 = table1.column("rotated-mnist"), table1.column("split-cifar10")
+_MNIST, _CIFAR10 = table1.COLUMNS["rotated-mnist"], table1.COLUMNS["split-cifar10"]
 _DIGITS = replace(table1.DEMO, lrs=(0.1, 0.5))
 _IMAGES = replace(_DIGITS, challenge="split-digits", network="small-resnet18", tasks=2, lrs=(0.05,), batch_size=32)
 

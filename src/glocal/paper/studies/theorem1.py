@@ -32,7 +32,7 @@ COLUMN = COLUMNS["rotated-mnist"]
 Options: TypeAlias = dict[str, dict[str, Any]]  # by algorithm
 ALGORITHMS: Options = {
     "sgd": {},
-    "ewc": dict(COLUMN.named("ewc").options),
+    "ewc": dict(COLUMN.row("ewc").options),
     "optimal-hard": {},
     "optimal-soft": {},
     "ogd": {"slots": 500},

@@ -14,11 +14,11 @@ import numpy as np
 
 from glocal.metrics import summary
 from glocal.paper import table1
-from glocal.paper.results import PERCENT
 from glocal.paper.selection import Selection, train
 from glocal.paper.studies.lr_plots import line, listed, lost, mean, names, order, pens, title
 from glocal.paper.studies.row_filters import column, distinct, where
 from glocal.paper.study import Piece, Place, Row
+from glocal.report.groups import PERCENT
 from glocal.report.style import FAINT, legend
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Tradeoff:
         chosen = _column(piece["demo"])
         part = Selection(
             chosen,
-            (chosen.named(piece["algorithm"]),),
+            (chosen.row(piece["algorithm"]),),
             tuple(piece["lrs"]),
             tuple(piece["seeds"]),
             piece["tasks"],
