@@ -203,12 +203,13 @@ def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> tuple[dict[st
     return by_kind, dict(list(longest.items())[:LONGEST])
 
 
+BATCHNORM_KERNELS = ("moments", "merge_moments", "normalize", "grad_sums", "merge_sums", "grad")
 OURS = {
-    **dict.fromkeys(("_moments", "_together", "_apply", "_slope_sums", "_add_up", "_slope_apply"), "batch norm"),
-    "_gather": "patches",
-    "_scatter": "patches",
-    "_descend": "descent",
-    "_widen": "descent",
+    **{f"_{name}_kernel": "batch norm" for name in BATCHNORM_KERNELS},
+    "_gather_kernel": "patches",
+    "_scatter_kernel": "patches",
+    "_update": "descent",
+    "_to_fp32": "descent",
     "_overlap": "projection",
     "_weighted": "projection",
 }

@@ -1,4 +1,4 @@
-"""The convolution whose derivatives are its own contractions: against torch's, once, twice, and mapped over runs."""
+"""The convolution's contractions, their derivatives and their batched forms, against torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def tensors(channels: int, width: int, side: int, k: int, *runs: int) -> tuple[T
 
 
 @pytest.mark.parametrize(("channels", "width", "side", "k", "stride", "padding"), SHAPES)
-def test_each_contraction_has_the_slopes_it_claims_and_they_have_theirs(
-    channels: int, width: int, side: int, k: int, stride: int, padding: int
-) -> None:
+def test_first_and_second_derivatives(channels: int, width: int, side: int, k: int, stride: int, padding: int) -> None:
     x, w = (t.requires_grad_() for t in tensors(channels, width, side, k))
     y = functional.conv2d(x, w, None, stride, padding).detach().requires_grad_()
     size = (side, side)
@@ -42,7 +40,7 @@ def test_each_contraction_has_the_slopes_it_claims_and_they_have_theirs(
 
 @pytest.mark.parametrize(("channels", "width", "side", "k", "stride", "padding"), SHAPES)
 @pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0)])
-def test_mapped_over_runs_it_is_every_runs_own(
+def test_batched_over_runs(
     channels: int, width: int, side: int, k: int, stride: int, padding: int, dims: tuple[int | None, int | None]
 ) -> None:
     given = tensors(channels, width, side, k, 3)
@@ -64,8 +62,8 @@ def test_mapped_over_runs_it_is_every_runs_own(
         torch.testing.assert_close(found, expected if dim == 0 else expected.sum(0), rtol=1e-9, atol=1e-10)
 
 
-def test_samples_within_runs_and_second_derivatives_within_both() -> None:
-    """Two maps, one in the other, and a Hessian inside: as curvature asks for."""
+def test_per_sample_hessians_batched_over_runs() -> None:
+    """Nested vmap with a Hessian inside, as curvature uses it."""
     x, w = tensors(2, 3, 4, 3, 2)
 
     def curvature(f: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -83,7 +81,7 @@ OPTIONS: list[dict] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_as_a_layer_it_is_torchs(options: dict) -> None:
+def test_the_layer_is_torchs(options: dict) -> None:
     torch.manual_seed(0)
     ours, theirs = Conv2d(4, 6, 3, **options).double(), nn.Conv2d(4, 6, 3, **options).double()
     theirs.load_state_dict(ours.state_dict())
@@ -92,7 +90,7 @@ def test_as_a_layer_it_is_torchs(options: dict) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_torchs_layers_are_ours_while_it_lasts(options: dict) -> None:
+def test_replacing_torchs_conv2d(options: dict) -> None:
     torch.manual_seed(0)
     layer, x = nn.Conv2d(4, 6, 3, **options).double(), torch.randn(2, 4, 9, 8, dtype=torch.float64)
     theirs = layer(x)
@@ -100,12 +98,12 @@ def test_torchs_layers_are_ours_while_it_lasts(options: dict) -> None:
         ours = layer(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     asked = options.items() - {("bias", False), ("stride", 2), ("padding", 2), ("padding", 1)}
-    particular = bool(asked - {("padding_mode", "circular")})  # whose rim is made before
+    particular = bool(asked - {("padding_mode", "circular")})  # padded before the convolution
     before = ours.grad_fn if options.get("bias") is False else ours.grad_fn.next_functions[0][0]
     assert ("ConvBackward" in str(before)) != particular
 
 
-def test_functions_take_numbers_pairs_and_single_images() -> None:
+def test_arguments_may_be_integers_pairs_and_single_images() -> None:
     x, w = tensors(3, 5, 6, 3)
     b = torch.arange(5.0, dtype=torch.float64)
     calls = [
@@ -121,8 +119,8 @@ def test_functions_take_numbers_pairs_and_single_images() -> None:
             torch.testing.assert_close(call(), theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_networks_that_view_their_images_in_order_need_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of convolutions with their channels last there is no such view."""
+def test_views_of_channels_last_outputs_become_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channels-last tensor has no such view."""
     ours = convolution.conv
     last = lambda *given: ours(*given).contiguous(memory_format=torch.channels_last)  # noqa: E731
     monkeypatch.setattr(convolution, "conv", last)
@@ -139,7 +137,7 @@ def test_networks_that_view_their_images_in_order_need_not_know(monkeypatch: pyt
         z.view(len(z), -1)
 
 
-def test_what_is_cast_or_complex_is_left_to_torch() -> None:
+def test_autocast_and_complex_inputs_are_left_to_torch() -> None:
     torch.manual_seed(0)
     for kind in (torch.float32, torch.complex64):
         x, w = torch.randn(2, 3, 6, 6, dtype=kind), torch.randn(4, 3, 3, 3, dtype=kind, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Features: what the last linear layer is given, whatever the network."""
+"""Features: the input of the last linear layer, in any network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from glocal.tree import Params, stack
 
 
 class Convolutional(nn.Module):
-    """BatchNorm, dropout, and a head that was made first and is called last."""
+    """BatchNorm, dropout, and a head that is defined first and called last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def images(n: int = 6) -> Tensor:
 
 
 @pytest.mark.parametrize("network", [lambda: MLP(16, 3, (7, 5)), Convolutional], ids=["mlp", "convolutional"])
-def test_the_head_makes_the_outputs_from_them(network: Callable[[], nn.Module]) -> None:
+def test_the_head_maps_features_to_outputs(network: Callable[[], nn.Module]) -> None:
     model, params, _ = make(network)
     features = model.features(params, images())
     assert features.shape == (6, 5)
@@ -51,7 +51,7 @@ def test_the_head_makes_the_outputs_from_them(network: Callable[[], nn.Module]) 
     torch.testing.assert_close(made, model.outputs(params, images()))
 
 
-def test_they_are_those_of_the_given_parameters_and_mode() -> None:
+def test_features_depend_on_parameters_and_mode() -> None:
     model, params, module = make(Convolutional)
     other = {k: p + 0.1 for k, p in params.items()}
     module.load_state_dict({**module.state_dict(), **other})
@@ -60,21 +60,21 @@ def test_they_are_those_of_the_given_parameters_and_mode() -> None:
     torch.testing.assert_close(model.features(other, images()), expected)
 
 
-def test_a_linear_network_has_its_inputs_for_features() -> None:
+def test_the_features_of_a_linear_network_are_its_inputs() -> None:
     model, params, _ = make(lambda: MLP(16, 3, ()))
     assert torch.equal(model.features(params, images()), images().flatten(1))
     bytes_ = (images() * 255).to(torch.uint8)
     torch.testing.assert_close(model.features(params, bytes_), bytes_.flatten(1) / 255)
 
 
-def test_mapped_they_are_every_runs_own() -> None:
+def test_batched_over_runs_features() -> None:
     made = [make(lambda: MLP(16, 3, (7, 5)), seed) for seed in range(3)]
     mapped = vmap(made[0][0].features, in_dims=(0, None))(stack([params for _, params, _ in made]), images())
     for run, (model, params, _) in enumerate(made):
         torch.testing.assert_close(mapped[run], model.features(params, images()))
 
 
-def test_asking_for_them_leaves_no_hook_behind() -> None:
+def test_hooks_are_removed() -> None:
     model, params, _ = make(Convolutional)
     model.features(params, images())
     with pytest.raises(RuntimeError):
@@ -82,7 +82,7 @@ def test_asking_for_them_leaves_no_hook_behind() -> None:
     assert not any(layer._forward_pre_hooks for layer in model.module.modules())
 
 
-def test_a_network_without_a_linear_layer_has_none() -> None:
+def test_a_network_without_a_linear_layer_raises() -> None:
     model, params, _ = make(lambda: nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()))
     with pytest.raises(GlocalError, match=r"last nn\.Linear layer, but Sequential calls none"):
         model.features(params, images())

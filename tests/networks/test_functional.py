@@ -1,4 +1,4 @@
-"""The prepared call is `torch.func.functional_call`, for every way a module can hold its tensors."""
+"""`FunctionalModule` against `torch.func.functional_call`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parametrized() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [Tied, normalised, parametrized])
-def test_as_functional_call(make: Callable[[], nn.Module]) -> None:
+def test_it_is_functional_call(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     module = make().train()
     before = copy.deepcopy(module.state_dict())
@@ -53,7 +53,7 @@ def test_as_functional_call(make: Callable[[], nn.Module]) -> None:
         assert torch.equal(tensor, before[key]), "the module's own tensors are back and as they were"
 
 
-def test_mapped_and_differentiated() -> None:
+def test_under_vmap_and_grad() -> None:
     torch.manual_seed(0)
     module = Tied()
     call = FunctionalModule(module)
@@ -69,7 +69,7 @@ def test_mapped_and_differentiated() -> None:
         torch.testing.assert_close(slope[key], expected[key])
 
 
-def test_tensors_that_the_module_replaces_are_told_and_those_given_stay() -> None:
+def test_replaced_buffers_are_returned() -> None:
     torch.manual_seed(0)
     module, x = BatchNorm2d(3).train(), torch.randn(4, 3, 2, 2)
     given = {k: t.detach().clone() for k, t in (*module.named_parameters(), *module.named_buffers())}
@@ -84,7 +84,7 @@ def test_tensors_that_the_module_replaces_are_told_and_those_given_stay() -> Non
     assert torch.equal(module.get_buffer("running_mean"), torch.zeros(3))
 
 
-def test_own_tensors_are_back_after_a_failure() -> None:
+def test_the_modules_tensors_are_restored_after_an_error() -> None:
     module = nn.Linear(4, 2)
     own = module.weight
     with pytest.raises(RuntimeError):

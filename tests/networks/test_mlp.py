@@ -40,7 +40,7 @@ def test_weights_are_xavier_uniform_and_biases_zero(digits_network: nn.Module) -
     assert all(not p.any() for p in digits_network.parameters() if p.dim() == 1)
 
 
-def test_it_is_relu_after_every_layer_but_the_last(digits_network: nn.Module) -> None:
+def test_relu_follows_every_layer_but_the_last(digits_network: nn.Module) -> None:
     (w1, b1), (w2, b2), (w3, b3) = zip(
         *[iter(p.detach().double() for p in digits_network.parameters())] * 2, strict=True
     )
@@ -63,7 +63,7 @@ def test_linear_is_torchs_linear(bias: bool) -> None:
     torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias))
 
 
-def test_a_run_alone_and_among_others_gives_the_same_bits(digits_network: nn.Module) -> None:
+def test_a_run_is_bit_equal_alone_and_in_a_cohort(digits_network: nn.Module) -> None:
     draw = torch.Generator().manual_seed(0)
     names = [k for k, _ in digits_network.named_parameters()]
     stacked = {k: 0.1 * torch.randn(9, *p.shape, generator=draw) for k, p in digits_network.named_parameters()}

@@ -21,7 +21,7 @@ QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 CLASSES = 3
 
 
-class Normalised(nn.Module):
+class WithBatchNorm(nn.Module):
     """A convolution and a hidden layer, each with BatchNorm."""
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ def assert_same(a: Params, b: Params) -> None:
 
 
 def torchs_gradients(module: nn.Module, x: Tensor, y: Tensor) -> Params:
-    """∇ of the mean cross-entropy as an ordinary training loop computes it; the module's buffers move."""
+    """Return ∇ of the mean cross-entropy as an ordinary training loop computes it; updates the module's buffers."""
     module.zero_grad()
     functional.cross_entropy(module(x), y).backward()
     return {k: p.grad.clone() for k, p in module.named_parameters() if p.grad is not None}
 
 
-def test_bytes_and_the_floats_they_stand_for_agree() -> None:
+def test_uint8_inputs_are_scaled() -> None:
     model = Model(MLP(16, CLASSES, (5,)), losses.get("cross-entropy"), 1)
     params = parameters_of(model.module)
     raw = torch.arange(256, dtype=torch.uint8).view(16, 1, 4, 4)
@@ -118,7 +118,7 @@ def test_weights_of_zero_and_one_choose_examples() -> None:
     assert_same(model_of(module).grad(parameters_of(module), x, y, chosen), expected)
 
 
-def test_nothing_weighed_gives_no_gradient() -> None:
+def test_zero_weights_give_a_zero_gradient() -> None:
     module = seeded(MLP, 0, 25, CLASSES)
     x, y = images(6)
     gradients = model_of(module).grad(parameters_of(module), x, y, torch.zeros(6))
@@ -134,7 +134,7 @@ def test_grad_of_an_unused_parameter_is_zero(vectorised: bool) -> None:
 
 
 def test_binding_leaves_the_original_buffers_untouched() -> None:
-    module = seeded(Normalised)
+    module = seeded(WithBatchNorm)
     model, held = model_of(module), buffers_of(module)
     x, y = images(8)
     bound = model.bind(held)
@@ -145,8 +145,8 @@ def test_binding_leaves_the_original_buffers_untouched() -> None:
     assert any(not torch.equal(bound.buffers[k], held[k]) for k in held)
 
 
-def test_two_training_passes_move_the_buffers_as_torch_does() -> None:
-    module = seeded(Normalised)
+def test_two_training_passes_update_the_buffers_as_torch_does() -> None:
+    module = seeded(WithBatchNorm)
     bound, params = model_of(module).bind(buffers_of(module)), parameters_of(module)
     module.train()
     for seed in (1, 2):
@@ -158,7 +158,7 @@ def test_two_training_passes_move_the_buffers_as_torch_does() -> None:
 
 
 def test_evaluation_changes_nothing_and_uses_the_running_statistics() -> None:
-    module = seeded(Normalised)
+    module = seeded(WithBatchNorm)
     module.train()
     module(images(30, 4)[0])
     trained = buffers_of(module)
@@ -171,8 +171,8 @@ def test_evaluation_changes_nothing_and_uses_the_running_statistics() -> None:
     torch.testing.assert_close(evaluating.outputs(parameters_of(module), x), one_by_one)
 
 
-def test_evaluating_does_not_end_training_of_the_model_it_came_from() -> None:
-    module = seeded(Normalised)
+def test_eval_mode_leaves_the_original_model_in_training() -> None:
+    module = seeded(WithBatchNorm)
     bound = model_of(module).bind(buffers_of(module))
     bound.eval_mode()
     bound.loss(parameters_of(module), *images(8))
@@ -181,8 +181,8 @@ def test_evaluating_does_not_end_training_of_the_model_it_came_from() -> None:
 
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("training", [True, False])
-def test_grad_is_torchs_and_moves_the_buffers_alike(vectorised: bool, training: bool) -> None:
-    module = seeded(Normalised)
+def test_grad_and_its_buffers_are_torchs(vectorised: bool, training: bool) -> None:
+    module = seeded(WithBatchNorm)
     module.train()
     module(images(30, 4)[0])
     bound, params = model_of(module, vectorised).bind(buffers_of(module), training), parameters_of(module)
@@ -193,8 +193,8 @@ def test_grad_is_torchs_and_moves_the_buffers_alike(vectorised: bool, training: 
     assert_same(bound.buffers, buffers_of(module))
 
 
-@pytest.mark.parametrize("make", [Normalised, lambda: MLP(25, CLASSES, (6,))], ids=["batchnorm", "mlp"])
-def test_grad_mapped_over_a_cohort_is_every_runs_own(make: type[nn.Module]) -> None:
+@pytest.mark.parametrize("make", [WithBatchNorm, lambda: MLP(25, CLASSES, (6,))], ids=["batchnorm", "mlp"])
+def test_grad_batched_over_runs(make: type[nn.Module]) -> None:
     modules = [seeded(make, seed) for seed in range(4)]
     model = model_of(modules[0], vectorised=True)
     data = [images(8, 10 + run) for run in range(4)]

@@ -1,4 +1,4 @@
-"""Input transforms: crops, flips and normalisation against loops over pixels, and when they happen."""
+"""Input transforms: crops, flips and normalization against loops over pixels, and when they apply."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def naive_crop(x: np.ndarray, padding: int, top: int, left: int, flip: bool) -> 
 
 @QUICK
 @given(st.data())
-def test_a_crop_is_that_of_a_loop_over_images(data: st.DataObject) -> None:
+def test_crop_against_a_loop(data: st.DataObject) -> None:
     n, padding = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3))
     shape = tuple(data.draw(st.integers(1, 6)) for _ in range(3))
     offsets = st.lists(st.integers(0, 2 * padding), min_size=n, max_size=n)
@@ -59,7 +59,7 @@ def test_a_crop_is_that_of_a_loop_over_images(data: st.DataObject) -> None:
         assert np.array_equal(found[i].numpy(), expected)
 
 
-def test_a_crop_is_that_of_pillow() -> None:
+def test_crop_against_pillow() -> None:
     x = pictures(6, (3, 8, 8))
     top, left, flip = torch.tensor([0, 8, 3, 4, 5, 1]), torch.tensor([8, 0, 4, 4, 2, 7]), torch.arange(6) % 2 == 0
     found = crop(x, 4, top, left, flip)
@@ -82,7 +82,7 @@ def test_images_are_scaled_then_normalised_channel_by_channel() -> None:
     assert torch.equal(x, pictures(4)), "the raw images stay"
 
 
-def test_zeros_of_the_padding_are_normalised_as_black_pixels_are() -> None:
+def test_padding_is_normalized_as_black_pixels() -> None:
     transform = InputTransform(STATISTICS, Augment(padding=50, flip=False))
     moved = transform.normalize(transform.augment(pictures(40), torch.tensor(1)))
     black = -torch.tensor(STATISTICS.mean) / torch.tensor(STATISTICS.std)
@@ -91,13 +91,13 @@ def test_zeros_of_the_padding_are_normalised_as_black_pixels_are() -> None:
 
 
 def positions(count: int, augment: Augment, key: int = 3) -> Tensor:
-    """Where a lone bright pixel in the middle goes, (count, 2)."""
+    """Return where a bright pixel in the middle is moved to, (count, 2)."""
     x = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
     x[:, 0, 4, 2] = 255
     return InputTransform(augment=augment).augment(x, torch.tensor(key)).flatten(1).argmax(1)
 
 
-def test_all_offsets_and_both_sides_are_equally_frequent() -> None:
+def test_offsets_and_flips_are_uniform() -> None:
     where = positions(20_000, Augment(padding=2, flip=True))
     rows, columns = where // 9, where % 9
     # Seen from the crop, the pixel stands at 4 ± 2 and at 2 ± 2, or mirrored at 6 ± 2; both are possible at 4.
@@ -108,17 +108,17 @@ def test_all_offsets_and_both_sides_are_equally_frequent() -> None:
     assert (abs(joint - expected / 5) < 5 * (expected / 5).sqrt()).all(), "rows and columns are independent"
 
 
-def test_without_a_flip_nothing_is_mirrored_and_without_padding_nothing_moves() -> None:
+def test_flip_and_padding_can_be_off() -> None:
     assert sorted(set((positions(2000, Augment(2, False)) % 9).tolist())) == [0, 1, 2, 3, 4]
     assert sorted(set(positions(2000, Augment(0, True)).tolist())) == [4 * 9 + 2, 4 * 9 + 6]
 
 
-def test_an_images_draws_do_not_depend_on_those_behind_it() -> None:
+def test_an_images_draws_do_not_depend_on_later_images() -> None:
     transform, x = InputTransform(augment=AUGMENT), pictures(10)
     assert torch.equal(transform.augment(x, torch.tensor(7))[:4], transform.augment(x[:4], torch.tensor(7)))
 
 
-def test_mapped_over_keys_and_images_it_is_the_same() -> None:
+def test_batched_over_keys() -> None:
     transform, x, keys = InputTransform(STATISTICS, AUGMENT), pictures(6).view(2, 3, *SHAPE), torch.tensor([5, -9])
     pass_through = lambda x, key: transform.normalize(transform.augment(x, key))  # noqa: E731
     together = vmap(pass_through)(x, keys)
@@ -127,7 +127,7 @@ def test_mapped_over_keys_and_images_it_is_the_same() -> None:
     assert torch.equal(shared, torch.stack([pass_through(x[0], key) for key in keys]))
 
 
-def test_floats_pass_as_they_are() -> None:
+def test_floats_are_not_changed() -> None:
     transform, x = InputTransform(STATISTICS, AUGMENT), torch.randn(3, *SHAPE)
     assert transform.normalize(x) is x and transform.augment(x, torch.tensor(1)) is x
 
@@ -140,7 +140,7 @@ def test_floats_pass_as_they_are() -> None:
         (InputTransform(STATISTICS), torch.zeros(2, 4, 4, 4, dtype=torch.uint8), "normalise has 3 channels"),
     ],
 )
-def test_what_cannot_pass_is_refused(transform: InputTransform, x: Tensor, message: str) -> None:
+def test_unsupported_inputs_raise(transform: InputTransform, x: Tensor, message: str) -> None:
     with pytest.raises(GlocalError, match=message):
         transform.check(x, "blobs")
     InputTransform().check(x, "blobs")
@@ -150,7 +150,7 @@ def test_what_cannot_pass_is_refused(transform: InputTransform, x: Tensor, messa
 
 
 class Echo(nn.Module):
-    """Its outputs are its inputs, times a parameter."""
+    """Returns its inputs times a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def echo(vectorised: bool = False) -> Model:
     )
 
 
-def test_augmented_in_training_with_a_key_and_nowhere_else() -> None:
+def test_only_training_with_a_key_augments() -> None:
     x, key = pictures(5), torch.tensor(11)
     plain = InputTransform(STATISTICS).normalize(x).flatten(1)
     model = echo()
@@ -180,7 +180,7 @@ def test_augmented_in_training_with_a_key_and_nowhere_else() -> None:
         assert torch.equal(still.prepare(x).flatten(1), plain)
 
 
-def test_every_batch_that_passes_has_numbers_of_its_own_and_every_key_begins_anew() -> None:
+def test_every_batch_of_a_key_has_its_own_draws() -> None:
     x, key = pictures(5), torch.tensor(11)
     first, second = (echo().bind({}, key=key) for _ in range(2))
     seen = [first.outputs(ONE, x) for _ in range(4)]
@@ -193,7 +193,7 @@ def test_every_batch_that_passes_has_numbers_of_its_own_and_every_key_begins_ane
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
-def test_gradients_and_copies_of_a_model_share_one_count(vectorised: bool) -> None:
+def test_gradients_and_copies_share_one_sequence_of_draws(vectorised: bool) -> None:
     x, y, key = pictures(5), torch.zeros(5, 105), torch.tensor(11)
     bound = echo(vectorised).bind({}, key=key)
     gradients = [float(bound.grad(ONE, x, y)["scale"]) for _ in range(2)]
@@ -206,16 +206,16 @@ def test_gradients_and_copies_of_a_model_share_one_count(vectorised: bool) -> No
     assert torch.equal(third, seen[2])
 
 
-def test_what_was_admitted_passes_again_unchanged_and_uncounted() -> None:
+def test_prepared_inputs_are_not_augmented_again() -> None:
     x, key = pictures(5), torch.tensor(11)
     bound, reference = echo().bind({}, key=key), echo().bind({}, key=key)
-    admitted = bound.prepare(x)
-    assert torch.equal(bound.outputs(ONE, admitted), reference.outputs(ONE, x))
-    assert torch.equal(bound.eval_mode().outputs(ONE, admitted), admitted.flatten(1))
+    prepared = bound.prepare(x)
+    assert torch.equal(bound.outputs(ONE, prepared), reference.outputs(ONE, x))
+    assert torch.equal(bound.eval_mode().outputs(ONE, prepared), prepared.flatten(1))
     assert torch.equal(bound.outputs(ONE, x), reference.outputs(ONE, x)), "the second raw batch for both"
 
 
-def test_without_augmentation_a_key_is_no_reason_for_a_copy() -> None:
+def test_without_augmentation_a_key_makes_no_copy() -> None:
     model = Model(Echo(), losses.get("squared-error"), transform=InputTransform(STATISTICS))
     assert model.bind({}, key=torch.tensor(3)) is model
 
@@ -238,7 +238,7 @@ def task_of_images(task: int, n: int = 12) -> Batch:
     return Batch(pictures(n, seed=task), y, torch.rand(n, generator=draw), torch.tensor(task))
 
 
-def test_icarl_distils_on_the_very_images_that_are_learnt() -> None:
+def test_icarl_distils_on_the_images_it_learns() -> None:
     model, params = image_model()
     algorithm = ICaRL(slots=8)
     memory = algorithm.init(model, params, task_of_images(0))
@@ -256,7 +256,7 @@ def test_icarl_distils_on_the_very_images_that_are_learnt() -> None:
     assert value != value_again, "and under another key they are other images"
 
 
-def test_gem_sees_the_same_images_mapped_and_one_task_after_the_other() -> None:
+def test_gem_sees_the_same_images_batched_and_one_by_one() -> None:
     found = []
     for vectorised in (False, True):
         model, params = image_model(vectorised=vectorised)

@@ -20,7 +20,7 @@ def columns(tasks: int = 3, hidden: Sequence[int] = (6, 4)) -> ProgressiveNetwor
 
 
 def by_hand(network: ProgressiveNetwork, x: Tensor, column: int) -> Tensor:
-    """h_i^t = relu(W_i^t h_{i−1}^t + b_i^t + U_i^t [h_{i−1}^1, …]), with nothing but the tensors' names."""
+    """h_i^t = relu(W_i^t h_{i−1}^t + b_i^t + U_i^t [h_{i−1}^1, …]), from the tensors' names."""
     p = dict(network.named_parameters())
     inputs: list[list[Tensor]] = []
     for t in range(column + 1):
@@ -36,14 +36,14 @@ def by_hand(network: ProgressiveNetwork, x: Tensor, column: int) -> Tensor:
 
 
 @pytest.mark.parametrize("column", [0, 1, 2])
-def test_a_column_is_the_papers_equation(column: int) -> None:
+def test_a_column_computes_the_papers_equation(column: int) -> None:
     network = columns()
     x = torch.randn(7, 5, dtype=torch.float64)
     torch.testing.assert_close(network(x, column), by_hand(network, x, column), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("column", [0, 1, 2])
-def test_gradients_enter_the_column_and_its_connections_alone(column: int) -> None:
+def test_only_the_column_and_its_connections_have_gradients(column: int) -> None:
     network = columns()
     x = torch.randn(7, 5, dtype=torch.float64)
     params = dict(network.named_parameters())
@@ -61,7 +61,7 @@ def test_gradients_enter_the_column_and_its_connections_alone(column: int) -> No
         )
 
 
-def test_columns_begin_as_different_networks_and_the_first_as_the_plain_one() -> None:
+def test_columns_are_initialized_differently() -> None:
     network = columns().float()
     torch.manual_seed(0)
     plain = mlp((5,), 3, (6, 4))
@@ -72,11 +72,11 @@ def test_columns_begin_as_different_networks_and_the_first_as_the_plain_one() ->
     assert not torch.equal(weights[1], weights[2])
 
 
-def test_a_single_layer_has_nothing_to_hear() -> None:
+def test_a_single_layer_has_no_connections() -> None:
     assert not list(columns(hidden=()).laterals.parameters())
 
 
-def test_a_layer_called_twice_is_not_joined() -> None:
+def test_a_layer_called_twice_is_not_connected() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -90,7 +90,7 @@ def test_a_layer_called_twice_is_not_joined() -> None:
     assert network(torch.zeros(2, 5), 1).shape == (2, 3)
 
 
-def test_earlier_columns_are_evaluated_and_their_mode_comes_back() -> None:
+def test_earlier_columns_run_in_evaluation_mode() -> None:
     def make(shape: Sequence[int], outputs: int) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, outputs))
 
@@ -115,7 +115,7 @@ geometry = st.tuples(
 
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(geometry, geometry, st.integers(1, 2))
-def test_a_lateral_convolution_is_an_ordinary_one_with_nothing_but_its_centre(
+def test_a_lateral_convolution_is_the_centre_of_an_ordinary_one(
     first: tuple[int, ...], second: tuple[int, ...], heard: int
 ) -> None:
     half, stride, padding, dilation = zip(first, second, strict=True)

@@ -1,4 +1,4 @@
-"""ResNet-18 against the same network made of torch's blocks, and what the rest of the house makes of it."""
+"""ResNet-18 against the same network made of torch's layers, and its use by the rest of the package."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_has_the_papers_number_of_parameters(outputs: int, parameters: int) -
 
 
 class Sum(nn.Module):
-    """The sum of two paths, and ReLU."""
+    """relu(a(x) + b(x))."""
 
     def __init__(self, long: nn.Module, short: nn.Module) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def of_torchs_blocks(width: int, outputs: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("side", [8, 32, 11])
-def test_it_is_the_network_of_torchs_blocks(side: int) -> None:
+def test_outputs_are_those_of_torchs_layers(side: int) -> None:
     torch.manual_seed(0)
     ours, theirs = resnet18((3, side, side), 7, width=3).double(), of_torchs_blocks(3, 7).double()
     assert [t.shape for t in ours.state_dict().values()] == [t.shape for t in theirs.state_dict().values()]
@@ -96,7 +96,7 @@ def test_it_is_the_network_of_torchs_blocks(side: int) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
 
 
-def test_it_begins_as_torch_begins_by_default() -> None:
+def test_initialization_is_torchs_default() -> None:
     torch.manual_seed(0)
     network = resnet18((3, 32, 32), 10, width=32)
     for layer in network.modules():
@@ -111,7 +111,7 @@ def test_it_begins_as_torch_begins_by_default() -> None:
             assert layer.momentum == 0.1 and layer.eps == 1e-5
 
 
-def test_it_takes_images_alone() -> None:
+def test_inputs_must_be_images() -> None:
     with pytest.raises(GlocalError, match=r"resnet18 takes images.*shape \(784,\)"):
         resnet18((784,), 10)
 
@@ -120,7 +120,7 @@ def test_it_takes_images_alone() -> None:
 
 
 def pictures(sizes: Sequence[int] = (16, 16), side: int = 8) -> Challenge:
-    """Noise with a bright quarter, whose place is the class; class-incremental."""
+    """Noise with a bright quarter, whose position is the class; class-incremental."""
     draw = torch.Generator().manual_seed(0)
 
     def data(n: int, task: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ OPTIONS = {"agem": {"slots": 8}, "ogd-gtl": {"slots": 8}}
 
 
 @pytest.mark.parametrize("name", ["sgd", "agem", "ogd-gtl", "pnn"])
-def test_a_cohort_and_single_runs_agree_and_batchnorms_buffers_belong_to_the_run(name: str) -> None:
+def test_a_cohort_and_single_runs_agree(name: str) -> None:
     algorithm = ALGORITHMS[name](**OPTIONS.get(name, {}))
     of = cohort(algorithm) if name != "pnn" else cohort(algorithm, narrow, (1e-4, 1e-3))
     together, one_by_one = (finish(of, how).state for how in ("vectorised", "run-by-run"))
@@ -218,7 +218,7 @@ def test_curvature_sees_its_convolutions() -> None:
 
 
 def trained_model() -> tuple[Model, Params, Params, nn.Module]:
-    """A narrow one in float64 whose running statistics are not those it was born with."""
+    """A narrow one in float64 with random running statistics."""
     torch.manual_seed(0)
     module = narrow((3, 8, 8), 4).double()
     for _ in range(3):
@@ -270,7 +270,7 @@ def test_ogd_leaves_the_outputs_of_stored_images_in_evaluation_mode() -> None:
     assert all(torch.equal(model.buffers[k], b) for k, b in buffers.items())
 
 
-def test_its_features_are_the_means_over_positions() -> None:
+def test_features_are_the_means_over_positions() -> None:
     model, params, _, _ = trained_model()
     assert isinstance(model.module, ResNet18)
     assert model.eval_mode().features(params, some_data().x).shape == (5, 16)

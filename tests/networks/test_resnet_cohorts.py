@@ -1,4 +1,4 @@
-"""Cohorts of residual networks make the steps and memories that single runs make on a CPU: on a GPU, if there is one.
+"""Cohorts of residual networks take the same steps as single runs on a CPU; on a GPU, if there is one.
 
 Both begin in the middle of the second task, from one and the same state, so that every tensor can be compared: later
 steps of two machines drift apart, as all deep networks do.
@@ -118,8 +118,8 @@ def test_steps_and_memories_are_those_of_single_runs_on_a_cpu(algorithm: Algorit
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="bf16 is for GPUs")
 @pytest.mark.parametrize("algorithm", [SGD(), ER(slots=16, replay=8), AGEM(slots=16, replay=8)], ids=label_of)
-def test_in_bf16_they_are_as_far_off_as_bf16_is(algorithm: Algorithm) -> None:
-    """Rounding to eight bits turns gradients on noise by a third; a tensor in a wrong order is at right angles."""
+def test_in_bf16_errors_are_those_of_bf16(algorithm: Algorithm) -> None:
+    """Rounding to bf16 changes gradients on noise by a third; a tensor in a wrong order would be orthogonal."""
     begin = one_task_behind(algorithm)
     exact, rough = cohort(algorithm, DEVICE), cohort(algorithm, DEVICE, "bf16")
     expected, found = (_from(of, Vectorised(of), begin) for of in (exact, rough))
@@ -131,7 +131,7 @@ def test_in_bf16_they_are_as_far_off_as_bf16_is(algorithm: Algorithm) -> None:
 
 
 def _epoch_from(of: Cohort, executor: Vectorised, begin: State) -> tuple[Params, Params]:
-    """What an epoch has done to parameters and statistics, or in single precision its first step.
+    """Return the change of parameters and statistics in an epoch, or in fp32 in its first step.
 
     Libraries add in whatever order a GPU comes to, and what that rounds away grows from step to step: after four steps
     in single precision a cohort differs from itself, made twice without a graph, by 4 to 48 % in some tensor, and from
@@ -153,7 +153,7 @@ def _epoch_from(of: Cohort, executor: Vectorised, begin: State) -> tuple[Params,
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="graphs are for GPUs")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=label_of)
-def test_captured_in_a_graph_they_are_the_same(algorithm: Algorithm, precision: Precision) -> None:
+def test_a_cuda_graph_takes_the_same_steps(algorithm: Algorithm, precision: Precision) -> None:
     begin = one_task_behind(algorithm)
     of = cohort(algorithm, DEVICE, precision)
     expected, found = _epoch_from(of, Vectorised(of), begin), _epoch_from(of, Graphed(of), begin)
@@ -162,7 +162,7 @@ def test_captured_in_a_graph_they_are_the_same(algorithm: Algorithm, precision: 
 
 
 def compare(what: str, ours: Params, theirs: Params, tolerance: float) -> None:
-    """‖a − b‖ ≤ tolerance · ‖b‖ for every tensor of every run; what is next to nothing may be next to anything."""
+    """‖a − b‖ ≤ tolerance · ‖b‖ for every tensor of every run, except where both are almost 0."""
     assert ours.keys() == theirs.keys()
     for run in range(3):
         whole = max(float(t[run].norm()) for t in theirs.values()) if theirs else 0.0
