@@ -27,11 +27,10 @@ from glocal.algorithms import AGEM, ER, EWC, OGD, OGDGTL, SGD, SI, Algorithm
 from glocal.challenges.challenge import Augment, Challenge, Normalise
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Executor
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.loop import choose
 from glocal.engine.memory_budget import initial_state
-from glocal.engine.memory_format import arrange
-from glocal.engine.state import State
+from glocal.engine.state import State, arrange
 from glocal.networks import NETWORKS
 from glocal.precision import Precision, matmul_precision
 from glocal.tree import nbytes
@@ -98,12 +97,12 @@ class Ready:
     """A cohort with a task behind it, in the middle of the second one."""
 
     executor: Executor
-    feed: Feed
+    loader: Loader
     state: State
 
     def epoch(self, number: int) -> None:
-        self.feed.load_epoch(number)
-        self.executor.epoch(self.state, self.feed, number, lambda steps: None)
+        self.loader.load_epoch(number)
+        self.executor.epoch(self.state, self.loader, number, lambda steps: None)
 
 
 def prepared(case: Case, device: torch.device, steps: int) -> Ready:
@@ -111,19 +110,19 @@ def prepared(case: Case, device: torch.device, steps: int) -> Ready:
     batch = 128 if case.network == "mlp" else 32
     challenge = noise(case.network, steps * batch)
     cohort = Cohort(challenge, NETWORKS[case.network][0], members, 1, batch, 100, device, case.precision)
-    feed = Feed(cohort)
-    feed.load_task(0)
-    executor = choose(cohort, feed, "vectorised" if device.type == "cpu" else "auto")
+    loader = Loader(cohort)
+    loader.load_task(0)
+    executor = choose(cohort, loader, "vectorised" if device.type == "cpu" else "auto")
     if executor.note:
         raise RuntimeError(executor.note)
-    state = initial_state(cohort, feed)
+    state = initial_state(cohort, loader)
     arrange(state, device)
-    ready = Ready(executor, feed, state)
+    ready = Ready(executor, loader, state)
     ready.epoch(0)
     with torch.no_grad():
-        executor.consolidate(state, feed)
+        executor.consolidate(state, loader)
     arrange(state, device)
-    feed.load_task(1, state.memory)
+    loader.load_task(1, state.memory)
     ready.epoch(1)  # captures the graphs
     return ready
 
@@ -132,14 +131,14 @@ def microseconds(ready: Ready, rounds: int) -> list[float]:
     """Of a cohort's step, an epoch a round."""
     found = []
     for number, _ in zip(count(2), range(rounds), strict=False):
-        ready.feed.load_epoch(number)
+        ready.loader.load_epoch(number)
         if ready.state.diverged.is_cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            ready.executor.epoch(ready.state, ready.feed, number, lambda steps: None)
+            ready.executor.epoch(ready.state, ready.loader, number, lambda steps: None)
             end.record()
             torch.cuda.synchronize()
-            found.append(1e3 * begin.elapsed_time(end) / ready.feed.steps)
+            found.append(1e3 * begin.elapsed_time(end) / ready.loader.steps)
     return found
 
 
@@ -150,9 +149,9 @@ def floor(case: Case, ready: Ready) -> dict[str, float]:
     convolution's and every BatchNorm's output is written once and read once by each of forward, backward in the input
     and backward in the weight.
     """
-    images = (2 if case.algorithm.name in ("er", "agem") else 1) * ready.feed.cohort.batch_size
+    images = (2 if case.algorithm.name in ("er", "agem") else 1) * ready.loader.cohort.batch_size
     width = 2 if case.precision == "bf16" else 4
-    module = ready.feed.cohort.model(vectorised=False).module
+    module = ready.loader.cohort.model(vectorised=False).module
     activations, operations, calls = 0, 0, []
 
     def note(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -165,9 +164,9 @@ def floor(case: Case, ready: Ready) -> dict[str, float]:
 
     kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.BatchNorm2d)
     handles = [m.register_forward_hook(note) for m in module.modules() if isinstance(m, kinds)]
-    shape = ready.feed.x.shape[1:]
+    shape = ready.loader.x.shape[1:]
     with torch.no_grad():
-        module.eval()(torch.zeros(1, *shape, device=ready.feed.device))
+        module.eval()(torch.zeros(1, *shape, device=ready.loader.device))
     for handle in handles:
         handle.remove()
     parameters = nbytes(ready.state.params) // len(ready.state.diverged)
@@ -186,9 +185,9 @@ def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> tuple[dict[st
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    ready.feed.load_epoch(99)
+    ready.loader.load_epoch(99)
     with profiled(activities=[ProfilerActivity.CUDA]) as seen:
-        ready.executor.epoch(ready.state, ready.feed, 99, lambda steps: None)
+        ready.executor.epoch(ready.state, ready.loader, 99, lambda steps: None)
         torch.cuda.synchronize()
     spent: dict[str, float] = {}
     kernels: dict[str, float] = {}

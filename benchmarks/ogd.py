@@ -67,7 +67,7 @@ def measure(ready: Ready) -> float:
     """Milliseconds per model-step, always from the same parameters."""
     own = replace(ready.state, params=tree.map_tree(torch.clone, ready.state.params))
     numbers = count()
-    return per_step(lambda: epoch(ready.executor, own, ready.feed, next(numbers)), setting.SECONDS)
+    return per_step(lambda: epoch(ready.executor, own, ready.loader, next(numbers)), setting.SECONDS)
 
 
 def memory_bytes(ready: Ready) -> int:

@@ -21,7 +21,7 @@ from glocal.algorithms import AGEM, ER, EWC, SGD, Algorithm
 from glocal.challenges import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Executor
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.loop import choose, note_divergence
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State
@@ -43,17 +43,17 @@ class Ready:
     """A cohort that has learnt and consolidated the first task and has the second one loaded."""
 
     executor: Executor
-    feed: Feed
+    loader: Loader
     state: State
 
     def copy(self) -> State:
         return State.from_tree(tree.map_tree(lambda leaf: leaf.clone(), self.state.as_tree()), self.state.clock)
 
 
-def epoch(executor: Executor, state: State, feed: Feed, number: int) -> int:
+def epoch(executor: Executor, state: State, loader: Loader, number: int) -> int:
     """One epoch as `glocal.engine.loop.train` makes it; returns its model-steps."""
-    feed.load_epoch(number)
-    losses = executor.epoch(state, feed, number, lambda steps: None)
+    loader.load_epoch(number)
+    losses = executor.epoch(state, loader, number, lambda steps: None)
     note_divergence(state, losses)
     losses.mean(1).double().cpu()
     return losses.numel()
@@ -68,17 +68,17 @@ def prepare(
     challenge = challenge or challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
     network = partial(mlp, hidden=setting.WIDTHS[1:-1])
     cohort = Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH)
-    feed = Feed(cohort)
-    feed.load_task(0)
-    executor = choose(cohort, feed, "auto")
+    loader = Loader(cohort)
+    loader.load_task(0)
+    executor = choose(cohort, loader, "auto")
     if executor.note:
         raise RuntimeError(executor.note)
-    state = initial_state(cohort, feed)
-    epoch(executor, state, feed, 0)
+    state = initial_state(cohort, loader)
+    epoch(executor, state, loader, 0)
     with torch.no_grad():
-        executor.consolidate(state, feed)
-    feed.load_task(1, state.memory)
-    ready = Ready(executor, feed, state)
+        executor.consolidate(state, loader)
+    loader.load_task(1, state.memory)
+    ready = Ready(executor, loader, state)
     _repeat(ready)
     return ready
 
@@ -87,14 +87,14 @@ def _repeat(ready: Ready) -> None:
     """So many steps of the second task that they are replayed from now on, as in all but short runs, the short last one
     of an epoch too; unless steps are so long that nothing is gained."""
     state, begun = ready.copy(), time.perf_counter()
-    for number in range(1 + max(Recorder.again, Recorder.often // max(1, ready.feed.steps - 1))):
+    for number in range(1 + max(Recorder.again, Recorder.often // max(1, ready.loader.steps - 1))):
         if time.perf_counter() - begun < PATIENCE:
-            epoch(ready.executor, state, ready.feed, number)
+            epoch(ready.executor, state, ready.loader, number)
 
 
 def measure(ready: Ready) -> float:
     state, numbers = ready.copy(), count()
-    return per_step(lambda: epoch(ready.executor, state, ready.feed, next(numbers)), setting.SECONDS)
+    return per_step(lambda: epoch(ready.executor, state, ready.loader, next(numbers)), setting.SECONDS)
 
 
 def lazily(make: Callable[[], Ready]) -> Measure:

@@ -59,7 +59,7 @@ def main() -> None:
 def page(runs: Sequence[Run]) -> str:
     where = sorted({f"{run.info['versions']['device']}, torch {run.info['versions']['torch']}" for run in runs})
     listed = [
-        f"| `{name}` | {a.locality} | {a.family} | {', '.join(a.settings)} | {a.remembers} | {a.grows} |"
+        f"| `{name}` | {a.locality} | {a.family} | {', '.join(a.settings)} | {a.memory_contents} | {a.memory_size} |"
         for name, a in ALGORITHMS.items()
     ]
     return TEXT.format(listed="\n".join(listed), where="; ".join(where), results=str(render(runs, "markdown")).rstrip())

@@ -26,8 +26,8 @@ class Anchor(Algorithm):
     name: ClassVar[str] = "anchor"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar = "local"
-    remembers: ClassVar[str] = "the last solution"
-    grows: ClassVar[str] = "P"
+    memory_contents: ClassVar[str] = "the last solution"
+    memory_size: ClassVar[str] = "P"
 
     strength: float = 0.01  # a float field is a scalar hyperparameter: runs that differ in it train together
     """λ, how strong the pull is."""

@@ -105,7 +105,7 @@ def test_a_run_gives_the_same_bits_alone_among_others_and_run_by_run(algorithm: 
         alone = train_to_the_end(cohort_of(CHALLENGE, algorithm, [RUNS[run]]))
         assert differing(all_of_a_run(together, run), all_of_a_run(alone, 0)) == []
     some = slice(8, 12)
-    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, RUNS[some]), "run-by-run")
+    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, RUNS[some]), "sequential")
     for place, run in enumerate(range(8, 12)):
         assert differing(all_of_a_run(together, run), all_of_a_run(one_by_one, place)) == []
     first = next(k for k in together.state.params if k.endswith("layers.0.weight"))
@@ -121,7 +121,7 @@ def flat(params: Mapping[str, Tensor], run: int) -> Tensor:
 def test_a_run_ends_in_the_same_place_alone_among_others_and_run_by_run(algorithm: Algorithm) -> None:
     runs = RUNS[::4]
     together = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "vectorised").state.params
-    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "run-by-run").state.params
+    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "sequential").state.params
     alone = train_to_the_end(cohort_of(CHALLENGE, algorithm, [runs[3]])).state.params
     for found, expected in [
         (flat(alone, 0), flat(together, 3)),

@@ -177,7 +177,7 @@ def run_by_hand(kind: type[DER], network: MakeNetwork) -> tuple[torch.nn.Module,
 @pytest.mark.parametrize("network", [small_mlp, SmallConv], ids=["mlp", "batchnorm"])
 def test_vectorised_and_run_by_run_agree(kind: type[DER], network: MakeNetwork) -> None:
     cohort = cohort_of(blobs((40, 40)), kind(slots=20), [(0, 0.05), (1, 0.1)], network, epochs=1)
-    mapped, single = train_to_the_end(cohort, "vectorised").state, train_to_the_end(cohort, "run-by-run").state
+    mapped, single = train_to_the_end(cohort, "vectorised").state, train_to_the_end(cohort, "sequential").state
     tolerance = 1e-5 if network is small_mlp else 1e-4  # convolutions are rounded differently when mapped
     torch.testing.assert_close(mapped.params, single.params, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(mapped.buffers, single.buffers, rtol=tolerance, atol=tolerance)

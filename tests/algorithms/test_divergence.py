@@ -52,7 +52,7 @@ def rows_measured(matrix: Tensor) -> list[list[bool]]:
     return [[bool(row.isfinite().all()) for row in run] for run in matrix]
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 def test_a_diverging_run_is_recorded_at_its_step_and_measured_no_more(execution: Execution) -> None:
     cohort = flat_then_steep([1e-4, 0.1, 1e6])
     expected = [first_bad_step(cohort, run) for run in range(3)]

@@ -63,7 +63,7 @@ def same_bits(a: Params, b: Params) -> bool:
 @pytest.mark.parametrize("algorithm", [SGD(), ER(slots=20), EWC(), AGEM(slots=20), Joint()], ids=lambda a: a.name)
 def test_batchnorm_trains_the_same_vectorised_and_run_by_run(algorithm: Algorithm) -> None:
     cohort = cohort_of(CHALLENGE, algorithm, RUNS, SmallConv)
-    mapped, single = train_to_the_end(cohort, "vectorised").state, train_to_the_end(cohort, "run-by-run").state
+    mapped, single = train_to_the_end(cohort, "vectorised").state, train_to_the_end(cohort, "sequential").state
     torch.testing.assert_close(mapped.params, single.params, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(mapped.buffers, single.buffers, rtol=1e-4, atol=1e-5)
     means = mapped.buffers["norm.running_mean"]

@@ -207,7 +207,7 @@ def test_a_whole_run_is_that_of_a_plain_loop(options: dict[str, float]) -> None:
 def test_vectorised_and_run_by_run_agree(network: MakeNetwork) -> None:
     runs = [(0, 0.2), (1, 0.1)]
     cohort = cohort_of(blobs((40, 33, 40)), GEM(slots=31), runs, network, epochs=1)
-    mapped, single = train_to_the_end(cohort, "vectorised").state, train_to_the_end(cohort, "run-by-run").state
+    mapped, single = train_to_the_end(cohort, "vectorised").state, train_to_the_end(cohort, "sequential").state
     tolerance = 1e-5 if network is small_mlp else 1e-4  # convolutions are rounded differently when mapped
     torch.testing.assert_close(mapped.params, single.params, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(mapped.buffers, single.buffers, rtol=tolerance, atol=tolerance)
@@ -304,7 +304,7 @@ def test_a_diverged_run_raises_nothing_and_leaves_the_others_alone() -> None:
     challenge = blobs((64, 64))
     sane, mad = [(0, 0.05), (1, 0.1)], (2, 1e30)
     without = train_to_the_end(cohort_of(challenge, GEM(slots=20), sane, epochs=1), "vectorised")
-    executions: list[Execution] = ["vectorised", "run-by-run"]
+    executions: list[Execution] = ["vectorised", "sequential"]
     for execution in executions:
         among = train_to_the_end(cohort_of(challenge, GEM(slots=20), [*sane, mad], epochs=1), execution)
         assert among.state.diverged[2] >= 0

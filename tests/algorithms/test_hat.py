@@ -43,7 +43,7 @@ from glocal.tree import Params
 
 CHALLENGE = blobs((160, 160, 160))
 RUNS = [(0, 0.1), (1, 0.05)]
-EXECUTIONS: list[Execution] = ["vectorised", "run-by-run"]
+EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
 GENTLE = HAT(sparsity=0.05)  # networks this small have no units to spare
 
 
@@ -127,7 +127,7 @@ def at(progress: float, task: int = 0) -> Batch:
 def memory_of(hat: HAT, model: Model, params: Params, tasks: int) -> Memory:
     """After some tasks; how much they used the units is set to numbers that are all different."""
     memory = hat.init(model, params, at(0.0))
-    memory["reached"] = torch.zeros(tasks, dtype=torch.float64)
+    memory["loss_at_solution"] = torch.zeros(tasks, dtype=torch.float64)
     if tasks:
         memory["used"] = {k: torch.linspace(0, 1, u.shape[0]).double().flip(0) for k, u in memory["used"].items()}
     return memory

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.algorithms.herding import draw, herd, repeat
+from glocal.algorithms.icarl import draw, herd, repeat
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 

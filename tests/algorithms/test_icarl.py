@@ -396,7 +396,7 @@ def test_among_the_tasks_own_classes_it_is_measured_too() -> None:
 def test_vectorised_and_run_by_run_agree(algorithm: Algorithm, network: Any) -> None:
     runs = [(0, 0.05), (0, 0.2), (1, 0.1)]
     of = cohort_of(split_blobs(), algorithm, runs, network)
-    mapped, single = train_to_the_end(of, "vectorised"), train_to_the_end(of, "run-by-run")
+    mapped, single = train_to_the_end(of, "vectorised"), train_to_the_end(of, "sequential")
     leaves = flatten(single.state.as_tree())
     for key, value in flatten(mapped.state.as_tree()).items():
         torch.testing.assert_close(value, leaves[key], rtol=1e-5, atol=1e-5)

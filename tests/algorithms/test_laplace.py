@@ -103,7 +103,7 @@ def test_it_forgets_less_than_without() -> None:
 @pytest.mark.parametrize("sums", ["nearest", "each"])
 def test_the_same_in_a_cohort_and_run_by_run(sums: str) -> None:
     cohort = cohort_of(blobs((40, 40, 40)), Laplace(sums=sums), [(0, 0.05), (1, 0.1)])  # type: ignore[arg-type]
-    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "run-by-run")]
+    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "sequential")]
     torch.testing.assert_close(ends[0].params, ends[1].params, rtol=1e-3, atol=1e-4)
 
 

@@ -118,7 +118,7 @@ def worst_cosine(
     stored = torch.zeros(0)
     worst, known = 0.0, 0
     with noted_steps() as noted:
-        for snapshot in train(cohort, execution="run-by-run"):
+        for snapshot in train(cohort, execution="sequential"):
             if len(stored):
                 assert len(noted) == -(-len(challenge.task(snapshot.finished - 1, 0).train.y) // batch_size)
                 steps = torch.stack(noted).double()
@@ -427,7 +427,7 @@ def test_five_hundred_gradients_of_the_papers_network_take_a_twentieth_of_a_dens
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_vectorised_and_run_by_run_agree(variant: type[Orthogonal]) -> None:
     cohort = cohort_of(blobs((60, 50, 40)), variant(slots=48), [(s, lr) for s in (0, 1) for lr in (0.05, 0.2)])
-    a, b = (train_to_the_end(cohort, how).state for how in ("vectorised", "run-by-run"))
+    a, b = (train_to_the_end(cohort, how).state for how in ("vectorised", "sequential"))
     for k, value in a.params.items():
         torch.testing.assert_close(b.params[k], value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(b.memory["span"], a.memory["span"], rtol=1e-4, atol=1e-5)
@@ -441,7 +441,7 @@ def convolutional(shape: Sequence[int], outputs: int) -> nn.Module:
 
 def test_convolutions_with_batch_statistics_train_in_cohorts_too() -> None:
     cohort = cohort_of(blobs((40, 40)), OGDGTL(slots=12), [(0, 0.05), (1, 0.1)], convolutional, epochs=1)
-    a, b = (train_to_the_end(cohort, how).state for how in ("vectorised", "run-by-run"))
+    a, b = (train_to_the_end(cohort, how).state for how in ("vectorised", "sequential"))
     for k, value in a.params.items():
         torch.testing.assert_close(b.params[k], value, rtol=1e-4, atol=1e-5)
 
@@ -454,7 +454,7 @@ def test_a_run_that_diverges_leaves_the_others_alone(variant: type[Orthogonal]) 
     assert among.diverged[2] >= 0 and among.diverged[:2].tolist() == [-1, -1]
     for k, value in without.params.items():
         assert torch.equal(among.params[k][:2], value)
-    train_to_the_end(cohort_of(blobs(), variant(slots=24), [mad]), "run-by-run")
+    train_to_the_end(cohort_of(blobs(), variant(slots=24), [mad]), "sequential")
 
 
 def test_it_forgets_less_than_sgd_where_learning_is_local() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.ogd_published import OGDPublished
+from glocal.algorithms.ogd import OGDPublished
 from glocal.challenges import from_tasks
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
@@ -120,7 +120,7 @@ def test_its_approximation_is_the_quadratic_of_one_sample() -> None:
 
 def test_vectorised_and_run_by_run_agree() -> None:
     cohort = cohort_of(blobs((60, 50, 40)), OGDPublished(slots=12), [(s, lr) for s in (0, 1) for lr in (0.05, 0.2)])
-    a, b = (train_to_the_end(cohort, how).state for how in ("vectorised", "run-by-run"))
+    a, b = (train_to_the_end(cohort, how).state for how in ("vectorised", "sequential"))
     for k, value in a.params.items():
         torch.testing.assert_close(b.params[k], value, rtol=1e-5, atol=1e-6)
     assert a.memory["gradients"]["layers.0.weight"].shape == (4, 3, 16, 16)

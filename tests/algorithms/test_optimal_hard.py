@@ -22,7 +22,7 @@ from small_problems import (
     uniforms,
 )
 
-from glocal.algorithms.optimal_hard import OptimalHard
+from glocal.algorithms.optimal import OptimalHard
 from glocal.algorithms.sgd import SGD
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
@@ -124,7 +124,7 @@ def test_it_forgets_less_than_sgd_where_steps_are_small() -> None:
 @pytest.mark.parametrize("structure", ["full", "low-rank"])
 def test_the_same_in_a_cohort_and_run_by_run(structure: str) -> None:
     cohort = cohort_of(blobs((60, 60)), OptimalHard(structure=structure, rank=4), [(0, 0.05), (1, 0.1)])  # type: ignore[arg-type]
-    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "run-by-run")]
+    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "sequential")]
     torch.testing.assert_close(ends[0].params, ends[1].params, rtol=1e-3, atol=1e-4)
 
 

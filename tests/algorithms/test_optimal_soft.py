@@ -25,7 +25,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.algorithms.ewc import EWC
-from glocal.algorithms.optimal_soft import OptimalSoft
+from glocal.algorithms.optimal import OptimalSoft
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -168,7 +168,7 @@ def test_the_objectives_gradient_is_that_of_its_value(structure: str) -> None:
 def test_the_same_in_a_cohort_and_run_by_run(structure: str) -> None:
     soft = OptimalSoft(structure=structure, rank=3)  # type: ignore[arg-type]
     cohort = cohort_of(blobs((40, 40, 40)), soft, [(0, 0.05), (1, 0.1)])
-    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "run-by-run")]
+    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "sequential")]
     torch.testing.assert_close(ends[0].params, ends[1].params, rtol=1e-3, atol=1e-4)
 
 

@@ -43,7 +43,7 @@ from glocal.tree import Params, select
 CHALLENGE = blobs((96, 96, 96))
 RUNS = [(0, 0.1), (1, 0.05)]
 NETWORKS = [small_mlp, small_convolutions, SmallResidual, by_images]
-EXECUTIONS: list[Execution] = ["vectorised", "run-by-run"]
+EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
 
 
 @pytest.fixture(autouse=True, scope="module")

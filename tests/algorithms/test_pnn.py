@@ -10,7 +10,7 @@ from old_tasks import SmallResidual, buffers_over_time, largest_change, logits_o
 from small_problems import blobs, cohort_of, small_mlp, train_to_the_end
 from torch.nn import functional
 
-from glocal.algorithms.pnn import PNN
+from glocal.algorithms.partition import PNN
 from glocal.algorithms.sgd import SGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
@@ -19,7 +19,7 @@ from glocal.tree import select
 CHALLENGE = blobs((96, 96, 96))
 RUNS = [(0, 0.1), (1, 0.05)]
 NETWORKS = [small_mlp, small_convolutions, SmallResidual]
-EXECUTIONS: list[Execution] = ["vectorised", "run-by-run"]
+EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.algorithms.quadratic_program import least, multipliers
+from glocal.algorithms.gem import least, multipliers
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 FEATURES = 30

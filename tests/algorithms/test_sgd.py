@@ -32,7 +32,7 @@ def hand_written(start: Params, lr: float, seed: int, sizes: tuple[int, ...], ep
     return solutions
 
 
-@pytest.mark.parametrize("execution", ["run-by-run", "vectorised"])
+@pytest.mark.parametrize("execution", ["sequential", "vectorised"])
 @pytest.mark.parametrize(("epochs", "batch"), [(1, 32), (3, 50), (2, 1000)])
 def test_the_engine_trains_as_a_plain_loop_does(execution: Execution, epochs: int, batch: int) -> None:
     runs, sizes = [(3, 0.05), (3, 0.2), (8, 0.1)], (150, 110)

@@ -157,7 +157,7 @@ def test_its_approximations_add_up_to_what_its_objective_adds() -> None:
 def test_the_same_in_a_cohort_and_run_by_run(importance: Importance) -> None:
     runs = [(0, 0.05), (1, 0.2)]
     cohort = cohort_of(blobs(), SI(importance=importance), runs)
-    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "run-by-run")]
+    ends = [train_to_the_end(cohort, way).state for way in ("vectorised", "sequential")]
     torch.testing.assert_close(ends[0].params, ends[1].params, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(ends[0].memory, ends[1].memory, rtol=1e-4, atol=1e-7)
 

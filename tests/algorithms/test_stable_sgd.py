@@ -24,8 +24,7 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.algorithms.algorithm import Algorithm
-from glocal.algorithms.sgd import SGD
-from glocal.algorithms.stable_sgd import StableSGD
+from glocal.algorithms.sgd import SGD, StableSGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
@@ -36,7 +35,7 @@ from glocal.tree import Params, select
 
 CHALLENGE = blobs((90, 90, 90))
 RUNS = [(0, 0.1), (1, 0.05)]
-EXECUTIONS: list[Execution] = ["vectorised", "run-by-run"]
+EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,7 +17,7 @@ from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Sequential, Vectorised
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State
@@ -110,31 +110,31 @@ class Watches(Algorithm):
 
 def given(of: Cohort, execution: Execution, task: int = 0, epoch: int = 0, steps: int = 2) -> list[Memory]:
     """Every step's inputs, all runs stacked, and last those of consolidation."""
-    feed = Feed(of)
-    feed.load_task(task)
-    feed.load_epoch(epoch)
-    state = initial_state(of, feed)
+    loader = Loader(of)
+    loader.load_task(task)
+    loader.load_epoch(epoch)
+    state = initial_state(of, loader)
     seen = []
     if execution == "vectorised":
         mapped = Vectorised(of)
         for step in range(steps):
-            mapped.step(state, mapped.hyper, feed.batch(step))
+            mapped.step(state, mapped.hyper, loader.batch(step))
             seen.append({k: v.clone() for k, v in state.memory.items()})
-        mapped.consolidate(state, feed)
+        mapped.consolidate(state, loader)
     else:
         single = Sequential(of)
-        batches = [list(feed.batches_of(run)) for run in range(len(of))]
+        batches = [list(loader.batches_of(run)) for run in range(len(of))]
         for step in range(steps):
             for run in range(len(of)):
                 single.step_of(state, run, batches[run][step])
             seen.append({k: v.clone() for k, v in state.memory.items()})
-        single.consolidate(state, feed)
+        single.consolidate(state, loader)
     return [*seen, {"end": state.memory["end"], "params": torch.cat([p.flatten(1) for p in state.params.values()], 1)}]
 
 
 def test_a_runs_images_do_not_depend_on_its_cohort_nor_on_how_it_is_executed() -> None:
     together = given(cohort(algorithm=Watches()), "vectorised")
-    one_by_one = given(cohort(algorithm=Watches()), "run-by-run")
+    one_by_one = given(cohort(algorithm=Watches()), "sequential")
     for a, b in zip(together, one_by_one, strict=True):
         assert a.keys() == b.keys()
         for name in a.keys() - {"params"}:
@@ -236,7 +236,7 @@ def by_hand(of: Challenge, seed: int, lr: float, start: Params, replays: int = 0
     return {k: v.clone() for k, v in net.state_dict().items()}
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 def test_training_is_a_plain_loop_over_images_cut_by_hand(execution: Execution) -> None:
     of = challenge()
     start = cohort(of).initial()[0]
@@ -275,7 +275,7 @@ def test_a_buffers_images_are_raw_and_augmented_when_they_are_drawn() -> None:
         torch.testing.assert_close(select(end.params, run), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 @pytest.mark.parametrize("algorithm", [SGD(), ER(slots=20), ICaRL(slots=12)], ids=lambda a: a.name)
 def test_resumed_at_a_task_boundary_it_goes_on_with_the_same_bits(algorithm: Algorithm, execution: Execution) -> None:
     of = cohort(challenge(setting="class" if algorithm.name == "icarl" else "domain"), algorithm)
@@ -303,7 +303,7 @@ OPTIONS: dict[str, dict[str, int]] = {name: {"slots": 60} for name in ("er", "ag
 def test_algorithms_agree_mapped_and_run_by_run(name: str, make: type[nn.Module] | None) -> None:
     algorithm = ALGORITHMS[name](**OPTIONS.get(name, {}))
     of = cohort(challenge(setting=settings_of(algorithm)), algorithm, RUNS[1:3], make)
-    together, one_by_one = (finish(of, how).state for how in ("vectorised", "run-by-run"))
+    together, one_by_one = (finish(of, how).state for how in ("vectorised", "sequential"))
     for key, value in flatten({"params": together.params, "buffers": together.buffers}).items():
         expected = flatten({"params": one_by_one.params, "buffers": one_by_one.buffers})[key]
         torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-4)
@@ -325,7 +325,7 @@ def test_normalised_images_are_those_normalised_beforehand(algorithm: Algorithm)
     ends = [finish(cohort(made, algorithm), "vectorised") for made in (of, beforehand(of, STATISTICS))]
     for key, value in ends[0].state.params.items():
         torch.testing.assert_close(value, ends[1].state.params[key], rtol=1e-5, atol=1e-6)
-    assert not Feed(cohort(of, algorithm)).keys_at(0).any()
+    assert not Loader(cohort(of, algorithm)).keys_at(0).any()
 
 
 def test_the_fisher_matrix_is_that_of_normalised_images() -> None:

@@ -66,12 +66,12 @@ def compare(ours: Snapshot, reference: Snapshot) -> None:
 
 
 def test_it_is_the_graph_that_runs(challenge: Challenge) -> None:
-    from glocal.engine.loader import Feed
+    from glocal.engine.loader import Loader
 
     cohort = Cohort(challenge, mlp, (Member(1, 0.1, ALGORITHMS["er"]()),), 1, 64, device=torch.device("cuda"))
-    feed = Feed(cohort)
-    feed.load_task(0)
-    executor = choose(cohort, feed, "auto")
+    loader = Loader(cohort)
+    loader.load_task(0)
+    executor = choose(cohort, loader, "auto")
     assert isinstance(executor, Graphed) and executor.note == ""
     *_, last = train(cohort)
     assert last.record.notes == []

@@ -15,7 +15,7 @@ from glocal.algorithms import Algorithm, Batch, Memory, Step
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Data, Task
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.engine.state import State
 from glocal.networks import Model, mlp
@@ -108,19 +108,19 @@ def scaled(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("algorithm", [KeepsSome(), KeepsAndObserves()], ids=lambda a: a.name)
 def test_an_epoch_is_the_runs_own_permutation_of_both(algorithm: Algorithm, dtype: torch.dtype, seeded: bool) -> None:
     of = challenge(dtype, seeded)
-    feed = Feed(cohort(of, algorithm))
+    loader = Loader(cohort(of, algorithm))
     memory = stored(7, of.task(1, 0).train.x)
-    feed.load_task(1, memory)
-    assert feed.steps == 3 and [feed.size(i) for i in range(3)] == [16, 16, 12]  # 37 + 7 examples
+    loader.load_task(1, memory)
+    assert loader.steps == 3 and [loader.size(i) for i in range(3)] == [16, 16, 12]  # 37 + 7 examples
     for epoch in (0, 1):
-        feed.load_epoch(epoch)
+        loader.load_epoch(epoch)
         for run, (seed, _) in enumerate(RUNS):
             own = of.task(1, seed).train
             x, y = torch.cat([own.x, memory["x"][run]]), torch.cat([own.y, memory["y"][run]])
             order = torch.randperm(44, generator=generator(seed, "order", 1, epoch))
             x = x if algorithm.name == "keeps-and-observes" else scaled(x)
-            for step, (rows, single) in enumerate(zip(order.split(BATCH), feed.batches_of(run), strict=True)):
-                mapped, captured = feed.batch(step), feed.batch_at(torch.tensor(step), len(rows))
+            for step, (rows, single) in enumerate(zip(order.split(BATCH), loader.batches_of(run), strict=True)):
+                mapped, captured = loader.batch(step), loader.batch_at(torch.tensor(step), len(rows))
                 for batch_x, batch_y in [
                     (single.x, single.y),
                     (mapped.x[run], mapped.y[run]),
@@ -137,33 +137,33 @@ def test_progress_and_random_numbers_follow_the_joined_length() -> None:
             return 2
 
     of = challenge()
-    feed = Feed(cohort(of, Draws()))
-    feed.load_task(1, stored(30, of.task(1, 0).train.x))  # 67 examples: 5 steps
-    feed.load_epoch(0)
-    assert torch.equal(torch.stack([b.progress for b in feed.batches_of(1)]), torch.linspace(0, 1, 5))
+    loader = Loader(cohort(of, Draws()))
+    loader.load_task(1, stored(30, of.task(1, 0).train.x))  # 67 examples: 5 steps
+    loader.load_epoch(0)
+    assert torch.equal(torch.stack([b.progress for b in loader.batches_of(1)]), torch.linspace(0, 1, 5))
     expected = torch.rand(5, 2, generator=generator(4, "buffer", 1, 0))
-    assert torch.equal(torch.stack([b.random for b in feed.batches_of(3)]), expected)
-    assert torch.equal(torch.stack([feed.batch(i).random[3] for i in range(5)]), expected)
+    assert torch.equal(torch.stack([b.random for b in loader.batches_of(3)]), expected)
+    assert torch.equal(torch.stack([loader.batch(i).random[3] for i in range(5)]), expected)
 
 
 def test_with_nothing_stored_it_is_the_task_alone() -> None:
     of = challenge()
-    feeds = [Feed(cohort(of)) for _ in range(3)]
-    feeds[0].load_task(0)
-    feeds[1].load_task(0, stored(0, of.task(0, 0).train.x))
-    feeds[2].load_task(1, stored(6, of.task(0, 0).train.x))
-    feeds[2].load_task(0, stored(0, of.task(0, 0).train.x))  # what was replayed before is gone
-    for feed in feeds:
-        feed.load_epoch(0)
-        assert feed.steps == 3 and len(feed.tensors()) == len(feeds[0].tensors())
-        assert torch.equal(feed.batch(2).x, feeds[0].batch(2).x) and feed.batch(2).y.shape == (4, 8)
+    loaders = [Loader(cohort(of)) for _ in range(3)]
+    loaders[0].load_task(0)
+    loaders[1].load_task(0, stored(0, of.task(0, 0).train.x))
+    loaders[2].load_task(1, stored(6, of.task(0, 0).train.x))
+    loaders[2].load_task(0, stored(0, of.task(0, 0).train.x))  # what was replayed before is gone
+    for loader in loaders:
+        loader.load_epoch(0)
+        assert loader.steps == 3 and len(loader.tensors()) == len(loaders[0].tensors())
+        assert torch.equal(loader.batch(2).x, loaders[0].batch(2).x) and loader.batch(2).y.shape == (4, 8)
 
 
 def test_consolidation_sees_the_task_alone() -> None:
     of = challenge()
-    feed = Feed(cohort(of))
-    feed.load_task(1, stored(7, of.task(1, 0).train.x))
-    assert torch.equal(feed.whole(0).x, of.task(1, 0).train.x) and feed.draws()["random"].shape == (4, 37)
+    loader = Loader(cohort(of))
+    loader.load_task(1, stored(7, of.task(1, 0).train.x))
+    assert torch.equal(loader.whole(0).x, of.task(1, 0).train.x) and loader.draws()["random"].shape == (4, 37)
 
 
 def test_whoever_replays_has_hyperparameters_of_its_own() -> None:
@@ -176,11 +176,11 @@ def test_whoever_replays_has_hyperparameters_of_its_own() -> None:
 
     of = challenge(torch.float32)
     members = tuple(Member(0, 0.1, Shades(shade=shade)) for shade in (1.0, 3.0))
-    feed = Feed(Cohort(of, network, members, 1, BATCH))
+    loader = Loader(Cohort(of, network, members, 1, BATCH))
     memory = stored(4, of.task(1, 0).train.x, runs=2)
-    feed.load_task(1, memory)
-    assert feed.replayed is not None
-    assert torch.equal(feed.replayed[0][0], memory["x"][0]) and torch.equal(feed.replayed[0][1], 3 * memory["x"][1])
+    loader.load_task(1, memory)
+    assert loader.replayed is not None
+    assert torch.equal(loader.replayed[0][0], memory["x"][0]) and torch.equal(loader.replayed[0][1], 3 * memory["x"][1])
 
 
 def by_hand(of: Challenge, seed: int, lr: float, start: Params, epochs: int = 2) -> Params:
@@ -208,7 +208,7 @@ def by_hand(of: Challenge, seed: int, lr: float, start: Params, epochs: int = 2)
 def test_training_is_a_plain_loop_over_the_joined_examples(dtype: torch.dtype, seeded: bool) -> None:
     of = challenge(dtype, seeded)
     start = cohort(of).initial()[0]
-    for execution in ("vectorised", "run-by-run"):
+    for execution in ("vectorised", "sequential"):
         end = finish(cohort(of), execution).state
         for run, (seed, lr) in enumerate(RUNS):
             expected = by_hand(of, seed, lr, select(start, run))
@@ -219,7 +219,7 @@ def test_training_is_a_plain_loop_over_the_joined_examples(dtype: torch.dtype, s
 def test_a_run_is_the_same_alone_among_others_and_run_by_run(algorithm: Algorithm) -> None:
     of = challenge(seeded=True)
     together = finish(cohort(of, algorithm), "vectorised").state
-    one_by_one = finish(cohort(of, algorithm), "run-by-run").state
+    one_by_one = finish(cohort(of, algorithm), "sequential").state
     for key, value in flatten(together.as_tree()).items():
         torch.testing.assert_close(value, flatten(one_by_one.as_tree())[key], rtol=1e-5, atol=1e-7)
     for run in (1, 3):
@@ -227,7 +227,7 @@ def test_a_run_is_the_same_alone_among_others_and_run_by_run(algorithm: Algorith
         torch.testing.assert_close(select(alone.params, 0), select(together.params, run), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 @pytest.mark.parametrize("finished", [1, 2])
 def test_resumed_at_a_task_boundary_it_goes_on_with_the_same_bits(finished: int, execution: Execution) -> None:
     of = cohort(challenge(seeded=True))

@@ -66,7 +66,7 @@ class RemembersTheLastTwoTasks(Algorithm):
 
 
 def test_constants_and_moved_leaves_are_the_runs_own() -> None:
-    mapped, one_by_one = (end(RemembersTheLastTwoTasks(), how) for how in ("vectorised", "run-by-run"))
+    mapped, one_by_one = (end(RemembersTheLastTwoTasks(), how) for how in ("vectorised", "sequential"))
     for key, expected in one_by_one.state.params.items():
         torch.testing.assert_close(mapped.state.params[key], expected, rtol=1e-5, atol=1e-7)
     assert mapped.state.memory["task"].tolist() == [1, 1]
@@ -86,7 +86,7 @@ def frozen_first(input_shape: Sequence[int], outputs: int) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 @pytest.mark.parametrize("algorithm", [EWC(), AGEM(slots=4)], ids=lambda a: a.name)
 def test_frozen_parameters_stay_where_they_are(algorithm: Algorithm, execution: str) -> None:
     last = end(algorithm, execution, frozen_first)
@@ -110,7 +110,7 @@ class Tempered(MLP):
 
 @pytest.mark.parametrize("algorithm", [EWC(), AGEM(slots=4)], ids=lambda a: a.name)
 def test_a_parameter_may_be_a_single_number(algorithm: Algorithm) -> None:
-    ends = [end(algorithm, how, lambda shape, outputs: Tempered(outputs)) for how in ("vectorised", "run-by-run")]
+    ends = [end(algorithm, how, lambda shape, outputs: Tempered(outputs)) for how in ("vectorised", "sequential")]
     mapped, one_by_one = (e.state.params["temperature"] for e in ends)
     assert mapped.shape == (2,) and (mapped != 2).all()
     torch.testing.assert_close(mapped, one_by_one)
@@ -129,7 +129,7 @@ def test_a_memory_that_could_not_be_written_down_is_refused(memory: dict[str, An
             return memory
 
     with pytest.raises(glocal.GlocalError, match="memory holds tensors"):
-        end(Odd(), "run-by-run")
+        end(Odd(), "sequential")
 
 
 def of_width(width: int) -> Callable[..., nn.Module]:

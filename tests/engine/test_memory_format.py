@@ -14,10 +14,9 @@ from glocal.challenges import from_tasks
 from glocal.curvature.jacobian import CONV
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.memory_budget import initial_state
-from glocal.engine.memory_format import arrange, arranged
-from glocal.engine.state import State
+from glocal.engine.state import State, arrange, arranged
 from glocal.networks.resnet import resnet18
 from glocal.networks.vmap_utils import merge_batch_dim
 
@@ -63,25 +62,25 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
     members = tuple(Member(seed, 0.01, OGDGTL(slots=12)) for seed in range(RUNS))
     of = Cohort(tasks, partial(resnet18, width=4), members, 1, 8, 8, CPU)
 
-    feed, executor = Feed(of), Vectorised(of)
-    feed.load_task(0)
-    begin = initial_state(of, feed)
+    loader, executor = Loader(of), Vectorised(of)
+    loader.load_task(0)
+    begin = initial_state(of, loader)
     for task in range(2):
-        feed.load_task(task, begin.memory)
+        loader.load_task(task, begin.memory)
         with torch.no_grad():
-            executor.consolidate(begin, feed)
+            executor.consolidate(begin, loader)
 
     def next_task(device: torch.device) -> State:
         state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), begin.clock)
         arrange(state, device)
         laid = tree.flatten(state.memory["span"]["rows"][CONV]["inputs"]).values()
         assert all((t.stride(2) == 1) is (device.type == "cuda") for t in laid if t.shape[-1] > 1)
-        feed.load_task(2, state.memory)
-        feed.load_epoch(0)
+        loader.load_task(2, state.memory)
+        loader.load_epoch(0)
         executor.before_epoch(state, 0)
-        executor.step(state, executor.hyper, feed.batch(0))
+        executor.step(state, executor.hyper, loader.batch(0))
         with torch.no_grad():
-            executor.consolidate(state, feed)
+            executor.consolidate(state, loader)
         return state
 
     usual, other = next_task(CPU), next_task(GPU)

@@ -16,7 +16,7 @@ from glocal.challenges import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Evaluator
 from glocal.engine.executors import Sequential
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.loop import Snapshot, train
 from glocal.networks import mlp
 from glocal.paper import results
@@ -34,13 +34,15 @@ class Clock:
         self.now = 0.0
         epoch = Sequential.epoch
 
-        def timed(executor: Sequential, state: Any, feed: Feed, number: int, tick: Any, on_step: Any) -> torch.Tensor:
-            self.now += seconds[int(feed.task), number]
-            return epoch(executor, state, feed, number, tick, on_step)
+        def timed(
+            executor: Sequential, state: Any, loader: Loader, number: int, tick: Any, on_step: Any
+        ) -> torch.Tensor:
+            self.now += seconds[int(loader.task), number]
+            return epoch(executor, state, loader, number, tick, on_step)
 
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(Sequential, "epoch", timed)
-        for kind, name in ((Feed, "load_task"), (Sequential, "consolidate"), (Evaluator, "measure")):
+        for kind, name in ((Loader, "load_task"), (Sequential, "consolidate"), (Evaluator, "measure")):
             monkeypatch.setattr(kind, name, self.slow(getattr(kind, name)))
 
     def slow(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +66,7 @@ def last(clock: Clock, epochs: int) -> Snapshot:
     """Two runs, trained with steps of at most 16 examples."""
     members = tuple(Member(seed, 0.1, SGD()) for seed in (0, 1))
     cohort = Cohort(small(), mlp, members, epochs, batch_size=16)
-    *_, end = train(cohort, execution="run-by-run", watch=clock.watch)
+    *_, end = train(cohort, execution="sequential", watch=clock.watch)
     return end
 
 
@@ -91,7 +93,7 @@ def test_some_runs_take_as_long_a_step_as_all(monkeypatch: pytest.MonkeyPatch) -
 
 def sweep(store: Path, *lrs: float) -> list[float | None]:
     """step_seconds of the runs, of which every epoch has 8 steps."""
-    how: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 500, "execution": "run-by-run", "device": "cpu"}
+    how: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 500, "execution": "sequential", "device": "cpu"}
     runs = glocal.sweep("rotated-digits", ["sgd"], lrs, [1], store=store, **how)
     (kept,) = results.read(results.write(runs[:1], store / "results.parquet"))
     assert kept.info["cost"] == runs[0].info["cost"]

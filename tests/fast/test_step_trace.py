@@ -59,7 +59,7 @@ def assert_same(a: Snapshot, b: Snapshot) -> None:
     torch.testing.assert_close(a.record.epoch_loss, b.record.epoch_loss, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, *CLOSE], ids=label_of)
 def test_recorded_or_not_all_ends_the_same(algorithm: Algorithm, execution: Execution, replays: list[int]) -> None:
     recorded = trained(algorithm, execution)
@@ -81,10 +81,10 @@ def with_batchnorm(shape: Sequence[int], outputs: int) -> nn.Module:
 def test_torchs_own_layers_with_dropout_and_statistics(
     algorithm: Algorithm, network: MakeNetwork, replays: list[int]
 ) -> None:
-    recorded = trained(algorithm, "run-by-run", network)
+    recorded = trained(algorithm, "sequential", network)
     assert len(replays) > 10
     Recorder.often = 10**9
-    assert_same(recorded, trained(algorithm, "run-by-run", network))
+    assert_same(recorded, trained(algorithm, "sequential", network))
 
 
 class Own(nn.Module):
@@ -118,7 +118,7 @@ def with_another_forward(shape: Sequence[int], outputs: int) -> nn.Module:
     ids=["module", "hook", "forward"],
 )
 def test_what_is_somebody_elses_is_called_at_every_step(network: MakeNetwork, replays: list[int]) -> None:
-    trained(SGD(), "run-by-run", network)
+    trained(SGD(), "sequential", network)
     assert not replays
 
 
@@ -132,7 +132,7 @@ class Hard(SGD):
 
 
 def test_as_many_as_there_are_is_not_a_number_for_good(replays: list[int]) -> None:
-    trained(Hard(), "run-by-run")
+    trained(Hard(), "sequential")
     assert not replays
 
 
@@ -156,12 +156,12 @@ class Counting(SGD):
 
 
 def test_who_looks_at_numbers_goes_on_as_before(replays: list[int]) -> None:
-    assert_same(trained(Looking(), "run-by-run"), trained(SGD(), "run-by-run"))
+    assert_same(trained(Looking(), "sequential"), trained(SGD(), "sequential"))
 
 
 @pytest.mark.parametrize("algorithm", [Looking(), Counting()], ids=["looks at numbers", "counts"])
 def test_neither_a_decision_nor_a_count_is_replayed(algorithm: Algorithm, replays: list[int]) -> None:
-    trained(algorithm, "run-by-run")
+    trained(algorithm, "sequential")
     assert not replays
 
 

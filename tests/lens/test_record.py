@@ -36,7 +36,7 @@ def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:
     ]
     before, after = seen.snapshots[5], seen.snapshots[6]
     assert all(torch.equal(before.checkpoint.params[k], p) for k, p in after.checkpoint.params.items())
-    assert [len(m.memory["reached"]) for m in (before, after)] == [1, 2]
+    assert [len(m.memory["loss_at_solution"]) for m in (before, after)] == [1, 2]
     (between,) = record(watched, every_epochs=0)
     assert [m.finished for m in between.snapshots] == [0, 1, 2, 3]
 
@@ -99,12 +99,12 @@ def test_steps_that_cannot_be_recorded() -> None:
     with pytest.raises(GlocalError, match="every_steps = 0"):
         record(cohort(blobs(2), SGD()), every_steps=0)
     with pytest.raises(GlocalError, match="vectorised"):
-        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), every_steps=1, execution="run-by-run")
+        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), every_steps=1, execution="sequential")
     with pytest.raises(GlocalError, match=r"or record epochs: vmap: .*\.item\(\)"):
         record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), every_steps=1)
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "run-by-run"])
+@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
 def test_a_recording_holds_what_training_passed_and_does_not_disturb_it(execution: str) -> None:
     watched = cohort(blobs(), ER(slots=12), runs=[(0, 0.1), (1, 0.05)])
     plain = train_traces(watched, execution=execution)  # type: ignore[arg-type]
@@ -125,8 +125,8 @@ def test_a_network_that_cannot_be_mapped_is_recorded() -> None:
 def test_training_calls_who_watches_after_every_epoch_before_consolidation() -> None:
     watched, calls = cohort(blobs(), EWC()), []
 
-    def watch(task: int, epoch: int, state: object, feed: object) -> None:
-        calls.append((task, epoch, state.clock, state.memory["reached"].shape[1], int(feed.task)))  # type: ignore[attr-defined]
+    def watch(task: int, epoch: int, state: object, loader: object) -> None:
+        calls.append((task, epoch, state.clock, state.memory["loss_at_solution"].shape[1], int(loader.task)))  # type: ignore[attr-defined]
 
     for _ in train(watched, watch=watch):
         pass

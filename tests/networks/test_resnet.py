@@ -22,7 +22,7 @@ from glocal.cli.main import main
 from glocal.curvature.layers import affine_layers
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, Snapshot, choose, train
 from glocal.errors import GlocalError
 from glocal.networks import ResNet18, resnet18
@@ -161,7 +161,7 @@ OPTIONS = {"agem": {"slots": 8}, "ogd-gtl": {"slots": 8}}
 def test_a_cohort_and_single_runs_agree(name: str) -> None:
     algorithm = ALGORITHMS[name](**OPTIONS.get(name, {}))
     of = cohort(algorithm) if name != "pnn" else cohort(algorithm, narrow, (1e-4, 1e-3))
-    together, one_by_one = (finish(of, how).state for how in ("vectorised", "run-by-run"))
+    together, one_by_one = (finish(of, how).state for how in ("vectorised", "sequential"))
     parts = [flatten({"params": s.params, "buffers": s.buffers}) for s in (together, one_by_one)]
     for key, value in parts[0].items():
         torch.testing.assert_close(value, parts[1][key], rtol=1e-4, atol=1e-5)
@@ -174,9 +174,9 @@ def test_a_cohort_and_single_runs_agree(name: str) -> None:
 
 def test_it_can_be_vectorised() -> None:
     of = cohort(ALGORITHMS["sgd"](), narrow)
-    feed = Feed(of)
-    feed.load_task(0)
-    executor = choose(of, feed, "auto")
+    loader = Loader(of)
+    loader.load_task(0)
+    executor = choose(of, loader, "auto")
     assert isinstance(executor, Vectorised) and executor.note == ""
 
 

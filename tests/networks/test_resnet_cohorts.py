@@ -19,10 +19,9 @@ from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Sequential, Vectorised
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.memory_budget import initial_state
-from glocal.engine.memory_format import arrange
-from glocal.engine.state import State
+from glocal.engine.state import State, arrange
 from glocal.fast.cuda_graph import Graphed
 from glocal.networks.resnet import resnet18
 from glocal.precision import Precision, matmul_precision
@@ -64,14 +63,14 @@ def cohort(algorithm: Algorithm, device: torch.device, precision: Precision = "f
 def one_task_behind(algorithm: Algorithm) -> State:
     """On a CPU, run by run."""
     of = cohort(algorithm, torch.device("cpu"))
-    feed, executor = Feed(of), Sequential(of)
-    feed.load_task(0)
-    state = initial_state(of, feed)
-    feed.load_epoch(0)
+    loader, executor = Loader(of), Sequential(of)
+    loader.load_task(0)
+    state = initial_state(of, loader)
+    loader.load_epoch(0)
     executor.before_epoch(state, 0)
-    executor.epoch(state, feed, 0, lambda steps: None)
+    executor.epoch(state, loader, 0, lambda steps: None)
     with torch.no_grad():
-        executor.consolidate(state, feed)
+        executor.consolidate(state, loader)
     return state
 
 
@@ -81,28 +80,28 @@ def moved_to(device: torch.device, state: State) -> State:
     return own
 
 
-def one_step(executor: Sequential | Vectorised, state: State, feed: Feed) -> None:
+def one_step(executor: Sequential | Vectorised, state: State, loader: Loader) -> None:
     if isinstance(executor, Vectorised):
-        executor.step(state, executor.hyper, feed.batch(0))
+        executor.step(state, executor.hyper, loader.batch(0))
         return
     for run in range(3):
-        executor.step_of(state, run, next(feed.batches_of(run)))
+        executor.step_of(state, run, next(loader.batches_of(run)))
 
 
 def _from(of: Cohort, executor: Sequential | Vectorised, begin: State) -> tuple[Params, Params, Params]:
     state = moved_to(of.device, begin)
-    feed = Feed(of)
-    feed.load_task(1, state.memory)
-    feed.load_epoch(0)
+    loader = Loader(of)
+    loader.load_task(1, state.memory)
+    loader.load_epoch(0)
     before = tree.map_tree(torch.clone, state.params)
     with matmul_precision(of.precision):
         executor.before_epoch(state, 0)
-        one_step(executor, state, feed)
+        one_step(executor, state, loader)
         moves = {k: state.params[k] - p for k, p in before.items()}
         statistics = dict(state.buffers)
         ends = moved_to(of.device, begin)
         with torch.no_grad():
-            executor.consolidate(ends, feed)
+            executor.consolidate(ends, loader)
     return tuple({k: t.double().cpu() for k, t in tree.flatten(p).items()} for p in (moves, statistics, ends.memory))  # type: ignore[return-value]
 
 
@@ -137,15 +136,15 @@ def _epoch_from(of: Cohort, executor: Vectorised, begin: State) -> tuple[Params,
     in single precision a cohort differs from itself, made twice without a graph, by 4 to 48 % in some tensor, and from
     one with parameters moved in their last bit by as much and more."""
     state = moved_to(of.device, begin)
-    feed = Feed(of)
-    feed.load_task(1, state.memory)
-    feed.load_epoch(0)
-    feed = feed.first_step() if of.precision == "fp32" else feed
+    loader = Loader(of)
+    loader.load_task(1, state.memory)
+    loader.load_epoch(0)
+    loader = loader.first_step() if of.precision == "fp32" else loader
     before = tree.map_tree(torch.clone, state.params)
     with matmul_precision(of.precision):
         executor.before_epoch(state, 0)
-        losses = executor.epoch(state, feed, 0, lambda steps: None)
-    assert losses.shape == (3, feed.steps) and losses.isfinite().all() and not executor.note
+        losses = executor.epoch(state, loader, 0, lambda steps: None)
+    assert losses.shape == (3, loader.steps) and losses.isfinite().all() and not executor.note
     moves = {k: state.params[k] - p for k, p in before.items()}
     return tuple({k: t.double().cpu() for k, t in part.items()} for part in (moves, state.buffers))  # type: ignore[return-value]
 

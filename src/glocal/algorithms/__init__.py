@@ -10,15 +10,12 @@ from glocal.algorithms.hat import HAT
 from glocal.algorithms.icarl import ICaRL, RandomICaRL
 from glocal.algorithms.joint import Joint
 from glocal.algorithms.laplace import Laplace
-from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve
-from glocal.algorithms.ogd_published import OGDPublished
-from glocal.algorithms.optimal_hard import OptimalHard
-from glocal.algorithms.optimal_soft import OptimalSoft
+from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, OGDPublished
+from glocal.algorithms.optimal import OptimalHard, OptimalSoft
 from glocal.algorithms.packnet import PackNet
-from glocal.algorithms.pnn import PNN
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.partition import PNN
+from glocal.algorithms.sgd import SGD, StableSGD
 from glocal.algorithms.si import SI
-from glocal.algorithms.stable_sgd import StableSGD
 
 BASELINES = (SGD, StableSGD, Joint)
 GLOBAL = (ER, GEM, AGEM, SI, PNN, PackNet, HAT)

@@ -32,8 +32,8 @@ class AGEM(Algorithm):
     name: ClassVar[str] = "agem"
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "examples, an equal share of them for every task"
-    grows: ClassVar[str] = "slots examples"
+    memory_contents: ClassVar[str] = "examples, an equal share of them for every task"
+    memory_size: ClassVar[str] = "slots examples"
 
     slots: int = 500
     """Examples the memory holds after the last task."""
@@ -57,7 +57,7 @@ class AGEM(Algorithm):
         return buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        drawn = buffer.draw_beside(model, batch, memory, self.replay or model.batch_size, batch.random)
+        drawn = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, batch.random)
         reference = model.grad(params, drawn.x, drawn.y, drawn.weight)
         overlap, length = inner(grads, reference), inner(reference, reference)
         # Before the first task ends nothing is stored: the reference is 0 and so is what is taken away.

@@ -70,9 +70,9 @@ class Algorithm:
     name: ClassVar[str] = "algorithm"
     family: ClassVar[str] = "baseline"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "nothing"
+    memory_contents: ClassVar[str] = "nothing"
     """What the memory holds."""
-    grows: ClassVar[str] = "0"
+    memory_size: ClassVar[str] = "0"
     """How many numbers that is, in T tasks, P parameters, K outputs and the algorithm's own options."""
     settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
     """Where it makes sense: a task-incremental algorithm asks at test time which task an input belongs to."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
-from glocal.algorithms.batched_index import put, take
+from glocal.algorithms.buffer import put, take
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -30,8 +30,8 @@ class DER(Algorithm):
     name: ClassVar[str] = "der"
     family: ClassVar[str] = "replay"
     locality: ClassVar[Locality] = "local"
-    remembers: ClassVar[str] = "examples of all tasks and the network's answers to them, by reservoir sampling"
-    grows: ClassVar[str] = "slots (examples + K)"
+    memory_contents: ClassVar[str] = "examples of all tasks and the network's answers to them, by reservoir sampling"
+    memory_size: ClassVar[str] = "slots (examples + K)"
 
     slots: int = 500
     """Examples the reservoir holds."""
@@ -79,7 +79,7 @@ class DER(Algorithm):
 
     def _draw(self, model: Model, memory: Memory, batch: Batch, first: int) -> buffer.Replay:
         random = batch.random[first : first + self.slots]
-        return buffer.draw_beside(model, batch, memory, self.replay or model.batch_size, random)
+        return buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, random)
 
 
 @dataclass(frozen=True)

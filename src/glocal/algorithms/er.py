@@ -26,8 +26,8 @@ class ER(Algorithm):
     name: ClassVar[str] = "er"
     family: ClassVar[str] = "replay"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "examples of all tasks, by reservoir sampling"
-    grows: ClassVar[str] = "slots examples"
+    memory_contents: ClassVar[str] = "examples of all tasks, by reservoir sampling"
+    memory_size: ClassVar[str] = "slots examples"
 
     slots: int = 500
     """Examples the reservoir holds."""
@@ -45,7 +45,7 @@ class ER(Algorithm):
         return buffer.empty(self.slots, example)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        drawn = buffer.draw_beside(model, batch, memory, self.replay or model.batch_size, batch.random[-self.slots :])
+        drawn = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, batch.random[-self.slots :])
         weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), drawn.weight])
         return model.loss(params, torch.cat([batch.x, drawn.x]), torch.cat([batch.y, drawn.y]), weight)
 

@@ -8,27 +8,49 @@ F_o the diagonal of the Fisher matrix of task o at its solution θ_o. At a minim
 cancel and one anchor carries the sum of all old quadratics. With one anchor for each task:
 
     obj_t(θ) = L_t(θ) + (λ/2) Σ_{o<t} γ^{t−1−o} Σ_i F_{o,i} (θ_i − θ_{o,i})².
+
+What the published code does to BatchNorm, beside what it means to do: a side effect that published numbers have.
+
+It takes the gradients of single images with the network in training mode. Every such pass moves the running statistics
+a tenth of the way to those of one image, just before the task is evaluated, and a few dozen passes leave nothing of
+the statistics of batches. Training goes by the batch's own statistics, so that only what is measured changes. And no
+image's pass depends on those before it: where BatchNorm is ours they are made at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.batchnorm_side_effect import LAST, Statistics, disturb_batchnorm
 from glocal.curvature.diagonal import diagonal, max_chunk_size
 from glocal.curvature.layers import Cotangents, chunk_size
 from glocal.errors import require, unknown
 from glocal.losses import Loss
-from glocal.networks.batchnorm import per_image_batchnorm
+from glocal.networks.batchnorm import BatchNorm2d, SequentialBatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.tree import Params, total
+
+Statistics: TypeAlias = Literal["kept", "published"]
+LAST = 200
+"""Passes that count: of what was there before them 0.9²⁰⁰ is left, less than a number in fp32 can show."""
+
+
+def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
+    """Update the model's buffers by a pass in training mode over every image by itself, augmented as in training."""
+    norms = [part for part in model.module.modules() if isinstance(part, _BatchNorm)]
+    if norms and all(type(part) is BatchNorm2d for part in norms):
+        model.outputs_of(per_image_batchnorm(model.module, SequentialBatchNorm2d), params, x[-LAST:])
+    elif norms:
+        for image in x[-LAST:]:
+            model.outputs(params, image.unsqueeze(0))
+
 
 Fisher = Literal["exact", "sampled", "empirical", "published"]
 
@@ -101,8 +123,8 @@ class EWC(Algorithm):
     name: ClassVar[str] = "ewc"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar[Locality] = "local"
-    remembers: ClassVar[str] = "the last solution and F (anchors=each: every solution and its F)"
-    grows: ClassVar[str] = "2 P (anchors=each: 2 P T)"
+    memory_contents: ClassVar[str] = "the last solution and F (anchors=each: every solution and its F)"
+    memory_size: ClassVar[str] = "2 P (anchors=each: 2 P T)"
 
     penalty: float = 1.4
     """λ, the weight of the quadratic."""
@@ -127,11 +149,15 @@ class EWC(Algorithm):
         memory: Memory = {
             "anchor": {k: p.clone() for k, p in params.items()},
             "fisher": zeros,
-            "reached": next(iter(params.values())).new_zeros(0),  # L_o(θ_o) of every finished task
+            "loss_at_solution": next(iter(params.values())).new_zeros(0),  # L_o(θ_o) of every finished task
         }
         if self.anchors == "each":
             none = {k: z[None][:0] for k, z in zeros.items()}
-            memory |= {"spread": memory["reached"].new_zeros(()), "each_anchor": none, "each_fisher": dict(none)}
+            memory |= {
+                "spread": memory["loss_at_solution"].new_zeros(()),
+                "each_anchor": none,
+                "each_fisher": dict(none),
+            }
         return memory
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
@@ -140,8 +166,8 @@ class EWC(Algorithm):
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         new = task_fisher(model, params, data, self.fisher, self.statistics)
         kept = {k: self.decay * f for k, f in memory["fisher"].items()}
-        reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
-        together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "reached": reached}
+        reached = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
+        together: Memory = {"anchor": params, "fisher": {k: kept[k] + new[k] for k in new}, "loss_at_solution": reached}
         if self.statistics == "published":
             disturb_batchnorm(model, params, data.x[data.random.topk(min(LAST, len(data.y))).indices])
         return together | self._add_anchor(memory, kept, params, new) if self.anchors == "each" else together
@@ -161,7 +187,7 @@ class EWC(Algorithm):
         }
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        reached = memory["reached"]
+        reached = memory["loss_at_solution"]
         if self.anchors == "last":
             return lambda params: reached[task] + self._quadratic(memory, params) / reached.shape[0]
         fisher, anchor = ({k: v[task] for k, v in memory[name].items()} for name in ("each_fisher", "each_anchor"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.partition import Partition, current, settled
+from glocal.algorithms.partition import Partition, current, frozen_batchnorm
 from glocal.errors import require
 from glocal.networks.hat import GatedNetwork
 from glocal.networks.model import MakeNetwork, Model
@@ -42,8 +42,8 @@ class HAT(Partition):
     """
 
     name: ClassVar[str] = "hat"
-    remembers: ClassVar[str] = "how much finished tasks use every hidden unit; their embeddings, as parameters"
-    grows: ClassVar[str] = "(T + 1) U, U the hidden units"
+    memory_contents: ClassVar[str] = "how much finished tasks use every hidden unit; their embeddings, as parameters"
+    memory_size: ClassVar[str] = "(T + 1) U, U the hidden units"
 
     scale: float = 400.0
     """s_max, how hard the gates are at test and at the end of every epoch."""
@@ -68,7 +68,7 @@ class HAT(Partition):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         gates = _gates(model, params, current(model, memory), self._steepness(batch.progress))
-        with settled(model, current(model, memory)) as network:
+        with frozen_batchnorm(model, current(model, memory)) as network:
             outputs = network.outputs(params, batch.x, *gates.values())
         return model.criterion.per_sample(outputs, batch.y).mean() + self.sparsity * _price(gates, memory["used"])
 
@@ -83,7 +83,7 @@ class HAT(Partition):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         memory = super().consolidate(model, params, memory, data)
-        gates = _gates(model, params, memory["reached"].shape[0] - 1, self.scale)
+        gates = _gates(model, params, memory["loss_at_solution"].shape[0] - 1, self.scale)
         return {**memory, "used": {k: torch.maximum(a, gates[k]) for k, a in memory["used"].items()}}
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:

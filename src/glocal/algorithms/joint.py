@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.batched_index import take
+from glocal.algorithms.buffer import take
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -28,8 +28,8 @@ class Joint(Algorithm):
     name: ClassVar[str] = "joint"
     family: ClassVar[str] = "baseline"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "all training data of every task"
-    grows: ClassVar[str] = "all data"
+    memory_contents: ClassVar[str] = "all training data of every task"
+    memory_size: ClassVar[str] = "all data"
 
     def uniforms(self, model: Model) -> int:
         return 2 * model.batch_size

@@ -36,8 +36,8 @@ class Laplace(Algorithm):
     name: ClassVar[str] = "laplace"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar[Locality] = "local"
-    remembers: ClassVar[str] = "the last solution and two Kronecker factors a layer (sums=each: a layer and task)"
-    grows: ClassVar[str] = "P + Σ in² + out² (sums=each: times T)"
+    memory_contents: ClassVar[str] = "the last solution and two Kronecker factors a layer (sums=each: a layer and task)"
+    memory_size: ClassVar[str] = "P + Σ in² + out² (sums=each: times T)"
 
     penalty: float = 1.0
     """λ, the weight of the quadratic."""
@@ -57,7 +57,7 @@ class Laplace(Algorithm):
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {
             "anchor": {k: p.clone() for k, p in params.items()},
-            "reached": next(iter(params.values())).new_zeros(0),  # L_o(θ_o) of every finished task
+            "loss_at_solution": next(iter(params.values())).new_zeros(0),  # L_o(θ_o) of every finished task
         }
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
@@ -71,11 +71,11 @@ class Laplace(Algorithm):
         new = self._structure.at(sample_risk(model, params, data, self.samples))
         if "precision" in memory:
             new = self._structure.add(memory["precision"], new)
-        reached = torch.cat([memory["reached"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
-        return {"anchor": params, "reached": reached, "precision": new}
+        reached = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
+        return {"anchor": params, "loss_at_solution": reached, "precision": new}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        reached = memory["reached"]
+        reached = memory["loss_at_solution"]
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
             moved = {k: p - memory["anchor"][k] for k, p in params.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.partition import Partition, current, settled
+from glocal.algorithms.partition import Partition, current, frozen_batchnorm
 from glocal.errors import require
 from glocal.networks.layer_calls import named_layers
 from glocal.networks.model import Model
@@ -29,8 +29,8 @@ class PackNet(Partition):
     """
 
     name: ClassVar[str] = "packnet"
-    remembers: ClassVar[str] = "the owner of every weight"
-    grows: ClassVar[str] = "P"
+    memory_contents: ClassVar[str] = "the owner of every weight"
+    memory_size: ClassVar[str] = "P"
 
     keep: float = 0.0
     """Share of the free weights of a layer that a task keeps; 0: an equal part for every task. The last keeps all."""
@@ -62,7 +62,7 @@ class PackNet(Partition):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         task = current(model, memory)
-        with settled(model, task) as network:
+        with frozen_batchnorm(model, task) as network:
             outputs = network.outputs(_of_task(params, memory, task), batch.x)
         return model.criterion.per_sample(outputs, batch.y).mean()
 

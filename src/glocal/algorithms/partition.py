@@ -6,6 +6,8 @@ Let Θ^t be the parameters that task t may train. The modified derivative of the
 
 leaves alone all that the outputs for a task o < t are made of. Seen from there \hat L_o(θ) = L_o(θ_o): a constant that
 training cannot raise, nor lower.
+
+Progressive neural networks (§5.1; Rusu et al. 2016): a column of its own for every task, Θ^t.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Setting
 from glocal.networks.layer_calls import eval_mode
-from glocal.networks.model import Model
+from glocal.networks.model import MakeNetwork, Model
+from glocal.networks.progressive import ProgressiveNetwork
 from glocal.tree import Params
 
 
@@ -38,14 +41,14 @@ class Partition(Algorithm):
     settings: ClassVar[tuple[Setting, ...]] = ("task", "domain")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        return {"reached": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of every finished task
+        return {"loss_at_solution": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of every finished task
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         reached = self._mean_loss(model.eval_mode(), params, memory, data, current(model, memory))
-        return {**memory, "reached": torch.cat([memory["reached"], reached[None]])}
+        return {**memory, "loss_at_solution": torch.cat([memory["loss_at_solution"], reached[None]])}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        return lambda params: memory["reached"][task].clone()
+        return lambda params: memory["loss_at_solution"][task].clone()
 
     def _mean_loss(
         self, model: Model, params: Params, memory: Memory, data: Batch, task: int, chunk: int = 2000
@@ -59,11 +62,11 @@ class Partition(Algorithm):
 
 def current(model: Model, memory: Memory) -> int:
     """The number of the task in training; after the last one, still the last."""
-    return min(memory["reached"].shape[0], model.tasks - 1)
+    return min(memory["loss_at_solution"].shape[0], model.tasks - 1)
 
 
 @contextmanager
-def settled(model: Model, task: int) -> Iterator[Model]:
+def frozen_batchnorm(model: Model, task: int) -> Iterator[Model]:
     """The network, whose buffers the first task settles: from the second on BatchNorm goes by its running statistics,
     and what else would change is left as it was, for finished tasks."""
     if task == 0:
@@ -71,3 +74,27 @@ def settled(model: Model, task: int) -> Iterator[Model]:
         return
     with eval_mode(m for m in model.module.modules() if isinstance(m, _BatchNorm)):
         yield model.bind(model.buffers, model.training)
+
+
+@dataclass(frozen=True)
+class PNN(Partition):
+    r"""Trains the column of task t and the connections that lead into it from all earlier columns, on L_t alone.
+
+    The earlier columns are constants: ∂\tilde L_t/∂θ_i = 0 for θ_i ∉ Θ^t, also where ∂L_t/∂θ_i is not. So
+    \hat L_o(θ) = L_o(θ_o) is exact along training, and forgetting is 0. The modified derivative uses the current state
+    of the network: global.
+    """
+
+    name: ClassVar[str] = "pnn"
+    memory_contents: ClassVar[str] = "the columns of finished tasks and their lateral connections, as parameters"
+    memory_size: ClassVar[str] = "T P + T (T − 1)/2 Q, Q the weights between two columns"
+
+    def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
+        return lambda shape, outputs: ProgressiveNetwork(make, shape, outputs, tasks)
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        outputs = model.outputs(params, batch.x, current(model, memory))
+        return model.criterion.per_sample(outputs, batch.y).mean()
+
+    def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
+        return model.outputs(params, x, task)

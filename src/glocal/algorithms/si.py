@@ -37,8 +37,8 @@ class SI(Algorithm):
     name: ClassVar[str] = "si"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar[Locality] = "global"
-    remembers: ClassVar[str] = "the last solution, Ω, and ω of the task in training"
-    grows: ClassVar[str] = "3 P"
+    memory_contents: ClassVar[str] = "the last solution, Ω, and ω of the task in training"
+    memory_size: ClassVar[str] = "3 P"
 
     penalty: float = 1.0
     """c, the weight of the quadratic."""

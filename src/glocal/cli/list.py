@@ -83,8 +83,8 @@ def _entries(kind: str, own: Iterable[str]) -> list[Entry]:
                 "locality": algorithm.locality,
                 "family": algorithm.family,
                 "settings": list(algorithm.settings),
-                "memory": algorithm.remembers,
-                "grows": algorithm.grows,
+                "memory": algorithm.memory_contents,
+                "grows": algorithm.memory_size,
                 "options": {field.name: field.default for field in dataclasses.fields(algorithm)},
                 "description": (algorithm.__doc__ or "").strip().splitlines()[0],
             }

@@ -1,10 +1,16 @@
-"""A cohort: runs that differ only in seed, learning rate and scalar hyperparameters, trained as one program."""
+r"""A cohort: runs that differ only in seed, learning rate and scalar hyperparameters, trained as one program.
+
+A run's resolved configuration: everything its result depends on, and nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -106,3 +112,32 @@ def constants(network: nn.Module) -> Params:
     """What gradients do not change: the network's buffers, and parameters that are frozen."""
     frozen = {k: p.detach() for k, p in network.named_parameters() if not p.requires_grad}
     return {**dict(network.named_buffers()), **frozen}
+
+
+PROTOCOL = 1
+"""Increment when the same configuration gives different results (beyond rounding) than before."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. Two runs with the same configuration are the same run; its hash is its name."""
+
+    challenge: Mapping[str, Any]
+    network: Mapping[str, Any]
+    algorithm: Mapping[str, Any]
+    lr: float
+    seed: int
+    epochs: int
+    batch_size: int
+    train_eval: int
+    """At most so many training examples of each task, evenly spaced, measure its training loss and accuracy."""
+    precision: str = "fp32"
+    protocol: int = field(default=PROTOCOL)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def hash(self) -> str:
+        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -1,15 +1,19 @@
-"""Executors run a cohort's steps: all runs at once under `vmap`, or one run after the other.
+r"""Executors run a cohort's steps: all runs at once under `vmap`, or one run after the other.
 
 Both map the same `step`; they differ only in speed. What is registered at the seam "step" compiles it: a trace on a
 CPU, a CUDA graph on a GPU.
+
+Keep freed memory at hand while a cohort trains on a CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +23,7 @@ from torch.func import vmap
 from glocal import accelerate, tree
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.engine.cohort import Cohort
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.engine.step import UNCHANGED, Hyper, Program, step, unmapped
 from glocal.rng import generator
@@ -47,12 +51,12 @@ class Executor(ABC):
             self.step = compile_step(self.step, self.program.model.module, cohort.device)
 
     @abstractmethod
-    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
+    def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         """Make one pass over the current task; return the objective at every step, (runs, steps).
 
         Args:
             state: the cohort's state.
-            feed: the batches of the epoch.
+            loader: the batches of the epoch.
             epoch: the number of the epoch within its task.
             tick: is called with the number of single runs' steps taken.
             on_step: is called after every step; it sees the live state and must not change it.
@@ -87,13 +91,13 @@ class Executor(ABC):
         if memory != UNCHANGED:
             state.memory = replace_memory(memory, state.memory)
 
-    def consolidate(self, state: State, feed: Feed) -> None:
+    def consolidate(self, state: State, loader: Loader) -> None:
         """Call the algorithm's `consolidate` with all data of the finished task."""
         parts = []
         for group, runs in enumerate(self.cohort.groups):
-            trees = (state.params, state.buffers, state.memory, self.hyper, feed.draws())
-            stream = int(feed.task), self.cohort.epochs
-            parts.append(self.over_runs(self.program.consolidate, runs, trees, (feed.whole(group),), stream))
+            trees = (state.params, state.buffers, state.memory, self.hyper, loader.draws())
+            stream = int(loader.task), self.cohort.epochs
+            parts.append(self.over_runs(self.program.consolidate, runs, trees, (loader.whole(group),), stream))
         memories, buffers = zip(*parts, strict=True)
         if memories[0] != UNCHANGED:
             state.memory = owned(tree.concatenate(memories))
@@ -117,10 +121,10 @@ class Executor(ABC):
 class Vectorised(Executor):
     """All runs at once under `vmap`."""
 
-    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
+    def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         losses = []
-        for i in range(feed.steps):
-            losses.append(self.step(state, self.hyper, feed.batch(i)))
+        for i in range(loader.steps):
+            losses.append(self.step(state, self.hyper, loader.batch(i)))
             tick(len(self.cohort))
             if on_step is not None:
                 on_step(state, i + 1)
@@ -152,19 +156,19 @@ class Vectorised(Executor):
 class Sequential(Executor):
     """One run after the other: for a cohort of one, and for what cannot be vectorised."""
 
-    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
+    def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         losses = []
         for run in range(len(self.cohort)):
             own = state.select(run)
-            with self._network_randomness(run, (int(feed.task), epoch)):
-                losses.append(self._epoch_of(own, run, feed, tick, on_step))
+            with self._network_randomness(run, (int(loader.task), epoch)):
+                losses.append(self._epoch_of(own, run, loader, tick, on_step))
             copy_into_(own.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses)
 
-    def _epoch_of(self, own: State, run: int, feed: Feed, tick: Tick, on_step: OnStep | None) -> Tensor:
+    def _epoch_of(self, own: State, run: int, loader: Loader, tick: Tick, on_step: OnStep | None) -> Tensor:
         hyper = tree.select(self.hyper, run)
         losses = []
-        for i, batch in enumerate(feed.batches_of(run)):
+        for i, batch in enumerate(loader.batches_of(run)):
             losses.append(self.step(own, hyper, batch))
             tick(1)
             if on_step is not None:
@@ -245,3 +249,20 @@ def same_place(a: Tensor, b: Tensor) -> bool:
 def owned(memory: Tree) -> Tree:
     """Return contiguous copies of all leaves: what `vmap` returns for a constant is one tensor shared by all runs."""
     return tree.map_tree(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), memory)
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Tell glibc not to hand large blocks back to the system after every step.
+
+    A step of a cohort allocates tensors of tens of megabytes and frees them again; by default their pages are given
+    back and faulted in anew every time, which costs a tenth of the step. Elsewhere than on glibc this does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        mallopt(M_TOP_PAD, 1 << 26)

@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
-from glocal.algorithms.batched_index import take
+from glocal.algorithms.buffer import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
@@ -23,7 +23,7 @@ from glocal.inputs import evenly_spaced_indices
 from glocal.rng import generator
 
 
-class Feed:
+class Loader:
     """Batches for all runs of a cohort, from the current task and epoch."""
 
     x: Tensor = None  # type: ignore[assignment]
@@ -159,8 +159,8 @@ class Feed:
         random = torch.stack([draw(m.seed) for m in self.cohort.members]).to(self.device)
         return {"random": random, "key": self.keys_at(self.steps)}
 
-    def shortened(self, examples: int) -> Feed:
-        """The same feed over the first few examples of every group's data."""
+    def shortened(self, examples: int) -> Loader:
+        """The same loader over the first few examples of every group's data."""
         short = copy.copy(self)
         short.examples = min(examples, self.examples)
         groups = range(len(self.cohort.groups))
@@ -168,8 +168,8 @@ class Feed:
         short.x, short.y = self.x[kept], self.y[kept]
         return short
 
-    def first_step(self) -> Feed:
-        """The same feed, at its end after one step."""
+    def first_step(self) -> Loader:
+        """The same loader, at its end after one step."""
         short = copy.copy(self)
         short.steps = 1
         return short

@@ -15,22 +15,19 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal import accelerate, tree
-from glocal.engine.allocator import keep_freed_memory
 from glocal.engine.cohort import Cohort
 from glocal.engine.evaluate import Evaluator
-from glocal.engine.executors import Executor, OnStep, Sequential, Vectorised
-from glocal.engine.loader import Feed
+from glocal.engine.executors import Executor, OnStep, Sequential, Vectorised, keep_freed_memory
+from glocal.engine.loader import Loader
 from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state
-from glocal.engine.memory_format import arrange
-from glocal.engine.state import State
+from glocal.engine.state import State, arrange
 from glocal.precision import matmul_precision
 from glocal.tree import Params
 
-Execution = Literal["auto", "vectorised", "run-by-run"]
-Watch = Callable[[int, int, State, Feed], None]
-"""Is given the task, its epoch that has ended, and all as it is before M_{t+1}: θ as the network has it, and the feed,
-whose `x`, `y` and `whole` are the challenge's, and whose batches are for the steps alone."""
+Execution = Literal["auto", "vectorised", "sequential"]
+Watch = Callable[[int, int, State, Loader], None]
+"""Called after an epoch with the task, the epoch, the state before consolidation, and the loader."""
 
 
 class Progress(Protocol):
@@ -42,7 +39,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Nobody does."""
+    """Shows nothing."""
 
     def task(self, task: int) -> None: ...
 
@@ -76,7 +73,7 @@ def train(
         begin: the snapshot to go on from; None: the initialisation.
         execution: how to execute it; auto: vectorised where possible.
         progress: is told of every task and step.
-        watch: is called after every epoch with task, epoch, state and feed; it must not change them.
+        watch: is called after every epoch with task, epoch, state and loader; it must not change them.
         on_step: is called after every step with the live state and the number of steps in this epoch; a GPU then
             trains without CUDA graphs, and a sequential executor gives a state of one run.
     """
@@ -97,13 +94,13 @@ def _train(
     if cohort.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(cohort.device)
     started = time.perf_counter()
-    feed, evaluator = Feed(cohort), Evaluator(cohort)
-    feed.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
-    executor = choose(cohort, feed, execution)
+    loader, evaluator = Loader(cohort), Evaluator(cohort)
+    loader.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
+    executor = choose(cohort, loader, execution)
     theta_0, _ = cohort.initial()
     if begin is None:
         record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
-        begin = Snapshot(0, initial_state(cohort, feed), record)
+        begin = Snapshot(0, initial_state(cohort, loader), record)
         evaluator.measure(executor, begin.state, record, row=0)
         record.notes = noted(executor)
         record.seconds = time.perf_counter() - started
@@ -113,23 +110,23 @@ def _train(
     for task in range(begin.finished, cohort.challenge.tasks):
         started = time.perf_counter()
         progress.task(task)
-        feed.load_task(task, state.memory)
+        loader.load_task(task, state.memory)
         previous = {k: p.clone() for k, p in state.params.items()}
         for epoch in range(cohort.epochs):
             begun = time.perf_counter()
-            feed.load_epoch(epoch)
+            loader.load_epoch(epoch)
             executor.before_epoch(state, epoch)
-            losses = executor.epoch(state, feed, epoch, progress.steps, on_step)
+            losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
             took = time.perf_counter() - begun  # all of it: the losses have arrived
             if epoch or cohort.epochs == 1:  # in a task's first epoch graphs are captured and steps recorded
                 record.paces.append(took / losses.shape[1] / len(cohort))
             if watch is not None:
-                watch(task, epoch, state, feed)
+                watch(task, epoch, state, loader)
                 settle(cohort.device)
         with torch.no_grad():
-            executor.consolidate(state, feed)
+            executor.consolidate(state, loader)
             arrange(state, cohort.device)
             distances = distance(state.params, theta_0), distance(state.params, previous)
             note_lost(state, distances[0])
@@ -147,16 +144,16 @@ def noted(executor: Executor) -> list[str]:
     return [executor.note] if executor.note else []
 
 
-def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
+def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
     """The fastest executor that works for this cohort, found by trying, with a note if it is not the first choice."""
     on_gpu = cohort.device.type == "cuda"
     if not on_gpu:
         keep_freed_memory()
-    if execution == "run-by-run" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
+    if execution == "sequential" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
         return Sequential(cohort)
     executor = Vectorised(cohort)
     try:
-        rehearse(executor, cohort, feed)
+        rehearse(executor, cohort, loader)
     except Exception as error:
         if execution == "vectorised":
             raise
@@ -166,16 +163,16 @@ def choose(cohort: Cohort, feed: Feed, execution: Execution) -> Executor:
     return executor if graphed is None else graphed(cohort)
 
 
-def rehearse(executor: Vectorised, cohort: Cohort, feed: Feed) -> None:
+def rehearse(executor: Vectorised, cohort: Cohort, loader: Loader) -> None:
     """A step, a consolidation on a few examples, a step with that memory, a prediction; the state is thrown away."""
-    feed.load_epoch(0)
+    loader.load_epoch(0)
     ignored = lambda steps: None  # noqa: E731
-    state = initial_state(cohort, feed)
+    state = initial_state(cohort, loader)
     executor.before_epoch(state, 0)
-    executor.epoch(state, feed.first_step(), 0, ignored)
-    executor.consolidate(state, feed.shortened(8))
-    executor.epoch(state, feed.first_step(), 0, ignored)
-    executor.predict(state, slice(0, len(cohort)), feed.x[None, :2], 0)
+    executor.epoch(state, loader.first_step(), 0, ignored)
+    executor.consolidate(state, loader.shortened(8))
+    executor.epoch(state, loader.first_step(), 0, ignored)
+    executor.predict(state, slice(0, len(cohort)), loader.x[None, :2], 0)
 
 
 def distance(params: Params, origin: Params) -> Tensor:

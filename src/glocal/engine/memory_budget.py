@@ -12,7 +12,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Sequential
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.errors import GlocalError
 from glocal.tree import Params
@@ -32,18 +32,18 @@ def free_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def initial_state(cohort: Cohort, feed: Feed) -> State:
+def initial_state(cohort: Cohort, loader: Loader) -> State:
     """θ_0, the network's buffers and M_1 of every run."""
-    return state_at(cohort, feed, *cohort.initial())
+    return state_at(cohort, loader, *cohort.initial())
 
 
-def state_at(cohort: Cohort, feed: Feed, params: Params, buffers: Params) -> State:
+def state_at(cohort: Cohort, loader: Loader, params: Params, buffers: Params) -> State:
     """These parameters and buffers with a fresh M_1; nobody has diverged."""
     model = cohort.model(vectorised=False)
     memories = []
     for run, member in enumerate(cohort.members):
         own = tree.select(params, run)
-        memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, feed.example())
+        memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, loader.example())
         check_memory(memory)
         memories.append(tree.map_tree(lambda leaf: leaf.to(cohort.device), memory))
     runs = len(cohort)
@@ -76,10 +76,10 @@ def bytes_per_run(cohort: Cohort) -> int:
     What grows is taken at its largest, as if every task added what the first one did.
     """
     one = cohort.only(cohort.members[:1])
-    feed = Feed(one)
-    feed.load_task(0)
-    feed.load_epoch(0)
-    state = initial_state(one, feed)
+    loader = Loader(one)
+    loader.load_task(0)
+    loader.load_epoch(0)
+    state = initial_state(one, loader)
     executor = Sequential(one)
     kept: dict[int, int] = {}
 
@@ -90,8 +90,8 @@ def bytes_per_run(cohort: Cohort) -> int:
 
     before = tree.nbytes(state.memory)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        executor.step_of(state, 0, next(feed.batches_of(0)))
-    executor.consolidate(state, feed)
+        executor.step_of(state, 0, next(loader.batches_of(0)))
+    executor.consolidate(state, loader)
     grown = max(0, tree.nbytes(state.memory) - before)
     memory = before + grown * one.challenge.tasks
     return 4 * tree.nbytes(state.params) + 2 * sum(kept.values()) + 2 * memory

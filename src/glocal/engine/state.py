@@ -1,13 +1,25 @@
-"""The state of a cohort in training: trees of tensors with the runs along the first axis."""
+r"""The state of a cohort in training: trees of tensors with the runs along the first axis.
+
+The order of numbers in memory, on a GPU: channels last, as its convolutions ask for.
+
+Weights and all that is shaped like them stay run by run: a convolution of many runs has theirs one below the other.
+Images it has side by side, all runs' channels of a pixel together. Which numbers of a memory are images, its name for
+them says (`curvature.jacobian.CONV`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from glocal import tree
+from glocal.algorithms.algorithm import Memory
+from glocal.curvature.jacobian import CONV
 from glocal.tree import Params, Tree
 
 
@@ -40,3 +52,39 @@ class State:
 
     def select(self, runs: int | slice | Sequence[int]) -> State:
         return State.from_tree(tree.select(self.as_tree(), runs), self.clock)
+
+
+CHANNELS = {"inputs": 2, "deltas": 3}
+"""Which axis of stacked images has the channels: (runs, n, channels, ...) and (runs, n, C, channels, ...)."""
+
+
+def arrange(state: State, device: torch.device) -> None:
+    """Bring a state into the order in which its device is fast; the numbers stay what they are."""
+    if device.type == "cuda":
+        state.params = tree.map_tree(channels_last, state.params)
+        state.memory = arranged(state.memory)
+
+
+def arranged(memory: Mapping[str, Any]) -> Memory:
+    """A memory's weights and images, each in their order."""
+    return {key: _in_order(key, leaf) for key, leaf in memory.items()}
+
+
+def _in_order(key: str, leaf: Any) -> Any:
+    if not isinstance(leaf, Mapping):
+        return channels_last(leaf)
+    if key != CONV:
+        return arranged(leaf)
+    return {half: tree.map_tree(partial(pixel_by_pixel, channels=axis), leaf[half]) for half, axis in CHANNELS.items()}
+
+
+def channels_last(leaf: Tensor) -> Tensor:
+    """Stacked weights (runs, width, channels, k, k), or several a run, with the channels side by side in memory."""
+    if leaf.dim() not in (5, 6) or not leaf.is_floating_point():
+        return leaf
+    return leaf.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
+def pixel_by_pixel(leaf: Tensor, channels: int) -> Tensor:
+    """Stacked images, the runs their first axis, with all runs' channels side by side in memory."""
+    return leaf.movedim((0, channels), (-2, -1)).contiguous().movedim((-2, -1), (0, channels))

@@ -8,7 +8,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.engine.cohort import Cohort
 from glocal.engine.executors import OnStep, Tick, Vectorised, copy_into_
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.state import State
 
 WARM_UP = 3
@@ -23,34 +23,34 @@ class Graphed(Vectorised):
         self._cursor = torch.zeros((), dtype=torch.long, device=cohort.device)
         self._losses = torch.zeros(0, len(cohort), device=cohort.device)
 
-    def epoch(self, state: State, feed: Feed, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
+    def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         if self.note or on_step is not None:
-            return super().epoch(state, feed, epoch, tick, on_step)
-        if self._losses.shape[0] != feed.steps:
-            self._losses = self._losses.new_zeros(feed.steps, len(self.cohort))
+            return super().epoch(state, loader, epoch, tick, on_step)
+        if self._losses.shape[0] != loader.steps:
+            self._losses = self._losses.new_zeros(loader.steps, len(self.cohort))
         try:
-            graphs = {size: self._graph(state, feed, size) for size in {feed.size(i) for i in range(feed.steps)}}
+            graphs = {size: self._graph(state, loader, size) for size in {loader.size(i) for i in range(loader.steps)}}
         except RuntimeError as error:
             self.note = f"step by step, because it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
-            return super().epoch(state, feed, epoch, tick, on_step)
+            return super().epoch(state, loader, epoch, tick, on_step)
         self._cursor.zero_()
-        for i in range(feed.steps):
-            graphs[feed.size(i)].replay()
+        for i in range(loader.steps):
+            graphs[loader.size(i)].replay()
             tick(len(self.cohort))
         return self._losses.T.contiguous()
 
-    def _graph(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
-        used = [*tree.flatten(state.as_tree()).values(), *feed.tensors()]
+    def _graph(self, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
+        used = [*tree.flatten(state.as_tree()).values(), *loader.tensors()]
         used.append(self._losses)
         key = (size, *(t.data_ptr() for t in used), *(n for t in used for n in t.shape))
         if key not in self._graphs:
             if len(self._graphs) > 8:
                 self._graphs.clear()
-            self._graphs[key] = self._capture(state, feed, size)
+            self._graphs[key] = self._capture(state, loader, size)
         return self._graphs[key]
 
-    def _capture(self, state: State, feed: Feed, size: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
         """Capturing needs a few real steps first, which must leave no trace."""
         before = tree.map_tree(torch.clone, state.as_tree())
         side = torch.cuda.Stream()
@@ -60,19 +60,19 @@ class Graphed(Vectorised):
             with torch.cuda.stream(side):
                 for _ in range(WARM_UP):
                     self._cursor.zero_()
-                    self._advance(state, feed, size)
+                    self._advance(state, loader, size)
             torch.cuda.current_stream().wait_stream(side)
             with torch.cuda.graph(graph):
-                self._advance(state, feed, size)
+                self._advance(state, loader, size)
         finally:
             torch.cuda.current_stream().wait_stream(side)
             copy_into_(before, state.as_tree())
         return graph
 
-    def _advance(self, state: State, feed: Feed, size: int) -> None:
+    def _advance(self, state: State, loader: Loader, size: int) -> None:
         """A step that leaves every tensor of the state where it was."""
         own = State.from_tree(dict(state.as_tree()), state.clock)
-        losses = self.step(own, self.hyper, feed.batch_at(self._cursor, size))
+        losses = self.step(own, self.hyper, loader.batch_at(self._cursor, size))
         self._losses.index_copy_(0, self._cursor.view(1), losses.view(1, -1))
         copy_into_(own.as_tree(), state.as_tree())
         self._cursor += 1

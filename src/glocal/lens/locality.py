@@ -33,7 +33,7 @@ from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.challenges.challenge import Challenge, Task
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.loader import Feed, evenly_spaced
+from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state, state_at
@@ -172,14 +172,14 @@ def _shared(challenge: Challenge, seed: int, examples: int) -> Challenge:
 def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Checkpoint], Snapshot]:
     """The first task, from an initialisation and in an order of its own for every run; from the second epoch on, or the
     first if it is the only one, with one seed for all."""
-    feed = Feed(cohort)
-    feed.load_task(0)
+    loader = Loader(cohort)
+    loader.load_task(0)
     own = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
-    state = initial_state(own, feed)
+    state = initial_state(own, loader)
     starts = [_point(state, run) for run in range(len(cohort))]
     if cohort.epochs > 1:
         apart = _learnt(replace(own, epochs=1), state, execution).state
-        state = replace(state_at(own, feed, apart.params, apart.buffers), diverged=apart.diverged)
+        state = replace(state_at(own, loader, apart.params, apart.buffers), diverged=apart.diverged)
         cohort = replace(cohort, epochs=cohort.epochs - 1)
     return starts, _learnt(cohort, state, execution)
 

@@ -27,7 +27,7 @@ from glocal import tree
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
-from glocal.engine.loader import Feed
+from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
 from glocal.inputs import evenly_spaced_indices
@@ -92,7 +92,7 @@ class Monitor:
         self._began = -1  # the step at which the first task was learnt
 
     @torch.no_grad()
-    def __call__(self, task: int, epoch: int, state: State, feed: Feed) -> None:
+    def __call__(self, task: int, epoch: int, state: State, loader: Loader) -> None:
         """Called by training at the end of an epoch, before the task is consolidated."""
         # The last task is not kept: nothing follows it.
         require(
@@ -104,7 +104,7 @@ class Monitor:
         if task and (last or (epoch + 1) % (self.every or max(3, task)) == 0):
             self._look(task, state)
         if last and task + 1 < self.cohort.challenge.tasks:
-            self._finish(task, state, feed)
+            self._finish(task, state, loader)
 
     def curves(self, run: int = 0) -> Curves:
         """What was seen of a run."""
@@ -138,9 +138,9 @@ class Monitor:
         record = {"epsilon": result.epsilon, "finished": finished, "step": steps, "errors": errors}
         return MonitorSummary(outcome, record)
 
-    def _finish(self, task: int, state: State, feed: Feed) -> None:
+    def _finish(self, task: int, state: State, loader: Loader) -> None:
         """Keep some of the task's examples, and what its expansion is made of; θ is at the task's solution."""
-        data = self._some(feed)
+        data = self._some(loader)
         self._data.append(data)
         self._together = [torch.cat(parts, 1) for parts in zip(*self._data, strict=True)]
         made: Tree = {"centre": state.params}
@@ -151,12 +151,12 @@ class Monitor:
             self._held = tree.map_tree(lambda leaf: leaf.new_empty(leaf.shape[0], later, *leaf.shape[1:]), made)
         tree.map_tree(lambda held, leaf: held[:, task].copy_(leaf), self._held, made)
 
-    def _some(self, feed: Feed) -> Data:
-        """Some of the examples that the groups are trained on, (groups, n, ...); the feed writes the next task where
+    def _some(self, loader: Loader) -> Data:
+        """Some of the examples that the groups are trained on, (groups, n, ...); the loader writes the next task where
         this one is."""
-        few = MOST if self.form is None else max(LEAST, self.cohort.epochs * feed.examples // PART)
-        rows = evenly_spaced_indices(feed.examples, self.examples or min(MOST, few)).to(feed.x.device)
-        x, y = (part.unflatten(0, (-1, feed.examples)).index_select(1, rows) for part in (feed.x, feed.y))
+        few = MOST if self.form is None else max(LEAST, self.cohort.epochs * loader.examples // PART)
+        rows = evenly_spaced_indices(loader.examples, self.examples or min(MOST, few)).to(loader.x.device)
+        x, y = (part.unflatten(0, (-1, loader.examples)).index_select(1, rows) for part in (loader.x, loader.y))
         return Data(self.cohort.transform.normalize(x), y)
 
     def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:

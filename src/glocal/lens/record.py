@@ -22,7 +22,7 @@ from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine import loop
 from glocal.engine.cohort import Cohort, Member, seeded_network
-from glocal.engine.loader import Feed, evenly_spaced
+from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require
@@ -106,7 +106,7 @@ def record(
                 history.pop()  # the step that ended an epoch
             history.append(snapshot)
 
-    def after_epoch(task: int, epoch: int, state: State, _: Feed) -> None:
+    def after_epoch(task: int, epoch: int, state: State, _: Loader) -> None:
         if every_epochs and ((epoch + 1) % every_epochs == 0 or epoch + 1 == cohort.epochs):
             keep(task, state)
 
@@ -119,10 +119,10 @@ def record(
         require(cohort.device.type == "cpu", "steps are recorded on a CPU only: choose device 'cpu', or record epochs.")
         single = len(cohort) == 1
         require(
-            single or execution != "run-by-run", "steps of several runs are recorded with execution 'vectorised' only."
+            single or execution != "sequential", "steps of several runs are recorded with execution 'vectorised' only."
         )
         if execution == "auto":
-            execution = "run-by-run" if single else "vectorised"
+            execution = "sequential" if single else "vectorised"
     training = loop.train(
         cohort,
         execution=execution,

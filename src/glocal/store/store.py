@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from glocal import tree
-from glocal.engine.config import RunConfig
+from glocal.engine.cohort import RunConfig
 from glocal.engine.loop import Snapshot
 from glocal.engine.measurements import MEASURES, VECTORS, Record
 from glocal.engine.state import State

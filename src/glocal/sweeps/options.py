@@ -41,7 +41,7 @@ class SweepOptions:
     """Precision of matrix products and convolutions. bf16 is fast on GPUs and slow on CPUs."""
     keep_parameters: bool = False
     """Store the parameters after every task, as `glocal lens` needs them."""
-    execution: Literal["auto", "vectorised", "run-by-run"] = "auto"
+    execution: Literal["auto", "vectorised", "sequential"] = "auto"
     """How a cohort of runs is executed. auto takes the fastest way that works."""
     memory_budget: int | None = None
     """Bytes of memory that a cohort may use. The default is most of what is free on the device."""

@@ -17,8 +17,7 @@ from typing import Any
 
 from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
-from glocal.engine.cohort import Member
-from glocal.engine.config import RunConfig
+from glocal.engine.cohort import Member, RunConfig
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.step import scalars
 from glocal.errors import GlocalError

@@ -15,9 +15,8 @@ import torch
 from glocal import __version__
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Challenge
-from glocal.engine.cohort import Cohort, Member
-from glocal.engine.config import RunConfig
-from glocal.engine.loader import Feed
+from glocal.engine.cohort import Cohort, Member, RunConfig
+from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Silent, Snapshot, train
 from glocal.engine.state import State
 from glocal.networks.model import MakeNetwork
@@ -76,7 +75,7 @@ class MonitorSummary(NamedTuple):
 class TrainingMonitor(Protocol):
     """Measures a cohort during training without changing it; `glocal.lens.monitor.Monitor` is one."""
 
-    def __call__(self, task: int, epoch: int, state: State, feed: Feed) -> None: ...
+    def __call__(self, task: int, epoch: int, state: State, loader: Loader) -> None: ...
 
     def summary(self, run: int) -> MonitorSummary: ...
 
