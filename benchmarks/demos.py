@@ -27,10 +27,10 @@ from rich.table import Table
 from benchmarks.results import machine
 from glocal import __version__
 from glocal.errors import unknown
-from glocal.paper.studies import TITLES
+from glocal.paper.experiments import STUDIES
 
 FILE = Path(__file__).parent / "results" / "demos-cpu.json"
-GOALS = {**{f"paper {name} --demo": 60.0 for name in TITLES}, "locality": 180.0}
+GOALS = {**{f"paper {name} --demo": 60.0 for name in STUDIES}, "locality": 180.0}
 
 
 def timed(command: str) -> dict[str, float]:
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="these alone", metavar="NAME")
     given = parser.parse_args()
     console = Console()
-    for name in set(given.names) - {*TITLES}:
-        raise unknown("demonstration", name, tuple(TITLES))
+    for name in set(given.names) - {*STUDIES}:
+        raise unknown("demonstration", name, tuple(STUDIES))
     chosen = [command for command in GOALS if not given.names or command.split()[:2][-1] in given.names]
     found = {command: timed(command) for command in track(chosen, "commands", console=console, transient=True)}
     table = Table("glocal", "s", "at work", "goal", title="Demonstrations, on a CPU")

@@ -6,30 +6,31 @@ python docs/reproduction.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
-
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
 from glocal.paper import results
 from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
+from glocal.paper.experiments import STUDIES, get_study
 from glocal.paper.published import SEEDS
-from glocal.paper.studies import TITLES, get
-from glocal.paper.studies.perturbation import line
-from glocal.paper.studies.row_filters import where as picked
-from glocal.paper.study import draw
+from glocal.paper.study import draw, format_cell
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, Column
-from glocal.paper.tables import read_cost, read_table
+from glocal.paper.tables import Row, read_cost, read_table
 from glocal.precision import PRECISIONS
 from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from study_notes import NOTES  # noqa: E402
+
 RESULTS = HERE.parent / "results"
 TEXT = """# The paper's tables and figures, made again
 
@@ -289,43 +290,33 @@ def table_of(name: str) -> Path:
 
 
 def study(name: str) -> str:
-    """A section for a study, where its table is: its figure, and what its rows show."""
+    """A section for a study whose table is in results: note, verdict, summary table and figure."""
     file = table_of(name)
     if not file.exists():
         return ""
-    made = get(name)
-    rows = read_table(file, made)
-    picture = draw(made, rows, HERE / "images" / f"{name}.png")
-    _, title = TITLES[name]
-    cost = read_cost(file)
-    measured = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
+    experiment, measured = STUDIES[name], get_study(name)
+    rows, cost = read_table(file, measured.columns.split(), name), read_cost(file)
+    summary = measured.summarize(rows)
+    picture = draw(measured, rows, HERE / "images" / f"{name}.png")
+    took = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
         f"## {name}",
-        f"{title[0].upper()}{title[1:]}. `glocal paper {name}`: {made.cost(False)}.{measured}",
-        "\n".join(f"- {sentence}" for sentence in [*made.conclude(rows), *across(name)]),
-        f"![{title}](images/{picture.name})",
+        f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {measured.cost(False)}.{took}",
+        NOTES[name].strip(),
+        f"**{summary.verdict}**",
+        markdown_table(summary.table),
+        f"![{experiment.title}](images/{picture.name})",
     )
     return "\n\n".join(parts) + "\n\n"
 
 
-def across(name: str) -> list[str]:
-    """What the paper says of two studies together: scores are much lower on Rotated-MNIST than on Split CIFAR-10."""
-    files = [table_of(f"perturbation-{data}") for data in ("mnist", "cifar10")]
-    if name != "perturbation-mnist" or not all(file.exists() for file in files):
-        return []
-    here, there = (
-        picked(read_table(file, get(file.stem)), split="train", kind="eigen")  # the highest median score of each
-        for file in files
-    )
-    own = float(np.nanmax(line(here, "score").middle))
-    others = {s: float(np.nanmax(line(picked(there, statistics=s), "score").middle)) for s in ("batch", "running")}
-    told = " and ".join(f"{value:.3g} by {'the ' if s == 'batch' else ''}{s} statistics" for s, value in others.items())
-    lower = min(others.values()) / own
-    verdict = f"lower than both, by a factor of {lower:.2g} or more" if lower > 1 else "not lower than both"
-    return [
-        f"The paper says much lower: its highest median score is {own:.3g}, and that of Split CIFAR-10 {told}. It is "
-        f"{verdict}."
-    ]
+def markdown_table(rows: Sequence[Row]) -> str:
+    """A summary table; numbers are aligned right."""
+    header = [str(name).replace("|", "\\|") for name in rows[0]]
+    numeric = [not isinstance(value, str) for value in rows[0].values()]
+    lines = [header, ["---:" if right else "---" for right in numeric]]
+    lines += [[format_cell(value).replace("|", "\\|") for value in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def collapsed(runs: Runs) -> str:
@@ -354,13 +345,13 @@ def contents() -> str:
     tables |= {name: about for name, about in COLUMN_TITLES.items() if table_of(name).exists()}
     if (RESULTS / "precision.parquet").exists():
         tables["Precision"] = "accuracies with fp32, tf32 and bf16"
-    tables |= {name: title for name, (_, title) in TITLES.items() if table_of(name).exists()}
+    tables |= {name: title for name, title in ((n, e.title) for n, e in STUDIES.items()) if table_of(name).exists()}
     return "\n".join(f"- [{name}](#{name.lower().replace(' ', '-')}): {about}" for name, about in tables.items())
 
 
 def missing() -> str:
     """Columns and studies that have no results, and the rows that a column lacks."""
-    absent = [f"`{name}`" for name in (*SPLIT, *TITLES) if not table_of(name).exists()]
+    absent = [f"`{name}`" for name in (*SPLIT, *STUDIES) if not table_of(name).exists()]
     absent += [lacking(COLUMNS[name]) for name in ("rotated-mnist", *SPLIT) if table_of(name).exists()]
     told = ", ".join(filter(None, absent))
     return f"## Not here yet\n\nIn place, but not run at full size: {told}.\n" if told else ""
@@ -540,7 +531,7 @@ def main() -> None:
         side=paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
         split="".join(split(challenge) for challenge in SPLIT),
         precision=precision(),
-        studies=BESIDE + "".join(study(name) for name in TITLES),
+        studies=BESIDE + "".join(study(name) for name in STUDIES),
         missing=missing(),
     )
     (HERE / "reproduction.md").write_text(page.rstrip() + "\n")

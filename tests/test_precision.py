@@ -16,7 +16,8 @@ from glocal.curvature.lanczos import eigenpairs
 from glocal.lens.examination import examine
 from glocal.lens.instruments import look
 from glocal.lens.trace import trace_checkpoints
-from glocal.paper.study import Piece, Place, Row, conduct
+from glocal.paper.study import Context, Summary, WorkItem, run
+from glocal.paper.tables import Row
 from glocal.precision import CUDNN, Precision, allow_tf32, conv_uses_tf32, full_precision, matmul_precision
 from glocal.risk import Risk
 
@@ -80,22 +81,22 @@ def test_studies_compute_in_full_precision(tmp_path_factory: pytest.TempPathFact
     class Looking:
         name, columns = "looking", "matmul cudnn"
 
-        def pieces(self, demo: bool) -> list[Piece]:
+        def work_items(self, demo: bool) -> list[WorkItem]:
             return [{"a": 1}]
 
         def cost(self, demo: bool) -> str:
             return ""
 
-        def measure(self, piece: Piece, place: Place) -> list[Row]:
+        def measure(self, item: WorkItem, context: Context) -> list[Row]:
             return [dict(zip(("matmul", "cudnn"), current(), strict=True))]
 
         def draw(self, rows: object, figure: object) -> None: ...
 
-        def conclude(self, rows: object) -> list[str]:
-            return []
+        def summarize(self, rows: object) -> Summary:
+            return Summary([], "")
 
-    place = Place(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
-    assert conduct(Looking(), place) == [{"matmul": False, "cudnn": False}] and current() == (True, True)
+    context = Context(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
+    assert run(Looking(), context)[0] == [{"matmul": False, "cudnn": False}] and current() == (True, True)
 
 
 def test_switches_are_restored_after_an_error() -> None:

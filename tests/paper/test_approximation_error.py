@@ -16,15 +16,15 @@ from torch.nn.functional import cross_entropy
 
 from glocal.lens.record import train_traces
 from glocal.lens.trace import TrainingTrace
-from glocal.paper.studies import get
-from glocal.paper.studies.approximation_error import OWN, STRUCTURES
-from glocal.paper.studies.cohorts import challenge_of, cohort_of
-from glocal.paper.studies.row_filters import column, where
-from glocal.paper.study import Place, Row
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
+from glocal.paper.studies.common import column, make_cohort, where
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 from glocal.tree import from_vector, to_vector
 
-STUDY = get("approximation-error")
-PLACE = Place(torch.device("cpu"), None, Path("unused"))
+STUDY = get_study("approximation-error")
+CONTEXT = Context(torch.device("cpu"), None, Path("unused"))
 BASE: dict[str, Any] = {"challenge": "rotated-digits", "tasks": 3, "epochs": 1, "hidden": [4], "seeds": [0]}
 BASE |= {"lrs": [0.02, 0.2]}
 SGD = {"algorithm": "sgd", "options": {}, "examples": 60, "rank": 2} | BASE
@@ -32,18 +32,18 @@ EXPANSIONS = ("order 0", "order 1", *STRUCTURES, "whole")
 
 
 def own(algorithm: str, **options: Any) -> dict[str, Any]:
-    return {"algorithm": algorithm, "options": OWN[algorithm] | options, "examples": 4_000} | BASE
+    return {"algorithm": algorithm, "options": OPTIONS[algorithm] | options, "examples": 4_000} | BASE
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    pieces = (SGD, own("ewc"), own("agem", slots=60), own("si"))
-    return [row for piece in pieces for row in STUDY.measure(piece, PLACE)]
+    items = (SGD, own("ewc"), own("agem", slots=60), own("si"))
+    return [row for item in items for row in STUDY.measure(item, CONTEXT)]
 
 
-def loss(subject: TrainingTrace, task: int, theta: Tensor) -> Tensor:
-    params = from_vector(theta, subject.checkpoints[0].params)
-    return cross_entropy(functional_call(subject.module, params, (subject.tasks[task].x,)), subject.tasks[task].y)
+def loss(trace: TrainingTrace, task: int, theta: Tensor) -> Tensor:
+    params = from_vector(theta, trace.checkpoints[0].params)
+    return cross_entropy(functional_call(trace.module, params, (trace.tasks[task].x,)), trace.tasks[task].y)
 
 
 def test_rows_are_complete(rows: list[Row]) -> None:
@@ -61,19 +61,19 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 
 
 def test_expansions_are_those_of_the_losses(rows: list[Row]) -> None:
-    cohort = cohort_of(SGD, PLACE, challenge_of(SGD, PLACE))
-    for member, subject in zip(cohort.members, train_traces(cohort, 60), strict=True):
-        theta = [to_vector(point.params) for point in subject.checkpoints]
+    cohort = make_cohort(SGD, CONTEXT)
+    for member, trace in zip(cohort.members, train_traces(cohort, 60), strict=True):
+        theta = [to_vector(point.params) for point in trace.checkpoints]
         moved = theta[3] - theta[1]
         after = where(rows, algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
-        expected = {"order 0": loss(subject, 0, theta[1])}
-        slope_at = grad(partial(loss, subject, 0))
+        expected = {"order 0": loss(trace, 0, theta[1])}
+        slope_at = grad(partial(loss, trace, 0))
         slope, bent = slope_at(theta[1]), grad(lambda t, at=slope_at, v=moved: at(t) @ v)(theta[1])
         expected["order 1"] = expected["order 0"] + moved @ slope
         expected["whole"] = expected["order 1"] + moved @ bent / 2
         for name, value in expected.items():
             (row,) = where(after, approximation=name)
-            assert row["true"] == pytest.approx(float(loss(subject, 0, theta[3])), rel=1e-5)
+            assert row["true"] == pytest.approx(float(loss(trace, 0, theta[3])), rel=1e-5)
             assert row["approximate"] == pytest.approx(float(value), rel=1e-4, abs=1e-5)
             assert row["distance"] == pytest.approx(float(moved.norm()), rel=1e-5)
 
@@ -111,22 +111,17 @@ def test_exponents_are_of_the_rate_they_stand_beside(rows: list[Row]) -> None:
     assert len(texts) == 9 and all(text.endswith("$r^{0.5}$") for text in texts)
 
 
-def test_sentences_follow_the_rows(rows: list[Row]) -> None:
-    made: list[Row] = []
+def test_the_summary_follows_the_rows(rows: list[Row]) -> None:
+    grown: list[Row] = []
     for row in where(rows, ray=False):
         low = row["lr"] == 0.02
-        made.append(row | {"error": 0.1 if low or row["locality"] == "global" else 1.0})
-    said = STUDY.conclude(made)
-    assert "the rows agree" in said[0] and "0.1 to 1 with local ones, 10 times as much (each: ewc 10)" in said[0]
-    opposite = [row | {"error": 0.1 if row["lr"] == 0.02 or row["locality"] == "local" else 1.0} for row in made]
-    assert "the rows do not agree" in STUDY.conclude(opposite)[0]
-    rays = [row | {"error": float(row["lr"] or 0) * float(row["distance"] or 0) ** 3} for row in where(rows, ray=True)]
-    beside = STUDY.conclude([*made, *rays])[-1]
-    assert (
-        "with a C of 0.02 for order 0, 0.02 for order 1 and 0.02 for order 2, whole at 0.02, and of 0.2 for order"
-        in beside
-    )
-    assert any("divide the error by" in sentence for sentence in STUDY.conclude(rows))
+        grown.append(row | {"error": 0.1 if low or row["locality"] == "global" else 1.0})
+    summary = STUDY.summarize(grown)
+    (ewc,) = where(summary.table, approximation="ewc")
+    assert (ewc["error at 0.02"], ewc["error at 0.2"], ewc["growth"]) == pytest.approx((0.1, 1.0, 10.0))
+    assert "10-fold for local algorithms and 1-fold for global ones" in summary.verdict and "agrees" in summary.verdict
+    opposite = [row | {"error": 0.1 if row["lr"] == 0.02 or row["locality"] == "local" else 1.0} for row in grown]
+    assert "does not agree" in STUDY.summarize(opposite).verdict
 
 
 def test_the_figure_has_true_and_approximated_losses_side_by_side(rows: list[Row]) -> None:
@@ -145,26 +140,26 @@ def test_the_figure_has_true_and_approximated_losses_side_by_side(rows: list[Row
             np.testing.assert_allclose(np.asarray(line.get_ydata())[:2], expected)
 
 
-def test_runs_that_diverged_are_named_and_drawn(rows: list[Row]) -> None:
+def test_diverged_runs_are_marked_in_the_figure(rows: list[Row]) -> None:
     lost = [row | {"error": np.inf, "exponent": np.nan} if row["algorithm"] == "ewc" else row for row in rows]
-    said = STUDY.conclude(lost)
-    assert "diverged at a rate: ewc." in said[0]
+    (ewc,) = where(STUDY.summarize(lost).table, approximation="ewc")
+    assert ewc["error at 0.2"] == np.inf
     figure = Figure()
     STUDY.draw(lost, figure)
     assert any("diverged" in axes.get_xlabel() for axes in figure.axes)
     nothing = [row | {"error": np.nan, "exponent": np.nan, "distance": np.nan} for row in rows]
-    STUDY.conclude(nothing)
+    STUDY.summarize(nothing)
     STUDY.draw(nothing, Figure())
 
 
 def test_a_diverged_run_has_rows() -> None:
-    found = STUDY.measure(SGD | {"lrs": [1e20], "tasks": 2, "examples": 20}, PLACE)
+    found = STUDY.measure(SGD | {"lrs": [1e20], "tasks": 2, "examples": 20}, CONTEXT)
     assert not np.isfinite(column(where(found, ray=False), "error")).any()
     assert len({tuple(row) for row in found}) == 1
 
 
 def test_pieces_name_all_that_is_asked_for() -> None:
     for demo in (False, True):
-        pieces = STUDY.pieces(demo)
-        assert list(dict.fromkeys(piece["algorithm"] for piece in pieces)) == ["sgd", *OWN]
-        assert f"{len(pieces) * len(pieces[0]['lrs']) * len(pieces[0]['seeds'])} runs" in STUDY.cost(demo)
+        items = STUDY.work_items(demo)
+        assert list(dict.fromkeys(item["algorithm"] for item in items)) == ["sgd", *OPTIONS]
+        assert f"{len(items) * len(items[0]['lrs']) * len(items[0]['seeds'])} runs" in STUDY.cost(demo)

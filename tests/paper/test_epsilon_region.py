@@ -13,22 +13,22 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from glocal.lens.record import train_traces
-from glocal.paper.studies import get
-from glocal.paper.studies.cohorts import challenge_of, cohort_of
-from glocal.paper.studies.epsilon_region import EPSILONS, SHOWN
-from glocal.paper.studies.row_filters import column, where
-from glocal.paper.study import Place, Row
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import column, make_cohort, where
+from glocal.paper.studies.epsilon_region import EPSILONS, SHOWN_EPSILON
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 from glocal.tree import from_vector, to_vector
 
-STUDY = get("epsilon-region")
-PLACE = Place(torch.device("cpu"), None, Path("unused"))
-PIECE: dict[str, Any] = {"challenge": "rotated-digits", "tasks": 2, "epochs": 2, "hidden": [4], "seeds": [0]}
-PIECE |= {"lrs": [0.02, 0.3], "examples": 40, "looked_at": [0], "principal": 1, "random": 2}
+STUDY = get_study("epsilon-region")
+CONTEXT = Context(torch.device("cpu"), None, Path("unused"))
+ITEM: dict[str, Any] = {"challenge": "rotated-digits", "tasks": 2, "epochs": 2, "hidden": [4], "seeds": [0]}
+ITEM |= {"lrs": [0.02, 0.3], "examples": 40, "measured_tasks": [0], "principal": 1, "random": 2}
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return STUDY.measure(PIECE, PLACE)
+    return STUDY.measure(ITEM, CONTEXT)
 
 
 def test_rows_are_complete(rows: list[Row]) -> None:
@@ -48,12 +48,12 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 
 
 def test_a_radius_ends_where_the_error_is_epsilon_and_a_moment_has_the_error_of_the_expansion(rows: list[Row]) -> None:
-    cohort = cohort_of(PIECE, PLACE, challenge_of(PIECE, PLACE))
-    for member, subject in zip(cohort.members, train_traces(cohort, 40), strict=True):
-        points = [to_vector(point.params).double() for point in subject.checkpoints]
-        like = {k: p.double() for k, p in subject.checkpoints[0].params.items()}
-        x, y = subject.tasks[0].x.double(), subject.tasks[0].y
-        module = subject.module.double()
+    cohort = make_cohort(ITEM, CONTEXT)
+    for member, trace in zip(cohort.members, train_traces(cohort, 40), strict=True):
+        points = [to_vector(point.params).double() for point in trace.checkpoints]
+        like = {k: p.double() for k, p in trace.checkpoints[0].params.items()}
+        x, y = trace.tasks[0].x.double(), trace.tasks[0].y
+        module = trace.module.double()
 
         def loss(theta: torch.Tensor, like: Any = like, x: Any = x, y: Any = y, module: Any = module) -> torch.Tensor:
             return cross_entropy(functional_call(module, from_vector(theta, like), (x,)), y)
@@ -62,12 +62,12 @@ def test_a_radius_ends_where_the_error_is_epsilon_and_a_moment_has_the_error_of_
         level, slope, update = loss(points[1]), slope_at(points[1]), points[2] - points[1]
         bent = grad(lambda t, slope_at=slope_at, v=update: slope_at(t) @ v)(points[1])
         unit = update / update.norm()
-        own = where(rows, kind="radius", lr=member.lr, direction="update", epsilon=SHOWN)
+        own = where(rows, kind="radius", lr=member.lr, direction="update", epsilon=SHOWN_EPSILON)
         for order, curve in ((0, 0.0), (1, 0.0), (2, float(update @ bent) / 2 / float(update @ update))):
             (row,) = where(own, order=order)
             r = float(row["radius"])  # type: ignore[arg-type]
             expected = level + (r * slope @ unit if order else 0.0) + r * r * curve
-            assert abs(float(expected - loss(points[1] + r * unit))) == pytest.approx(SHOWN, rel=0.05)
+            assert abs(float(expected - loss(points[1] + r * unit))) == pytest.approx(SHOWN_EPSILON, rel=0.05)
         (row,) = where(rows, kind="moment", lr=member.lr, step=128)[:1]
         error = abs(float(level + update @ slope + update @ bent / 2 - loss(points[2])))
         assert row["smallest"] == pytest.approx(error, rel=1e-2, abs=1e-5)
@@ -101,26 +101,25 @@ def test_the_figure_has_four_panels(rows: list[Row]) -> None:
     assert len(breaks.lines) == len(EPSILONS) + 1 and breaks.get_xlabel() == "learning rate"
 
 
-def test_sentences_follow_the_rows(rows: list[Row]) -> None:
-    made = [row | {"smallest": 0.02 if row["lr"] == 0.02 else 3.0} for row in rows if row["kind"] == "moment"]
+def test_the_summary_follows_the_rows(rows: list[Row]) -> None:
+    moments = [row | {"smallest": 0.02 if row["lr"] == 0.02 else 3.0} for row in rows if row["kind"] == "moment"]
     rest = [row for row in rows if row["kind"] != "moment"]
-    assert "the rows agree" in STUDY.conclude(made + rest)[2] and "3 at 0.3" in STUDY.conclude(made + rest)[2]
-    opposite = [row | {"smallest": 1.0 if row["lr"] == 0.02 else 0.5} for row in made]
-    assert "the rows do not agree" in STUDY.conclude(opposite + rest)[2]
+    summary = STUDY.summarize(moments + rest)
+    assert [row["smallest ε"] for row in summary.table] == [0.02, 3.0] and "agrees" in summary.verdict
+    opposite = [row | {"smallest": 1.0 if row["lr"] == 0.02 else 0.5} for row in moments]
+    assert "does not agree" in STUDY.summarize(opposite + rest).verdict
     never = [row | {"learnt": np.inf, "step": None} if row["kind"] == "break" else row for row in rows]
-    assert "never at 0.02 and never at 0.3" in STUDY.conclude(never)[3]
-    cubic = [r | {"radius": float(r["epsilon"]) ** 0.33} for r in rows if r["kind"] == "radius"]  # type: ignore[arg-type]
-    assert "ε^0.33 for order 2" in STUDY.conclude(made + cubic + where(rows, kind="break"))[1]
+    assert [row["tasks until ξ ≥ 0.1"] for row in STUDY.summarize(never).table] == [np.inf, np.inf]
 
 
-def test_what_is_no_number_is_drawn_and_told(rows: list[Row]) -> None:
+def test_values_that_are_not_finite_are_drawn(rows: list[Row]) -> None:
     lost = [row | {"radius": np.nan, "distance": np.nan, "smallest": np.inf} for row in rows]
-    assert "beyond numbers" in STUDY.conclude(lost)[0]
+    assert STUDY.summarize(lost).table[0]["radius, random"] == np.inf
     STUDY.draw(lost, Figure())
 
 
 def test_a_diverged_run_has_rows() -> None:
-    found = STUDY.measure(PIECE | {"lrs": [1e20], "epochs": 1, "examples": 10}, PLACE)
+    found = STUDY.measure(ITEM | {"lrs": [1e20], "epochs": 1, "examples": 10}, CONTEXT)
     assert np.isnan(column([r for r in where(found, kind="radius") if r["direction"] != "trajectory"], "radius")).all()
     assert np.isinf(column(where(found, kind="moment"), "smallest")).all()
     assert {row["learnt"] for row in where(found, kind="break")} == {1.0}
@@ -128,6 +127,6 @@ def test_a_diverged_run_has_rows() -> None:
 
 def test_pieces_fit_their_cost() -> None:
     for demo in (False, True):
-        pieces = STUDY.pieces(demo)
-        assert all(max(piece["looked_at"]) + 1 < piece["tasks"] for piece in pieces)  # there is a next solution
-        assert str(len(pieces) * len(pieces[0]["lrs"])) in STUDY.cost(demo)
+        items = STUDY.work_items(demo)
+        assert all(max(item["measured_tasks"]) + 1 < item["tasks"] for item in items)  # there is a next solution
+        assert str(len(items) * len(items[0]["lrs"])) in STUDY.cost(demo)

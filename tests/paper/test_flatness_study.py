@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from scipy import stats
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
@@ -18,13 +15,14 @@ from torch.nn import functional
 import glocal
 from glocal import challenges
 from glocal.networks import MLP
-from glocal.paper.studies import get
-from glocal.paper.studies.flatness import DEMO, REGIMES
-from glocal.paper.studies.row_filters import spearman
-from glocal.paper.study import Piece, Place, Row, draw
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import rank_correlation
+from glocal.paper.studies.flatness import DEMO, REGIMES, paired
+from glocal.paper.study import Context, WorkItem, draw
+from glocal.paper.tables import Row
 from glocal.report.style import looks
 
-TINY: Piece = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}
+TINY: WorkItem = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}
 TINY |= {"batch_size": 200, "steps": 60, "probes": 60}
 
 
@@ -34,8 +32,8 @@ def narrow(shape: object, outputs: int) -> MLP:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    place = Place(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
-    return [row for regime in REGIMES.values() for row in get("flatness").measure(regime | TINY, place)]
+    context = Context(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
+    return [row for regime in REGIMES.values() for row in get_study("flatness").measure(regime | TINY, context)]
 
 
 def test_rows_are_complete(measured: list[Row]) -> None:
@@ -72,26 +70,14 @@ def test_a_solution_by_autograd(measured: list[Row], tmp_path: Path) -> None:
     assert row["moved"] == pytest.approx(float((end - learnt).norm()), rel=1e-5)
 
 
-numbers = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 7.0, 1e9])
-
-
-@given(pairs=st.lists(st.tuples(numbers, numbers), min_size=3, max_size=30))
-def test_rank_correlation_is_scipys(pairs: list[tuple[float, float]]) -> None:
-    x, y = np.array(pairs).T
-    if len(set(x)) == 1 or len(set(y)) == 1:
-        assert np.isnan(spearman(x, y))
-    else:
-        assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
-
-
 def test_rank_correlation_of_what_is_finite() -> None:
     x = np.array([1.0, 2.0, 3.0, np.nan, 5.0, np.inf])
-    assert spearman(x, np.array([1.0, 4.0, 9.0, 0.0, np.nan, -1.0])) == pytest.approx(1)
-    assert np.isnan(spearman(x[:2], x[:2])) and np.isnan(spearman(x[3:], x[3:]))
+    assert rank_correlation(x, np.array([1.0, 4.0, 9.0, 0.0, np.nan, -1.0])) == pytest.approx(1)
+    assert np.isnan(rank_correlation(x[:2], x[:2])) and np.isnan(rank_correlation(x[3:], x[3:]))
 
 
 def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
-    study = get("flatness")
+    study = get_study("flatness")
     with looks():
         figure = Figure(layout="constrained")
         study.draw(measured, figure)
@@ -118,37 +104,26 @@ def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> list[Ro
     return rows
 
 
-def test_the_sentences_follow_the_rows() -> None:
-    study = get("flatness")
-    rising, falling = (" ".join(study.conclude(made_up(slope))) for slope in (1.0, -1.0))
-    assert "within +1.00" in rising and "sharper solutions forget more at one learning rate" in rising
-    assert "positive in 4 of 4" in rising and "they do not" in rising
-    assert (
-        "flatter than plain SGD's in 8 of 8 pairs, forgets less in 8" in rising
-        and "rows show that the stable" in rising
+def test_the_summary_follows_the_rows() -> None:
+    rising, falling, sharper = (
+        get_study("flatness").summarize(made_up(slope, stable))
+        for slope, stable in ((1.0, 0.5), (-1.0, 0.5), (1.0, 2.0))
     )
-    assert "within −1.00" in falling and "sharper solutions do not forget more at one learning rate" in falling
-    assert "forgets less in 0" in falling and "rows do not show that the stable" in falling
-    sharper = " ".join(study.conclude(made_up(1.0, stable=2.0)))
-    assert "flatter than plain SGD's in 0 of 8" in sharper and "rows do not show that the stable" in sharper
-
-
-def test_where_flatness_tells_more() -> None:
-    rows = made_up(1.0)
-    for row in rows:
-        if row["lr"] == 1.0:
-            row["at_end"] = -float(row["top"])  # type: ignore[arg-type]
-    assert "rows show that flatness tells more where learning is local" in " ".join(get("flatness").conclude(rows))
-    assert "rows do not show that flatness tells more" in " ".join(get("flatness").conclude(made_up(1.0)))
+    assert [row["ρ with λ_max"] for row in rising.table[:4]] == pytest.approx([1, 1, 1, 1])
+    assert [row["ρ with λ_max"] for row in falling.table[:4]] == pytest.approx([-1, -1, -1, -1])
+    assert "in 4 of 4 regimes" in rising.verdict and "in 0 of 4 regimes" in falling.verdict
+    assert "flatter than plain SGD in 8 of 8 pairs and forgets less in 8: agrees" in rising.verdict
+    assert "forgets less in 0: does not agree" in falling.verdict
+    assert "in 0 of 8 pairs" in sharper.verdict and "does not agree" in sharper.verdict
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:
-    study = get("flatness")
+    study = get_study("flatness")
     some = made_up(1.0)
     for row in some[:3]:
         row["top"] = row["trace"] = row["at_end"] = row["moved"] = np.nan
-    assert "over all 13 solutions" in " ".join(study.conclude(some))
+    assert len(paired(some)) == 5
     nothing = made_up(1.0, nothing=True)
-    assert "No forgetting is known" in " ".join(study.conclude(nothing))
+    assert paired(nothing) == [] and np.isnan(float(study.summarize(nothing).table[0]["ρ with λ_max"]))  # type: ignore[arg-type]
     for number, rows in enumerate((some, nothing)):
         assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0

@@ -15,26 +15,27 @@ from torch.nn import functional
 
 import glocal
 from glocal import challenges
-from glocal.paper.studies import get
-from glocal.paper.studies.hessian_rank import DEMO, FULL, Pooled
-from glocal.paper.study import Piece, Place, Row, draw
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.hessian_rank import DEMO, FULL, PooledMLP
+from glocal.paper.study import Context, WorkItem, draw
+from glocal.paper.tables import Row
 from glocal.report.style import looks
 
-TINY: Piece = DEMO | {"tasks": 3, "epochs": 1, "pooled": 14, "hidden": [3], "examples": 50, "lr": 0.3}
+TINY: WorkItem = DEMO | {"tasks": 3, "epochs": 1, "pool": 14, "hidden": [3], "examples": 50, "lrs": [0.3]}
 
 
-def tiny(shape: Sequence[int], outputs: int) -> Pooled:
-    return Pooled(shape, outputs, side=14, hidden=[3])
+def tiny(shape: Sequence[int], outputs: int) -> PooledMLP:
+    return PooledMLP(shape, outputs, pool=14, hidden=[3])
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    place = Place(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
-    return [row for seed in (1, 2) for row in get("hessian-rank").measure(TINY | {"seed": seed}, place)]
+    context = Context(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
+    return [row for seed in (1, 2) for row in get_study("hessian-rank").measure(TINY | {"seeds": [seed]}, context)]
 
 
 def test_rows_are_complete(measured: list[Row]) -> None:
-    assert {tuple(row) for row in measured} == {tuple(get("hessian-rank").columns.split())}
+    assert {tuple(row) for row in measured} == {tuple(get_study("hessian-rank").columns.split())}
     assert len(measured) == 2 * 3 * 11  # seeds, tasks, definitions
     assert {row["parameters"] for row in measured} == {4 * 3 + 3 + 3 * 10 + 10}
     keys = ("seed", "tasks", "kind", "threshold")
@@ -86,7 +87,7 @@ def test_ranks_by_autograd_and_numpy(measured: list[Row], tmp_path: Path) -> Non
 
 
 def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
-    study = get("hessian-rank")
+    study = get_study("hessian-rank")
     with looks():
         figure = Figure(layout="constrained")
         study.draw(measured, figure)
@@ -111,26 +112,26 @@ def made_up(power: float, broken: float = 0.0) -> list[Row]:
 
 
 def test_the_verdict_follows_the_rows() -> None:
-    study = get("hessian-rank")
-    slow, fast, falling = (" ".join(study.conclude(made_up(power))) for power in (0.5, 1.5, -0.5))
-    assert "exponent 0.50" in slow and "all definitions agree" in slow and "not grow at all" not in slow
-    assert "10 after the first task and 22 after 5, 2% of them" in slow
-    assert "exponent 1.50" in fast and "not all definitions agree: numerical rank, effective rank do not" in fast
-    assert "By 2 of 2 the rank does not grow at all" in falling
+    slow, fast = (get_study("hessian-rank").summarize(made_up(power)) for power in (0.5, 1.5))
+    assert [row["exponent"] for row in slow.table] == pytest.approx([0.5, 0.5])
+    assert slow.table[0]["after 1 task"] == 10 and slow.table[0]["after 5"] == pytest.approx(10 * 5**0.5)
+    assert slow.table[0]["% of parameters"] == pytest.approx(5**0.5)
+    assert "By 2 of 2" in slow.verdict and "agrees" in slow.verdict
+    assert "By 0 of 2" in fast.verdict and "does not agree" in fast.verdict
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:
-    study = get("hessian-rank")
-    assert study.conclude(made_up(0.5, broken=1)) == study.conclude(made_up(0.5))
+    study = get_study("hessian-rank")
+    assert study.summarize(made_up(0.5, broken=1)) == study.summarize(made_up(0.5))
     nothing = made_up(0.5, broken=2)
-    assert "No rank is known" in " ".join(study.conclude(nothing))
+    assert study.summarize(nothing).verdict == "No rank is finite."
     for number, rows in enumerate((made_up(0.5, broken=1), nothing)):
         assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
 
 
 def test_the_full_networks_size_is_the_papers() -> None:
-    network = get("hessian-rank").cost(False)
-    size = sum(p.numel() for p in Pooled([1, 28, 28], 10, side=1, hidden=FULL["hidden"]).parameters())
+    network = get_study("hessian-rank").cost(False)
+    size = sum(p.numel() for p in PooledMLP([1, 28, 28], 10, pool=1, hidden=FULL["hidden"]).parameters())
     assert f"{size:,} parameters" in network and size == 18_006
-    small = sum(p.numel() for p in Pooled([1, 28, 28], 10, side=4, hidden=DEMO["hidden"]).parameters())
-    assert f"{small:,} parameters" in get("hessian-rank").cost(True)
+    small = sum(p.numel() for p in PooledMLP([1, 28, 28], 10, pool=4, hidden=DEMO["hidden"]).parameters())
+    assert f"{small:,} parameters" in get_study("hessian-rank").cost(True)

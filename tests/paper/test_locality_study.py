@@ -13,22 +13,23 @@ from matplotlib.figure import Figure
 
 from glocal.algorithms import ALGORITHMS
 from glocal.lens.locality import locality
-from glocal.paper.studies import get
-from glocal.paper.studies.locality import Locality, gathered, over_theta
-from glocal.paper.study import Place, Row, draw
-from glocal.paper.tables import read_table, write_table
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import column
+from glocal.paper.studies.locality import Locality, share_over_theta
+from glocal.paper.study import Context, draw
+from glocal.paper.tables import Row, read_table, write_table
 
 matplotlib.use("Agg")
 TINY: dict[str, Any] = {"solutions": 6, "draws": 2, "probes": 4, "examples": 60, "epochs": 1, "lr": 0.1, "seed": 0}
-PLACE = Place(torch.device("cpu"), None, Path("unused"))
+CONTEXT = Context(torch.device("cpu"), None, Path("unused"))
 TRIED = {"er": "rotated-digits", "pnn": "split-digits", "si": "rotated-digits", "ewc": "rotated-digits"}
 STUDY = Locality()
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    pieces = [{"challenge": challenge, "algorithm": name, **TINY} for name, challenge in TRIED.items()]
-    return [row for piece in pieces for row in STUDY.measure(piece, PLACE)]
+    items = [{"challenge": challenge, "algorithm": name, **TINY} for name, challenge in TRIED.items()]
+    return [row for item in items for row in STUDY.measure(item, CONTEXT)]
 
 
 def made_up(algorithm: str, declared: str, found: str, explained: float, **more: Any) -> list[Row]:
@@ -55,11 +56,11 @@ def made_up(algorithm: str, declared: str, found: str, explained: float, **more:
 
 
 def test_it_has_its_name_and_every_algorithm() -> None:
-    assert get("locality").name == "locality"
+    assert get_study("locality").name == "locality"
     for demo in (False, True):
-        assert {piece["algorithm"] for piece in STUDY.pieces(demo)} == set(ALGORITHMS)
-        assert str(len(STUDY.pieces(demo))) in STUDY.cost(demo)
-    full = [(p["challenge"], p["algorithm"]) for p in STUDY.pieces(False)]
+        assert {item["algorithm"] for item in STUDY.work_items(demo)} == set(ALGORITHMS)
+        assert str(len(STUDY.work_items(demo))) in STUDY.cost(demo)
+    full = [(p["challenge"], p["algorithm"]) for p in STUDY.work_items(False)]
     assert len(set(full)) == len(full) and ("rotated-mnist", "icarl") not in full and ("split-mnist", "icarl") in full
 
 
@@ -72,52 +73,32 @@ def test_a_row_is_what_the_instrument_finds(rows: list[Row]) -> None:
     # Its memory holds all 60 examples, whoever draws: one function of θ. pnn's is one number for every solution.
     assert own[1]["over_theta"] == pytest.approx(1)
     assert {row["over_theta"] for row in rows if row["algorithm"] == "pnn"} == {0.0}
-    for verdict in gathered(rows):
-        mine = [row for row in rows if row["algorithm"] == verdict.algorithm]
-        share = sum(verdict.each) / len(mine)
-        assert mine[0]["explained"] == pytest.approx(share)
+    for algorithm in TRIED:
+        own = [row for row in rows if row["algorithm"] == algorithm]
+        share = column(own, "probe_explained").mean()
+        assert own[0]["explained"] == pytest.approx(share, abs=1e-6)
 
 
 def test_a_constant_has_no_variance_over_theta() -> None:
     constant = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 2, 2, 3)
-    assert over_theta(constant) == 0 and over_theta(torch.ones(3, 2, 2, 2)) == 0
-    assert over_theta(torch.arange(3.0).expand(6, 2, 2, 3)) == pytest.approx(1)
-    assert over_theta(torch.stack([constant[..., 0], constant[..., 0] + 1], -1)) == pytest.approx(
+    assert share_over_theta(constant) == 0 and share_over_theta(torch.ones(3, 2, 2, 2)) == 0
+    assert share_over_theta(torch.arange(3.0).expand(6, 2, 2, 3)) == pytest.approx(1)
+    assert share_over_theta(torch.stack([constant[..., 0], constant[..., 0] + 1], -1)) == pytest.approx(
         0.25 / (0.25 + 35 / 12)
     )
 
 
-def test_what_it_says_of_the_disputed(rows: list[Row]) -> None:
-    said = STUDY.conclude(rows)
-    assert "Of 4 algorithms on rotated-digits and split-digits, 2 are found as they are declared" in said[0]
-    assert said[1].startswith("Found global: er. θ_o explains 0 % ") and said[1].endswith("p ≥ 1.")
-    assert said[2].startswith("Found local: pnn, si, ewc.")
-    (pnn,) = (s for s in said if s.startswith("pnn is called global and found local on split-digits"))
-    (si,) = (s for s in said if s.startswith("si is called global and found local on rotated-digits"))
-    assert "one number for all θ" in pnn and "current θ" in pnn
-    assert "one number for all θ" not in si and "moves on" in si
-
-
-def test_other_rows_other_words() -> None:
-    agree = STUDY.conclude([*made_up("a", "global", "global", 0.01), *made_up("b", "local", "local", 0.4)])
-    assert agree[-1] == "No algorithm disagrees." and "2 are found as they are declared" in agree[0]
-    assert "1.0 %" in agree[1] and "40 %" in agree[2]
-    other = STUDY.conclude([*made_up("a", "local", "global", 0.03), *made_up("b", "local", "local", 0.4)])
-    assert "1 are found" in other[0] and "a is called local and found global on made-up" in other[-1]
-    assert "no more than 3.0 %" in other[-1]
-    alike = [*made_up("a", "global", "local", 0.6), *made_up("b", "global", "local", 0.8)]
-    assert STUDY.conclude(alike)[1] == "None is found global."
-    assert STUDY.conclude(alike)[-1].startswith(
-        "a and b are called global and found local on made-up: θ_o explains 60 %"
-    )
-
-
-@pytest.mark.parametrize(("found", "said"), [("local", "local still, by the targets"), ("global", "as the paper says")])
-def test_what_is_left_of_icarl_without_herding(found: str, said: str) -> None:
-    rows = [*made_up("icarl", "local", "local", 1.0), *made_up("icarl-random", "local", found, 0.07)]
-    (sentence,) = (s for s in STUDY.conclude(rows) if "herding" in s)
-    assert "explains 100 % of the variance, however small; where chance does, 7 %" in sentence and said in sentence
-    assert not any("herding" in s for s in STUDY.conclude(rows[: len(rows) // 2]))
+def test_the_summary_counts_the_algorithms_found_as_declared(rows: list[Row]) -> None:
+    summary = STUDY.summarize(rows)
+    assert [(row["algorithm"], row["found"]) for row in summary.table] == [
+        ("er", "global"),
+        ("pnn", "local"),
+        ("si", "local"),
+        ("ewc", "local"),
+    ]
+    assert summary.verdict == "2 of 4 algorithms are found as declared; pnn and si are not."
+    agree = [*made_up("a", "global", "global", 0.01), *made_up("b", "local", "local", 0.4)]
+    assert STUDY.summarize(agree).verdict == "2 of 2 algorithms are found as declared."
 
 
 def test_a_figure_from_the_table_alone(rows: list[Row], tmp_path: Path) -> None:
@@ -137,5 +118,5 @@ def test_a_figure_from_the_table_alone(rows: list[Row], tmp_path: Path) -> None:
 
 def test_what_is_not_a_number_survives(tmp_path: Path) -> None:
     rows = [*made_up("a", "local", "global", math.nan, information=math.nan), *made_up("b", "local", "local", 0.4)]
-    assert "not known" in STUDY.conclude(rows)[1] and math.isnan(gathered(rows)[0].explained)
+    assert len(STUDY.summarize(rows).table) == 2
     draw(STUDY, rows, tmp_path / "f.png")

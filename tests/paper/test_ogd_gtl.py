@@ -12,18 +12,19 @@ from matplotlib.figure import Figure
 from glocal.challenges import make
 from glocal.metrics import summary
 from glocal.paper import table1
+from glocal.paper.experiments import get_study
 from glocal.paper.selection import Selection, train
-from glocal.paper.studies import get
-from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, beside_sgd, restricted
-from glocal.paper.study import Place, Row
+from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, relative_to_sgd, restrict_classes
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 from glocal.sweeps.sweep import load
 
-STUDY = get("ogd-gtl")
+STUDY = get_study("ogd-gtl")
 SMALL = DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}
 
 
 def test_the_equal_split_in_closed_form(tmp_path: Path) -> None:
-    rows = STUDY.measure(CLOSED, Place(torch.device("cpu"), None, tmp_path))
+    rows = STUDY.measure(CLOSED, Context(torch.device("cpu"), None, tmp_path))
     assert len(rows) == len(CLOSED["classes"]) * len(CLOSED["confidences"])
     assert {tuple(row) for row in rows} == {tuple(STUDY.columns.split())}
     for row in rows:
@@ -39,8 +40,8 @@ def test_the_equal_split_in_closed_form(tmp_path: Path) -> None:
 
 def test_restricted_tasks_are_those_images_of_the_first_classes() -> None:
     whole = make("rotated-digits", 2)
-    few = restricted(whole, 3)
-    assert restricted(whole, 10) is whole
+    few = restrict_classes(whole, 3)
+    assert restrict_classes(whole, 10) is whole
     for seed in (1, 2):
         task, original = few.task(1, seed, torch.device("cpu")), whole.task(1, seed)
         assert task.classes == (0, 1, 2)
@@ -52,8 +53,8 @@ def test_restricted_tasks_are_those_images_of_the_first_classes() -> None:
 
 def test_entries_of_two_classes_are_all_equal(tmp_path: Path) -> None:
     """With K = 2 no training changes that, as the appendix says; with more it does."""
-    place = Place(torch.device("cpu"), None, tmp_path)
-    two, five = (STUDY.measure({"part": "entries", "classes": k, **SMALL}, place) for k in (2, 5))
+    context = Context(torch.device("cpu"), None, tmp_path)
+    two, five = (STUDY.measure({"part": "entries", "classes": k, **SMALL}, context) for k in (2, 5))
     assert two[0]["dominance"] == pytest.approx(1)
     assert two[0]["of_trace"] == two[0]["of_total_trace"] == pytest.approx(0.5)
     assert float(five[0]["dominance"] or 0) > 1.1
@@ -64,12 +65,12 @@ def test_entries_of_two_classes_are_all_equal(tmp_path: Path) -> None:
 def test_runs_of_all_classes_are_those_of_table_1(tmp_path: Path) -> None:
     part = Selection(table1.DEMO, (table1.DEMO.row("ogd-gtl"),), (0.1,), (11,), tasks=2, epochs=1)
     (run,) = train(part, store=tmp_path, device="cpu")
-    piece = {"part": "forgetting", "classes": 10, "algorithm": "ogd-gtl", **SMALL, "slots": 500}
-    (row,) = STUDY.measure(piece, Place(torch.device("cpu"), None, tmp_path))
+    item = {"part": "forgetting", "classes": 10, "algorithm": "ogd-gtl", **SMALL, "slots": 500}
+    (row,) = STUDY.measure(item, Context(torch.device("cpu"), None, tmp_path))
     assert len(load(tmp_path)) == 1
     assert row["forgetting"] == pytest.approx(100 * summary(run)["forgetting"])
     assert row["acc"] == pytest.approx(100 * summary(run)["acc"])
-    (few,) = STUDY.measure(piece | {"classes": 3}, Place(torch.device("cpu"), None, tmp_path))
+    (few,) = STUDY.measure(item | {"classes": 3}, Context(torch.device("cpu"), None, tmp_path))
     assert len(load(tmp_path)) == 2
     assert few.keys() == row.keys()
 
@@ -102,16 +103,15 @@ def made_up(label: float, dominance: float, diverged: bool = False) -> list[Row]
     return [closed, closed | {"classes": 100}, entry, *runs]
 
 
-def test_sentences_follow_the_rows() -> None:
-    worse, better = (" ".join(STUDY.conclude(made_up(x, d))) for x, d in ((4.0, 1.2), (-4.0, 8.0)))
-    assert "ogd-gtl forgets more than full OGD, +4.0 points" in worse
-    assert "ogd-gtl forgets less than full OGD, -4.0 points" in better
-    assert "1.2 times the next at K = 10: nearer to 1 than to K − 1 = 9" in worse
-    assert "as is said, nearer to K − 1 = 9 than to 1" in better
-    assert "42 % at K = 10" in worse
-    assert "is not settled" in " ".join(STUDY.conclude(_noisy(made_up(0.1, 2.0))))
-    assert "diverged" not in worse
-    assert "3 of 30 runs diverged" in " ".join(STUDY.conclude(made_up(4.0, 1.2, diverged=True)))
+def test_the_summary_follows_the_rows() -> None:
+    worse, better = (STUDY.summarize(made_up(x, d)) for x, d in ((4.0, 1.2), (-4.0, 8.0)))
+    assert "forgets more at K = 10" in worse.verdict and "forgets less at K = 10" in better.verdict
+    (line,) = worse.table
+    assert (line["forgetting, ogd"], line["forgetting, ogd-gtl"]) == pytest.approx((12.0, 16.0))
+    assert (line["entry / next"], line["% of the trace"]) == pytest.approx((1.2, 42.0))
+    assert "neither more nor less" in STUDY.summarize(_noisy(made_up(0.1, 2.0))).verdict
+    assert "diverged" not in worse.verdict
+    assert "3 of 30 runs diverged" in STUDY.summarize(made_up(4.0, 1.2, diverged=True)).verdict
 
 
 def _noisy(rows: list[Row]) -> list[Row]:
@@ -124,7 +124,7 @@ def _noisy(rows: list[Row]) -> list[Row]:
 
 def test_forgetting_beside_that_of_sgd() -> None:
     runs = [row for row in made_up(4.0, 1.2) if row["part"] == "forgetting"]
-    apart = {str(row["algorithm"]): row["forgetting"] for row in beside_sgd(runs)}
+    apart = {str(row["algorithm"]): row["forgetting"] for row in relative_to_sgd(runs)}
     assert apart == pytest.approx({"sgd": 0, "ogd": -10, "ogd-gtl": -6, "ogd-ave": -1, "ogd-published": -2})
 
 

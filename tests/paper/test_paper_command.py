@@ -16,7 +16,7 @@ from glocal.cli.table1 import Table1
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import results, selection
-from glocal.paper.studies import TITLES
+from glocal.paper.experiments import STUDIES
 from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Runs
 from glocal.sweeps import training
@@ -237,7 +237,7 @@ def test_icarl_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_lists_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "experiments", "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
-    assert names == ["demo", "table1", "distance", "icarl-buffer", *TITLES]
+    assert names == ["demo", "table1", "distance", "icarl-buffer", *STUDIES]
     assert main(["paper", "list"]) == 0
     out = capsys.readouterr().out
     assert "175 runs" in " ".join(out.split()) and "icarl-buffer" in out

@@ -16,26 +16,27 @@ from torch.nn import functional
 from glocal import challenges
 from glocal.lens.batch_statistics import by_batch
 from glocal.networks import mlp
-from glocal.paper.studies import get
-from glocal.paper.studies.perturbation import SmallResNet18, line, quantiles
-from glocal.paper.study import Piece, Place, Row, Study, conduct, draw
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.perturbation import SmallResNet18, quantiles, radius_curve
+from glocal.paper.study import Context, Study, WorkItem, draw, run
+from glocal.paper.tables import Row
 from glocal.report.style import looks
 from glocal.sweeps.sweep import load
 
 NAMES = ("perturbation-cifar10", "perturbation-mnist")
-TINY: Piece = {"epochs": 1, "batch_size": 400, "tasks": 2, "samples": 12, "examples": 12}
+TINY: WorkItem = {"epochs": 1, "batch_size": 400, "tasks": 2, "samples": 12, "examples": 12}
 TINY |= {"eigenvectors": 2, "directions": 2}
 
 
 class Tiny:
-    """A study with its smallest pieces."""
+    """A study with its smallest items."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.study = name, get(name)
+        self.name, self.study = name, get_study(name)
 
-    def pieces(self, demo: bool) -> list[Piece]:
+    def work_items(self, demo: bool) -> list[WorkItem]:
         kept = [("running", 1), ("batch", 0), ("none", 0), ("none", 1)]
-        return [piece | TINY for piece in self.study.pieces(True) if (piece["statistics"], piece["task"]) in kept]
+        return [item | TINY for item in self.study.work_items(True) if (item["statistics"], item["task"]) in kept]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.study, name)
@@ -47,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     for name in NAMES:
         store = tmp_path_factory.mktemp(name)
         study: Study = Tiny(name)
-        found[name] = store, conduct(study, Place(torch.device("cpu"), None, store))
+        found[name] = store, run(study, Context(torch.device("cpu"), None, store))[0]
     yield found
 
 
@@ -59,16 +60,16 @@ def only(rows: list[Row], **values: object) -> list[Row]:
 def test_rows_are_complete(name: str, measured: dict[str, tuple[Path, list[Row]]]) -> None:
     store, rows = measured[name]
     statistics = {"running", "batch"} if name.endswith("cifar10") else {"none"}
-    assert {tuple(row) for row in rows} == {tuple(get(name).columns.split())}
+    assert {tuple(row) for row in rows} == {tuple(get_study(name).columns.split())}
     assert {row["statistics"] for row in rows} == statistics
     assert {row["task"] for row in rows} == {0, 1}
-    assert len(rows) == 2 * 2 * 2 * 2 * 10  # pieces, splits, kinds, directions, radii
+    assert len(rows) == 2 * 2 * 2 * 2 * 10  # items, splits, kinds, directions, radii
     assert len(
         {tuple(row[k] for k in ("statistics", "task", "split", "kind", "direction", "radius")) for row in rows}
     ) == len(rows)
     assert all((row["eigenvalue"] is None) == (row["kind"] == "random") for row in rows)
     runs = load(store)
-    assert len(runs) == len(get(name).pieces(True)[0]["lrs"]), "trained once for all pieces"
+    assert len(runs) == len(get_study(name).work_items(True)[0]["lrs"]), "trained once for all items"
     lowest = min(runs, key=lambda run: run.arrays["train_class_loss"][[1, 2], [0, 1]].mean())
     assert {row["lr"] for row in rows} == {lowest.lr}
 
@@ -95,7 +96,7 @@ def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str
 
 
 def test_the_batchs_statistics_are_measured_at_a_few_tasks() -> None:
-    found = {name: [piece["statistics"] for piece in get(name).pieces(False)] for name in NAMES}
+    found = {name: [item["statistics"] for item in get_study(name).work_items(False)] for name in NAMES}
     assert found == {NAMES[0]: ["running"] * 5 + ["batch"] * 3, NAMES[1]: ["none"] * 20}
 
 
@@ -109,7 +110,7 @@ def test_scores_are_made_of_the_losses_in_the_rows(measured: dict[str, tuple[Pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_figure(name: str, measured: dict[str, tuple[Path, list[Row]]], tmp_path: Path) -> None:
-    study, rows = get(name), measured[name][1]
+    study, rows = get_study(name), measured[name][1]
     with looks():
         figure = Figure(layout="constrained")
         study.draw(rows, figure)
@@ -139,40 +140,24 @@ def made_up(name: str, scores: list[float], statistics: str) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("name", "statistics", "expected"),
-    [
-        (NAMES[0], "batch", ("both of these agree", "one of these two agrees")),
-        (NAMES[1], "none", ("one of these two agrees", "both of these agree")),
-    ],
-)
-def test_the_verdict_follows_the_rows(name: str, statistics: str, expected: tuple[str, str]) -> None:
-    falls, stays = (made_up(name, scores, statistics) for scores in ([10.0, 40, 30, 1.2, 0.9], [10.0, 40, 30, 50, 60]))
-    said = [" ".join(get(name).conclude(rows)) for rows in (falls, stays)]
-    assert expected[0] in said[0] and "from r = 1000 on is about 1" in said[0]
-    assert expected[1] in said[1] and "is not about 1 at r = 10000" in said[1]
-    assert "are highest at r = 10 with 40 and 40" in said[0] and "end at 60 and 60" in said[1]
-    flat = " ".join(get(name).conclude(made_up(name, [10, 10, 10, 10], statistics)))
-    assert "does not rise" in flat
+@pytest.mark.parametrize(("name", "statistics"), [(NAMES[0], "batch"), (NAMES[1], "none")])
+def test_the_verdict_follows_the_rows(name: str, statistics: str) -> None:
+    """The paper: scores rise and return to 1 on Split CIFAR-10, and do not return on Rotated-MNIST."""
+    falls, stays, flat = (
+        get_study(name).summarize(made_up(name, scores, statistics))
+        for scores in ([10.0, 40, 30, 1.2, 0.9], [10.0, 40, 30, 50, 60], [10.0, 10, 10, 10])
+    )
+    assert [row["eigen, train"] for row in falls.table] == [10, 40, 30, 1.2, 0.9]
+    assert ("does not agree" in falls.verdict) == (name == NAMES[1])
+    assert ("does not agree" in stays.verdict) == (name == NAMES[0])
+    assert "does not agree" in flat.verdict
 
 
-def test_losses_that_single_precision_cannot_hold() -> None:
-    rows = made_up(NAMES[0], [10.0, 1e38, 1e39, 1e40], "running")
-    near = [row for row in rows if row["radius"] in (1.0, 10.0)]
-    assert "Single precision" not in " ".join(get(NAMES[0]).conclude(near))
-    said = " ".join(get(NAMES[0]).conclude(rows))
-    assert "along eigenvectors from r = 100 on: a score" in said
-    for row in rows:
-        row["loss"] = 1e40 if row["radius"] == 1000.0 else row["loss"]
-    assert "from r = 100 on, along random directions from r = 1000 on" in " ".join(get(NAMES[0]).conclude(rows))
-
-
-def test_scores_that_are_not_known(tmp_path: Path) -> None:
-    study = get(NAMES[1])
-    some = made_up(NAMES[1], [10, 40, np.nan, np.inf], "none")
-    assert "are highest at r = 1000 with inf" in " ".join(study.conclude(some))
-    none = made_up(NAMES[1], [np.nan] * 3, "none")
-    assert "No score is known" in " ".join(study.conclude(none))
+def test_scores_that_are_not_finite(tmp_path: Path) -> None:
+    study = get_study(NAMES[1])
+    some, none = (made_up(NAMES[1], scores, "none") for scores in ([10, 40, np.nan, np.inf], [np.nan] * 3))
+    assert study.summarize(some).table[-1]["eigen, train"] == np.inf
+    assert study.summarize(none).verdict == "No score is finite."
     for number, rows in enumerate((some, none)):
         assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
 
@@ -180,7 +165,7 @@ def test_scores_that_are_not_known(tmp_path: Path) -> None:
 def test_medians_of_what_is_known() -> None:
     assert quantiles(np.array([np.nan, 1.0, 2.0, 3.0, np.inf, np.inf, np.nan]))[1:] == [3.0, np.inf]
     assert all(np.isnan(quantiles(np.array([np.nan]))))
-    found = line([{"radius": r, "score": r * k} for r in (2.0, 1.0) for k in range(11)], "score")
+    found = radius_curve([{"radius": r, "score": r * k} for r in (2.0, 1.0) for k in range(11)], "score")
     assert found.radii.tolist() == [1.0, 2.0]
     assert (
         found.low.tolist() == [1.0, 2.0] and found.middle.tolist() == [5.0, 10.0] and found.high.tolist() == [9.0, 18.0]

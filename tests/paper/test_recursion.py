@@ -13,14 +13,14 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from glocal.lens.record import train_traces
-from glocal.paper.studies import get
-from glocal.paper.studies.cohorts import challenge_of, cohort_of
-from glocal.paper.studies.recursion import regression
-from glocal.paper.studies.row_filters import column, where
-from glocal.paper.study import Place, Row
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import column, make_challenge, make_cohort, where
+from glocal.paper.studies.recursion import MAX_ROUNDING, exactness_gap, regression
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 
-STUDY = get("recursion")
-PLACE = Place(torch.device("cpu"), None, Path("unused"))
+STUDY = get_study("recursion")
+CONTEXT = Context(torch.device("cpu"), None, Path("unused"))
 BASE: dict[str, Any] = {"challenge": "rotated-digits", "tasks": 3, "epochs": 1, "seeds": [0, 1], "examples": 50}
 MLP = {"network": "mlp", "hidden": [5], "lrs": [0.02, 0.3]} | BASE
 LINEAR = {"network": "linear", "hidden": [], "lrs": [0.001, 0.01]} | BASE
@@ -28,7 +28,7 @@ LINEAR = {"network": "linear", "hidden": [], "lrs": [0.001, 0.01]} | BASE
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return STUDY.measure(MLP, PLACE) + STUDY.measure(LINEAR, PLACE)
+    return STUDY.measure(MLP, CONTEXT) + STUDY.measure(LINEAR, CONTEXT)
 
 
 def test_rows_are_complete(rows: list[Row]) -> None:
@@ -42,10 +42,10 @@ def test_rows_are_complete(rows: list[Row]) -> None:
 
 
 def test_forgetting_is_that_of_the_losses(rows: list[Row]) -> None:
-    cohort = cohort_of(MLP, PLACE, challenge_of(MLP, PLACE))
-    for member, subject in zip(cohort.members, train_traces(cohort, 50), strict=True):
-        x, y = subject.tasks[0]
-        losses = [float(cross_entropy(functional_call(subject.module, p.params, (x,)), y)) for p in subject.checkpoints]
+    cohort = make_cohort(MLP, CONTEXT)
+    for member, trace in zip(cohort.members, train_traces(cohort, 50), strict=True):
+        x, y = trace.tasks[0]
+        losses = [float(cross_entropy(functional_call(trace.module, p.params, (x,)), y)) for p in trace.checkpoints]
         own = where(rows, network="mlp", kind="pair", lr=member.lr, seed=member.seed, task=0)
         np.testing.assert_allclose(column(own, "measured"), np.array(losses[2:]) - losses[1], rtol=1e-3, atol=1e-5)
 
@@ -66,20 +66,18 @@ def test_on_quadratic_losses_the_prediction_is_exact(rows: list[Row]) -> None:
     assert np.abs(measured).max() > 1e-3
     np.testing.assert_allclose(column(pairs, "predicted"), measured, rtol=1e-9, atol=1e-12)
     assert np.abs(column(pairs, "quadratic")).min() > 0
-    assert "exact, as it must be" in STUDY.conclude(rows)[-1]
-    wrong = [row | {"predicted": 1.0} if row["network"] == "linear" else row for row in rows]
-    assert "not exact" in STUDY.conclude(wrong)[-1]
+    assert exactness_gap(pairs) < MAX_ROUNDING < exactness_gap([row | {"predicted": 1.0} for row in pairs])
 
 
 def test_a_regression_has_the_same_inputs_and_unit_vectors_for_classes() -> None:
-    challenge = challenge_of(LINEAR, PLACE)
+    challenge = make_challenge(LINEAR, CONTEXT)
     before, after = challenge.task(1, 0).train, regression(challenge).task(1, 0).train
     assert torch.equal(before.x, after.x) and torch.equal(after.y.argmax(1), before.y)
     assert after.y.sum() == len(before.y) and after.y.max() == 1
-    (subject, *_) = train_traces(cohort_of(LINEAR, PLACE, regression(challenge)), 20)
-    exact = subject.double()
+    (trace, *_) = train_traces(make_cohort(LINEAR, CONTEXT, regression(challenge)), 20)
+    exact = trace.double()
     assert {p.dtype for point in exact.checkpoints for p in point.params.values()} == {torch.float64}
-    torch.testing.assert_close(exact.value(0, exact.checkpoints[1]).float(), subject.value(0, subject.checkpoints[1]))
+    torch.testing.assert_close(exact.value(0, exact.checkpoints[1]).float(), trace.value(0, trace.checkpoints[1]))
 
 
 def test_the_figure_has_four_panels(rows: list[Row]) -> None:
@@ -96,37 +94,37 @@ def test_the_figure_has_four_panels(rows: list[Row]) -> None:
     np.testing.assert_array_equal(average.lines[0].get_xdata(), [2, 3])
 
 
-def test_sentences_follow_the_rows(rows: list[Row]) -> None:
-    made = [row | {"measured": 1.0, "predicted": 1.1 if row["lr"] == 0.02 else 3.0} for row in rows]
-    said = STUDY.conclude(made)
-    assert "the rows agree" in said[0] and "0.1 at learning rate 0.02 and 2 at learning rate 0.3" in said[0]
-    opposite = [row | {"predicted": 4.0 if row["lr"] == 0.02 else 1.5} for row in made]
-    assert "the rows do not agree" in STUDY.conclude(opposite)[0]
-    assert "E(T) = 4 where 1 is measured at 0.02" in STUDY.conclude(opposite)[2]
+def test_the_summary_follows_the_rows(rows: list[Row]) -> None:
+    near = [row | {"measured": 1.0, "predicted": 1.1 if row["lr"] == 0.02 else 3.0} for row in rows]
+    summary = STUDY.summarize(near)
+    assert [row["relative error"] for row in where(summary.table, network="mlp")] == pytest.approx([0.1, 2.0])
+    assert "agrees" in summary.verdict
+    opposite = STUDY.summarize([row | {"predicted": 4.0 if row["lr"] == 0.02 else 1.5} for row in near])
+    assert "does not agree" in opposite.verdict
+    assert (opposite.table[0]["E(T), predicted"], opposite.table[0]["E(T), measured"]) == (4.0, 1.0)
 
 
-def test_what_is_no_number_is_drawn_and_told(rows: list[Row]) -> None:
+def test_values_that_are_not_finite_are_drawn(rows: list[Row]) -> None:
     names = ("measured", "predicted", "gradient_share", "quadratic_share", "remainder_share")
     lost = [row | dict.fromkeys(names, np.nan) if row["lr"] in (0.3, 0.01) else row for row in rows]
-    said = STUDY.conclude(lost)
-    assert "beyond numbers at learning rate 0.3" in said[0] and "6 pairs are of runs that diverged" in said[-1]
+    assert [row["relative error"] for row in STUDY.summarize(lost).table][1] == np.inf
     STUDY.draw(lost, Figure())
     nothing = [row | dict.fromkeys(names, np.nan) for row in rows]
-    assert len(STUDY.conclude(nothing)) >= 2
+    STUDY.summarize(nothing)
     STUDY.draw(nothing, Figure())
 
 
 def test_a_diverged_run_has_rows() -> None:
-    found = STUDY.measure(MLP | {"lrs": [1e20], "tasks": 2, "seeds": [0]}, PLACE)
+    found = STUDY.measure(MLP | {"lrs": [1e20], "tasks": 2, "seeds": [0]}, CONTEXT)
     assert len(found) == 2 and not np.isfinite(column(found, "predicted")).any()
 
 
 def test_pieces_fit_their_cost() -> None:
     for demo in (False, True):
-        pieces = STUDY.pieces(demo)
+        items = STUDY.work_items(demo)
         for network in ("mlp", "linear"):
-            own = [piece for piece in pieces if piece["network"] == network]
-            assert all(bool(piece["hidden"]) == (network == "mlp") for piece in own)
-            runs = sum(len(piece["lrs"]) * len(piece["seeds"]) for piece in own)
+            own = [item for item in items if item["network"] == network]
+            assert all(bool(item["hidden"]) == (network == "mlp") for item in own)
+            runs = sum(len(item["lrs"]) * len(item["seeds"]) for item in own)
             assert f"{runs} runs" in STUDY.cost(demo)
         assert "Hessian products" in STUDY.cost(demo)

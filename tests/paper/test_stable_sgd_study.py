@@ -11,20 +11,21 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal.networks import mlp
-from glocal.paper.studies import get
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import make_challenge
 from glocal.paper.studies.stable_sgd import DEMO, REGIMES
-from glocal.paper.studies.trained_runs import rotations
-from glocal.paper.study import Place, Row
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 from glocal.sweeps.sweep import load, sweep
 
-STUDY = get("stable-sgd")
-SMALL = DEMO | {"tasks": 3, "hidden": 6, "batch_size": 400, "lrs": (0.05, 0.3), "seeds": (11, 13)}
+STUDY = get_study("stable-sgd")
+SMALL = DEMO | {"tasks": 3, "hidden": [6, 6], "batch_size": 400, "lrs": (0.05, 0.3), "seeds": (11, 13)}
 
 
 def test_rows_are_the_runs_after_every_task(tmp_path: Path) -> None:
-    place = Place(torch.device("cpu"), None, tmp_path)
-    pieces = [piece | SMALL for piece in STUDY.pieces(True)]
-    rows = [row for piece in pieces for row in STUDY.measure(piece, place)]
+    context = Context(torch.device("cpu"), None, tmp_path)
+    items = [item | SMALL for item in STUDY.work_items(True)]
+    rows = [row for item in items for row in STUDY.measure(item, context)]
     assert len(rows) == len(REGIMES) * 2 * 2 * 3
     assert {tuple(row) for row in rows} == {tuple(STUDY.columns.split())}
     assert list(dict.fromkeys(row["algorithm"] for row in rows)) == list(REGIMES)
@@ -45,12 +46,12 @@ def test_rows_are_the_runs_after_every_task(tmp_path: Path) -> None:
 
 
 def test_the_plastic_regime_is_the_stable_one_without_dropout_and_decay(tmp_path: Path) -> None:
-    piece = STUDY.pieces(True)[0] | SMALL
-    place = Place(torch.device("cpu"), None, tmp_path)
-    assert piece["regimes"] == ["plastic"]
-    rows = STUDY.measure(piece, place)
+    item = STUDY.work_items(True)[0] | SMALL
+    context = Context(torch.device("cpu"), None, tmp_path)
+    assert item["regimes"] == ["plastic"]
+    rows = STUDY.measure(item, context)
     same = sweep(
-        rotations(piece, place),
+        make_challenge(item, context),
         [("stable-sgd", {"dropout": 0.0, "decay": 1.0})],
         SMALL["lrs"],
         SMALL["seeds"],
@@ -81,17 +82,18 @@ def made_up(stable: float, diverged: bool = False) -> list[Row]:
     return rows
 
 
-def test_sentences_follow_the_rows() -> None:
-    less, more = (" ".join(STUDY.conclude(made_up(x))) for x in (10.0, 40.0))
-    assert "forgets less at 2 of 2: 11.0 points against 31.0 at 0.01 and 20.0 points against 40.0 at 0.1" in less
-    assert "forgets less at 0 of 2" in more
-    assert "it changes by +9.0 (plastic) and +9.0 (stable) points" in less
-    assert "in lengths of the second one, 1 (plastic) and 0.5 (stable)" in less
-    assert "from θ_0 at 3 (plastic) and 1.5 (stable)" in less
-    assert "90.0 and 60.0 (plastic)" in less
-    assert "1 of 8 runs diverged" in " ".join(STUDY.conclude(made_up(10.0, diverged=True)))
+def test_the_summary_follows_the_rows() -> None:
+    less, more = (STUDY.summarize(made_up(x)) for x in (10.0, 40.0))
+    assert (
+        "at 2 of 2 learning rates: agrees" in less.verdict
+        and "at 0 of 2 learning rates: does not agree" in more.verdict
+    )
+    table = {(row["algorithm"], row["lr"]): row for row in less.table}
+    assert table["stable", 0.1]["forgetting"] == 20.0 and table["plastic", 0.01]["forgetting"] == 31.0
+    assert table["stable", 0.1]["‖θ_T − θ_0‖"] == 1.5 and table["plastic", 0.1]["‖θ_T − θ_{T−1}‖"] == 1.0
+    assert "1 of 8 runs diverged" in STUDY.summarize(made_up(10.0, diverged=True)).verdict
     alone = [row for row in made_up(10.0) if row["algorithm"] == "plastic"]
-    assert "no learning rate in common" in " ".join(STUDY.conclude(alone))
+    assert "at 0 of 0 learning rates: does not agree" in STUDY.summarize(alone).verdict
 
 
 @pytest.mark.parametrize("diverged", [False, True])

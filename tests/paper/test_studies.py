@@ -1,4 +1,4 @@
-"""What all studies share: pieces are measured once, what was stopped goes on, and tables are those of their study."""
+"""What all studies share: items are measured once, what was stopped goes on, and tables are those of their study."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ import pytest
 import torch
 
 from glocal.errors import GlocalError
-from glocal.paper.studies import TITLES, get
-from glocal.paper.studies.cohorts import by_seed
-from glocal.paper.study import Piece, Place, Row, Study, conduct, key, took
-from glocal.paper.tables import Cost, read_cost, read_table, total, write_table
+from glocal.paper.experiments import STUDIES, get_study
+from glocal.paper.studies.common import split_seeds
+from glocal.paper.study import Context, Study, WorkItem, item_hash, run
+from glocal.paper.tables import Cost, Row, read_cost, read_table, total_cost, write_table
 
-SMALLEST: dict[str, Piece] = {
+SMALLEST: dict[str, WorkItem] = {
     "flatness": {"hidden": [3], "examples": 20, "steps": 3, "probes": 4, "batch_size": 200},
     "recursion": {"examples": 20},
-    "theorem1": {"hidden": 3, "examples": 20, "steps": 3, "batch_size": 200},
-    "theorem2": {"hidden": 3, "examples": 20, "steps": 3, "batch_size": 200},
+    "theorem1": {"hidden": [3, 3], "examples": 20, "steps": 3, "batch_size": 200},
+    "theorem2": {"hidden": [3, 3], "examples": 20, "steps": 3, "batch_size": 200},
     "approximation-error": {"hidden": [3], "examples": 20},
 }
-"""Studies that are made of cohorts, and what makes their pieces small."""
+"""Studies that are made of cohorts, and what makes their items small."""
 
 
 class Counted:
-    """The demo of a study in its smallest pieces, one for each of two seeds, and how often it measures."""
+    """The demo of a study in its smallest items, one for each of two seeds, and how often it measures."""
 
     def __init__(self, name: str, stop_after: int | None = None) -> None:
-        self.name, self.study, self.measured, self.stop_after = name, get(name), 0, stop_after
+        self.name, self.study, self.measured, self.stop_after = name, get_study(name), 0, stop_after
 
-    def pieces(self, demo: bool) -> list[Piece]:
-        first = self.study.pieces(True)[0] | {"tasks": 2, "epochs": 1, "lrs": [0.01, 0.1], "seeds": [11, 13]}
-        return by_seed([first | SMALLEST[self.name]])
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        first = self.study.work_items(True)[0] | {"tasks": 2, "epochs": 1, "lrs": [0.01, 0.1], "seeds": [11, 13]}
+        return split_seeds([first | SMALLEST[self.name]])
 
-    def measure(self, piece: Piece, place: Place) -> list[Row]:
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
         if self.measured == self.stop_after:
             raise KeyboardInterrupt
         self.measured += 1
-        return self.study.measure(piece, place)
+        return self.study.measure(item, context)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.study, name)
 
 
-def place(folder: Path) -> Place:
-    return Place(torch.device("cpu"), None, folder)
+def context(folder: Path) -> Context:
+    return Context(torch.device("cpu"), None, folder)
 
 
-def whole(pieces: Sequence[Piece]) -> list[tuple[str, list[int]]]:
-    """Pieces with their seeds put together, in words."""
+def whole(items: Sequence[WorkItem]) -> list[tuple[str, list[int]]]:
+    """WorkItems with their seeds put together, in words."""
     found: dict[str, list[int]] = {}
-    for piece in pieces:
-        rest = {name: value for name, value in piece.items() if name != "seeds"}
-        found.setdefault(repr(rest), []).extend(piece["seeds"])
+    for item in items:
+        rest = {name: value for name, value in item.items() if name != "seeds"}
+        found.setdefault(repr(rest), []).extend(item["seeds"])
     return list(found.items())
 
 
@@ -65,20 +65,20 @@ def whole(pieces: Sequence[Piece]) -> list[tuple[str, list[int]]]:
 def test_what_was_stopped_goes_on(name: str, tmp_path: Path) -> None:
     stopped = Counted(name, stop_after=1)
     with pytest.raises(KeyboardInterrupt):
-        conduct(stopped, place(tmp_path))
+        run(stopped, context(tmp_path))
     went_on = Counted(name)
-    rows = conduct(went_on, place(tmp_path))
+    rows, _ = run(went_on, context(tmp_path))
     assert went_on.measured == 1 and {row["seed"] for row in rows} == {11, 13}
     again = Counted(name)
-    assert repr(conduct(again, place(tmp_path))) == repr(rows) and again.measured == 0
-    assert all(tuple(row) == tuple(get(name).columns.split()) for row in rows)
+    assert repr(run(again, context(tmp_path))[0]) == repr(rows) and again.measured == 0
+    assert all(tuple(row) == tuple(get_study(name).columns.split()) for row in rows)
 
 
 def test_seeds_apart_are_seeds_together(tmp_path: Path) -> None:
-    """In the same order too: a table does not tell how its pieces were cut."""
+    """In the same order too: a table does not tell how its items were cut."""
     study = Counted("recursion")
-    apart = conduct(study, place(tmp_path))
-    together = study.study.measure(study.pieces(True)[0] | {"seeds": [11, 13]}, place(tmp_path))
+    apart, _ = run(study, context(tmp_path))
+    together = study.study.measure(study.work_items(True)[0] | {"seeds": [11, 13]}, context(tmp_path))
     names = ("network", "lr", "seed", "kind", "task", "learnt")
     assert [[row[n] for n in names] for row in apart] == [[row[n] for n in names] for row in together]
     for here, there in zip(apart, together, strict=True):
@@ -88,45 +88,49 @@ def test_seeds_apart_are_seeds_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_seed_is_a_piece_of_the_whole(name: str) -> None:
     """Each is another, and none is left out; who is stopped loses the runs of one seed."""
-    study = get(name)
-    pieces = study.pieces(False)
-    assert all(len(piece["seeds"]) == 1 and len(piece["lrs"]) > 1 for piece in pieces)
-    assert len({key(study, piece) for piece in pieces}) == len(pieces)
-    seeds = {tuple(seeds) for _, seeds in whole(pieces)}
+    study = get_study(name)
+    items = study.work_items(False)
+    assert all(len(item["seeds"]) == 1 and len(item["lrs"]) > 1 for item in items)
+    assert len({item_hash(study, item) for item in items}) == len(items)
+    seeds = {tuple(seeds) for _, seeds in whole(items)}
     assert len(seeds) == 1 and len(seeds.pop()) >= 3
+
+
+def read(path: Path, study: Study) -> list[Row]:
+    return read_table(path, study.columns.split(), study.name)
 
 
 def table_of(study: Study, path: Path) -> Path:
     return write_table([dict.fromkeys(study.columns.split(), 1.0)], path)
 
 
-@pytest.mark.parametrize("name", TITLES)
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_table_of_another_study_is_refused(name: str, tmp_path: Path) -> None:
-    study = get(name)
-    assert read_table(table_of(study, tmp_path / "own.parquet"), study)
-    for other in TITLES:
-        strangers = set(study.columns.split()) - set(get(other).columns.split())
+    study = get_study(name)
+    assert read(table_of(study, tmp_path / "own.parquet"), study)
+    for other in STUDIES:
+        strangers = set(study.columns.split()) - set(get_study(other).columns.split())
         if {name, other} == {"perturbation-cifar10", "perturbation-mnist"} or name == other:
             continue
-        path = table_of(get(other), tmp_path / "other.parquet")
-        with pytest.raises(GlocalError, match=f"other.parquet' is no table of {name}: it has no ") as refused:
-            read_table(path, study)
-        assert set(str(refused.value).removesuffix(".").partition("it has no ")[2].split(", ")) == strangers
+        path = table_of(get_study(other), tmp_path / "other.parquet")
+        with pytest.raises(GlocalError, match=f"other.parquet' is not a table of {name}: it has no column ") as refused:
+            read(path, study)
+        assert set(str(refused.value).removesuffix(".").partition("it has no column ")[2].split(", ")) == strangers
 
 
 def test_a_table_that_has_more_will_do() -> None:
     """Stability and plasticity are drawn from the runs of Table 1."""
     results = Path(__file__).parents[2] / "results" / "rotated-mnist.parquet"
-    assert len(read_table(results, get("tradeoff"))) > 100
+    assert len(read(results, get_study("tradeoff"))) > 100
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not Parquet"),
-        (b"lr,seed\n0.1,0\n", "not Parquet"),
-        (b"PAR1 and then no more", "not the whole file"),
-        (b"PAR1 what is between is nothing PAR1", "is no table of a study: "),
+        (b"", "not a complete Parquet file"),
+        (b"lr,seed\n0.1,0\n", "not a complete Parquet file"),
+        (b"PAR1 and then no more", "not a complete Parquet file"),
+        (b"PAR1 what is between is nothing PAR1", "is not a table of a study: "),
     ],
 )
 def test_what_is_no_table_is_refused_in_one_line(content: bytes, said: str, tmp_path: Path) -> None:
@@ -148,12 +152,11 @@ def test_a_folder_and_an_empty_table(tmp_path: Path) -> None:
 
 def test_a_table_keeps_what_it_cost(tmp_path: Path) -> None:
     """Whoever goes on adds to it, and whoever reads it again loses nothing."""
-    study, here = Counted("recursion"), place(tmp_path / "store")
+    study, here = Counted("recursion"), context(tmp_path / "store")
     begun = datetime.now(UTC).replace(microsecond=0)
     clock = time.perf_counter()
-    rows = conduct(study, here)
+    rows, cost = run(study, here)
     waited = time.perf_counter() - clock
-    cost = took(study, here)
     assert cost is not None and 0 < cost.seconds <= waited and cost.device.startswith("cpu: ")
     assert begun <= datetime.fromisoformat(cost.finished) <= datetime.now(UTC)
     path = write_table(rows, tmp_path / "rows.parquet", cost)
@@ -163,10 +166,11 @@ def test_a_table_keeps_what_it_cost(tmp_path: Path) -> None:
     assert sum(json.loads(one.read_text())["cost"]["seconds"] for one in kept) == pytest.approx(cost.seconds)
     older = {name: value for name, value in json.loads(kept[0].read_text()).items() if name != "cost"}
     kept[0].write_text(json.dumps(older))
-    assert took(study, here) is None and repr(conduct(study, here)) == repr(rows)
+    rows_again, unknown = run(study, here)
+    assert unknown is None and repr(rows_again) == repr(rows)
 
 
 def test_costs_add_up() -> None:
     one, other = Cost(2.0, "cpu: A", "2026-01-02T00:00:00+00:00"), Cost(3.0, "cuda: B", "2026-01-01T00:00:00+00:00")
-    assert total([one, other, one]) == Cost(7.0, "cpu: A, cuda: B", one.finished)
-    assert total([one, None]) is None and total([]) is None
+    assert total_cost([one, other, one]) == Cost(7.0, "cpu: A, cuda: B", one.finished)
+    assert total_cost([one, None]) is None and total_cost([]) is None

@@ -9,17 +9,18 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from glocal.paper.studies import get
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import item_traces
 from glocal.paper.studies.theorem1 import DEMO
-from glocal.paper.studies.trained_runs import rotations, watched
-from glocal.paper.study import Place, Row
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 
-STUDY = get("theorem1")
-SMALL = DEMO | {"hidden": 6, "epochs": 1, "batch_size": 400, "examples": 50, "lrs": (0.05, 0.3), "seeds": (13,)}
+STUDY = get_study("theorem1")
+SMALL = DEMO | {"hidden": [6, 6], "epochs": 1, "batch_size": 400, "examples": 50, "lrs": (0.05, 0.3), "seeds": (13,)}
 
 
-def place(folder: Path) -> Place:
-    return Place(torch.device("cpu"), None, folder)
+def context(folder: Path) -> Context:
+    return Context(torch.device("cpu"), None, folder)
 
 
 def forward(theta: torch.Tensor, like: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -35,15 +36,15 @@ def forward(theta: torch.Tensor, like: dict[str, torch.Tensor], x: torch.Tensor)
 
 @pytest.mark.parametrize(("algorithm", "options"), [("sgd", {}), ("optimal-hard", {"rank": 3, "samples": 50})])
 def test_rows_are_what_the_theorem_names(tmp_path: Path, algorithm: str, options: dict) -> None:
-    piece = {"algorithm": algorithm, "options": options, **SMALL}
-    rows = STUDY.measure(piece, place(tmp_path))
+    item = {"algorithm": algorithm, "options": options, **SMALL}
+    rows = STUDY.measure(item, context(tmp_path))
     assert [(row["lr"], row["t"]) for row in rows] == [(0.05, 2), (0.05, 3), (0.3, 2), (0.3, 3)]
     assert all(row.keys() == rows[0].keys() for row in rows)
     assert {row["locality"] for row in rows} == {"global" if algorithm == "sgd" else "local"}
-    _, subject, _ = watched(piece, rotations(piece, place(tmp_path)), torch.device("cpu"))[1]
-    like = subject.checkpoints[0].params
-    points = [torch.cat([p.flatten() for p in s.params.values()]).double() for s in subject.checkpoints]
-    x, y = subject.tasks[0]
+    _, (_, trace) = item_traces(item, context(tmp_path))
+    like = trace.checkpoints[0].params
+    points = [torch.cat([p.flatten() for p in s.params.values()]).double() for s in trace.checkpoints]
+    x, y = trace.tasks[0]
 
     def loss(theta: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(forward(theta, like, x), y)
@@ -83,18 +84,18 @@ def made_up(factor: float, diverged: bool = False) -> list[Row]:
     ]
 
 
-def test_sentences_follow_the_rows() -> None:
-    exact, off, below = (" ".join(STUDY.conclude(made_up(f))) for f in (1.0, 5.0, -1.0))
-    assert "within a factor of 2 of 100 %" in exact and "foretells half of all E(2) or more at 0.01 and 0.1" in exact
-    assert "after the second task, 1 for sgd and 1 for ewc" in exact and "correlation is 1 for sgd" in exact
-    assert "within a factor of 2 of 0 %" in off and "at none of these" in off
-    assert "correlation is -1 for sgd" in below
-    assert "goes from 0.1 to 1, and the largest distance between solutions from 2 to 2" in exact
-    lost = " ".join(STUDY.conclude(made_up(1.0, diverged=True)))
-    assert "of 8 E(2)" in lost and "Of 12 such E(t)" in lost
-    assert "2 of 8 runs diverged and are left out from then on." in lost
+def test_the_summary_follows_the_rows() -> None:
+    exact, off, below = (STUDY.summarize(made_up(f)).table for f in (1.0, 5.0, -1.0))
+    assert [row["within a factor of 2 (%)"] for row in exact] == [100.0, 100.0]
+    assert [row["within a factor of 2 (%)"] for row in off] == [0.0, 0.0]
+    correlations = [[row["rank correlation"] for row in table] for table in (exact, below)]
+    assert correlations == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
+    assert [row["largest ‖∇L_o(θ_o)‖"] for row in exact] == pytest.approx([0.1, 1.0])
+    assert [row["largest distance of solutions"] for row in exact] == pytest.approx([2.0, 2.0])
+    verdict = STUDY.summarize(made_up(1.0, diverged=True)).verdict
+    assert "100 % of 8 runs (after later tasks 100 %)" in verdict and "2 of 8 runs diverged" in verdict
     nothing = [row | {"measured": np.nan} for row in made_up(1.0)]
-    assert STUDY.conclude(nothing) == ["Theorem 1 cannot be looked at: no run has a finite loss."]
+    assert STUDY.summarize(nothing).table == []
 
 
 @pytest.mark.parametrize("diverged", [False, True])

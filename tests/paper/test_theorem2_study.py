@@ -10,36 +10,37 @@ import torch
 from matplotlib.figure import Figure
 from torch.func import functional_call
 
-from glocal.paper.studies import get
+from glocal.lens.trace import TrainingTrace
+from glocal.paper.experiments import get_study
+from glocal.paper.studies.common import item_traces
 from glocal.paper.studies.theorem1 import DEMO
 from glocal.paper.studies.theorem2 import PANELS
-from glocal.paper.studies.trained_runs import Watched, rotations, watched
-from glocal.paper.study import Place, Row
+from glocal.paper.study import Context
+from glocal.paper.tables import Row
 
-STUDY = get("theorem2")
-SMALL = DEMO | {"hidden": 6, "epochs": 1, "batch_size": 400, "examples": 40, "lrs": (0.3,), "seeds": (13, 33)}
+STUDY = get_study("theorem2")
+SMALL = DEMO | {"hidden": [6, 6], "epochs": 1, "batch_size": 400, "examples": 40, "lrs": (0.3,), "seeds": (13, 33)}
 
 
 def test_rows_are_quadratics_along_the_updates(tmp_path: Path) -> None:
-    place = Place(torch.device("cpu"), None, tmp_path)
-    piece = {"algorithm": "ogd", "options": {"slots": 60}, **SMALL}
-    rows = STUDY.measure(piece, place)
+    context = Context(torch.device("cpu"), None, tmp_path)
+    item = {"algorithm": "ogd", "options": {"slots": 60}, **SMALL}
+    rows = STUDY.measure(item, context)
     assert [(row["seed"], row["t"]) for row in rows] == [(13, 2), (13, 3), (33, 2), (33, 3)]
     assert all(row.keys() == rows[0].keys() for row in rows)
-    runs = watched(piece, rotations(piece, place), place.device)
-    for run, row in zip(runs, rows[::2], strict=True):
-        _, before, after = (s.params for s in run.trace.checkpoints[:3])
-        x, _ = run.trace.tasks[0]
+    for (_, trace), row in zip(item_traces(item, context), rows[::2], strict=True):
+        _, before, after = (s.params for s in trace.checkpoints[:3])
+        x, _ = trace.tasks[0]
         update = {k: after[k] - p for k, p in before.items()}
 
-        def network(*values: torch.Tensor, run: Watched = run, x: torch.Tensor = x) -> torch.Tensor:
-            named = dict(zip(run.trace.checkpoints[0].params, values, strict=True))
-            return functional_call(run.trace.module, named, (x,))
+        def network(*values: torch.Tensor, trace: TrainingTrace = trace, x: torch.Tensor = x) -> torch.Tensor:
+            named = dict(zip(trace.checkpoints[0].params, values, strict=True))
+            return functional_call(trace.module, named, (x,))
 
         outputs, moved = torch.autograd.functional.jvp(network, tuple(before.values()), tuple(update.values()))
         p = outputs.softmax(-1)
-        bent = (p * moved.square()).sum(-1) - (p * moved).sum(-1).square()  # vᵀ (diag(p) − p pᵀ) v
-        assert row["outer"] == pytest.approx(float(bent.mean()), rel=1e-3)
+        curvature = (p * moved.square()).sum(-1) - (p * moved).sum(-1).square()  # vᵀ (diag(p) − p pᵀ) v
+        assert row["outer"] == pytest.approx(float(curvature.mean()), rel=1e-3)
         length = sum(float(u.square().sum()) for u in update.values()) ** 0.5
         assert row["length"] == pytest.approx(length, rel=1e-4)
     for row in rows:
@@ -68,18 +69,15 @@ def made_up(left: float, diverged: bool = False) -> list[Row]:
     return rows
 
 
-def test_sentences_follow_the_rows() -> None:
-    said, opposite = (" ".join(STUDY.conclude(made_up(left))) for left in (0.5, 0.05))
-    assert "Δᵀ G_o Δ is, in units of plain SGD's, 0.1 (ogd); E(t) is 0.5 (ogd)" in said
-    assert "forgetting falls less far than its quadratic: 0.5 of it is left" in said
-    assert "forgetting falls as far as its quadratic: 0.05 of it is left" in opposite
-    assert "grows by a factor of 10 (sgd) and 10 (ogd)" in said
-    assert "The functional part has 10 % of Δᵀ H_o Δ at 0.01" in said
-    assert "1 of 8 runs diverged" in " ".join(STUDY.conclude(made_up(0.5, diverged=True)))
-    nothing = [row | dict.fromkeys(PANELS, np.nan) for row in made_up(1.0)]
-    assert STUDY.conclude(nothing) == ["Theorem 2 cannot be looked at: no run has a finite loss."]
+def test_the_summary_follows_the_rows() -> None:
+    summary = STUDY.summarize(made_up(0.5))
+    table = {(row["algorithm"], row["lr"]): row for row in summary.table}
+    assert table["ogd", 0.1]["Δᵀ H Δ"] == pytest.approx(1.0) and table["sgd", 0.01]["Δᵀ G Δ"] == pytest.approx(0.9)
+    assert table["sgd", 0.01]["functional part (%)"] == 10.0
+    assert "leaves 0.1 of SGD's Δᵀ G Δ on all inputs and 0.5 of its forgetting" in summary.verdict
+    assert "1 of 8 runs diverged" in STUDY.summarize(made_up(0.5, diverged=True)).verdict
     alone = [row for row in made_up(0.5) if row["algorithm"] == "ogd" and row["lr"] == 0.1]
-    assert "in units of" not in " ".join(STUDY.conclude(alone))
+    assert "are needed" in STUDY.summarize(alone).verdict
 
 
 @pytest.mark.parametrize("diverged", [False, True])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
@@ -78,3 +81,26 @@ def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, 
 def combinations(options: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Return every combination of the options' values."""
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Yield a callback (done, total, next item) that draws a bar on a terminal and prints a line per item elsewhere."""
+    start = time.perf_counter()
+
+    def print_line(done: int, total: int, following: str) -> None:
+        print(f"{name} {done}/{total} {time.perf_counter() - start:.0f} s {following}", file=sys.stderr, flush=True)
+
+    if not sys.stderr.isatty():
+        yield print_line
+        return
+    from rich import progress
+    from rich.console import Console
+
+    text, count = progress.TextColumn("{task.description}"), progress.MofNCompleteColumn()
+    columns = text, progress.BarColumn(), count, progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(name, total=None)
+        yield lambda done, total, following: bars.update(
+            bar, completed=done, total=total, description=f"{name} {following}"
+        )

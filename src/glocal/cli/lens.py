@@ -65,9 +65,9 @@ class Lens:
     def __call__(self) -> None:
         from rich.console import Console
 
+        from glocal.cli.common import progress_bar
         from glocal.lens.examination import examine_trace
         from glocal.lens.instruments import INSTRUMENTS
-        from glocal.paper.study import progress
         from glocal.report.examination import require_figure
 
         require_figure(self.output)
@@ -91,9 +91,9 @@ class Lens:
         if self.show:
             self._show(subject, list(INSTRUMENTS) if "all" in self.show else list(dict.fromkeys(self.show)))
             return
-        with progress("lens") as tell:
+        with progress_bar("lens") as on_progress:
             try:
-                found = examine_trace(subject, self.epsilon, self.eigenvalues, self.seed, tell)
+                found = examine_trace(subject, self.epsilon, self.eigenvalues, self.seed, on_progress)
             except RuntimeError as error:  # of torch, where a layer or a loss has no second derivative, say
                 raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
         written = found.plot(self.output)
@@ -104,10 +104,10 @@ class Lens:
     def _retrace(self, every: str) -> None:
         from rich.console import Console
 
+        from glocal.cli.common import progress_bar
         from glocal.lens.error_curves import along
         from glocal.lens.record import open_run
         from glocal.lens.region import positive
-        from glocal.paper.study import progress
         from glocal.paper.tables import write_table
         from glocal.report.error_curves import table as rows_of
         from glocal.report.progress import Bars
@@ -131,8 +131,8 @@ class Lens:
         finally:
             bars.stop()
         try:
-            with progress("lens") as tell:
-                found = along(seen.run, self.epsilon, tell)
+            with progress_bar("lens") as on_progress:
+                found = along(seen.run, self.epsilon, on_progress)
         except RuntimeError as error:
             raise GlocalError(f"'{self.target}' cannot be looked at: {_told(error)}") from error
         console.print(rows_of(found))

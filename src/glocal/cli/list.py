@@ -101,13 +101,11 @@ def _entries(kind: str, own: Iterable[str]) -> list[Entry]:
 
         return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
     from glocal.cli.demo import Demo
-    from glocal.paper.studies import TITLES
-    from glocal.paper.table1 import EXPERIMENTS
+    from glocal.paper.experiments import EXPERIMENTS
 
     summary = (Demo.__doc__ or "").strip().splitlines()[0]
-    named = [{"name": e.name, "command": e.command, "description": e.description} for e in EXPERIMENTS.values()]
-    studies = [{"name": n, "command": f"glocal paper {n}", "description": t} for n, (_, t) in TITLES.items()]
-    return [{"name": "demo", "command": "glocal demo", "description": summary}, *named, *studies]
+    demo = {"name": "demo", "command": "glocal demo", "description": summary}
+    return [demo, *({"name": e.name, "command": e.command, "description": e.title} for e in EXPERIMENTS.values())]
 
 
 def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:

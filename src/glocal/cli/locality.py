@@ -61,8 +61,8 @@ class Locality:
     def __call__(self) -> None:
         from rich.console import Console
 
+        from glocal.cli.common import progress_bar
         from glocal.lens.locality import locality
-        from glocal.paper.study import progress
         from glocal.sweeps import resolve
         from glocal.sweeps.resolve import choose_device
 
@@ -72,10 +72,10 @@ class Locality:
         how = {name: getattr(self, name) for name in ("network", "lr", "epochs", "solutions", "examples", "seed")}
         verdicts: dict[str, list[Verdict]] = {}
         failures: list[str] = []
-        with progress("locality") as tell:
+        with progress_bar("locality") as on_progress:
             for number, (algorithm, challenge) in enumerate(pairs):
                 if number or sys.stderr.isatty():
-                    tell(number, len(pairs), resolve.name_of(algorithm))
+                    on_progress(number, len(pairs), resolve.name_of(algorithm))
                 try:
                     found = locality(algorithm, challenge, **how, device=device)
                     verdicts.setdefault(challenge.name, []).append(found)

@@ -82,10 +82,9 @@ def _parse(arguments: list[str]) -> Any:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     if name == "paper" and rest and not rest[0].startswith("-"):
-        from glocal.paper.studies import TITLES
-        from glocal.paper.table1 import EXPERIMENTS
+        from glocal.paper.experiments import EXPERIMENTS
 
-        experiments = ("list", *EXPERIMENTS, *TITLES)
+        experiments = ("list", *EXPERIMENTS)
         if rest[0] not in experiments:
             raise unknown("experiment", rest[0], experiments)
     if name == "sweep" and (file := _value_of("--file", rest)) is not None:

@@ -1,4 +1,4 @@
-"""`glocal paper`: the paper's tables and figures, one name each."""
+"""`glocal paper`: the paper's tables and figures, one command each."""
 
 from __future__ import annotations
 
@@ -10,75 +10,78 @@ import tyro
 
 from glocal.cli.common import Flag, PathName
 from glocal.cli.table1 import Distance, IcarlBuffer, Paths, Table1
-from glocal.paper.studies import TITLES
+from glocal.paper.experiments import EXPERIMENTS, STUDIES
 
 
 @dataclass(frozen=True)
 class PaperList:
-    """Say what every experiment is and what it costs."""
+    """List the experiments: where the paper has them, what they show, and what they cost."""
 
     def __call__(self) -> None:
         from rich.console import Console
         from rich.table import Table
 
-        from glocal.paper.studies import get
-        from glocal.paper.table1 import EXPERIMENTS
-
-        table = Table(title="Experiments", title_justify="left")
-        for column in ("command", "what it shows", "runs and steps (the last is --demo)"):
-            table.add_column(column)
+        columns = ("command", "in the paper", "what it shows", "runs and steps (the last is --demo)")
+        table = Table(*columns, title="Experiments", title_justify="left", show_lines=True)
         for experiment in EXPERIMENTS.values():
-            table.add_row(experiment.command, experiment.description, "\n".join(experiment.describe_costs()))
-            table.add_section()
-        for name, (_, title) in TITLES.items():
-            table.add_row(f"glocal paper {name}", title, "\n".join(get(name).cost(demo) for demo in (False, True)))
-            table.add_section()
+            costs = "\n".join(experiment.costs())
+            table.add_row(experiment.command, experiment.reference, experiment.title, costs)
         Console().print(table)
 
 
 @dataclass(frozen=True)
-class Conducted:
-    """What all studies take."""
+class RunStudy:
+    """Options of all studies."""
 
     study: ClassVar[str]
 
     demo: Flag = False
-    """A small one on the embedded digits, in less than a minute."""
+    """A small version on the embedded digits that takes less than a minute."""
     store: Path = Path("runs-paper")
-    """Where finished pieces are kept: run it again to go on where it stopped."""
+    """Folder of finished work items: run the command again to continue where it stopped."""
     data: PathName = None
-    """A folder with data sets, looked at first."""
+    """Folder with data sets."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     results: Paths = ()
-    """Tables to read instead of measuring."""
+    """Read these tables instead of measuring."""
     out: Path = Path(".")
-    """A folder for the table (Parquet) and the figure (PNG and PDF)."""
+    """Folder for the table (Parquet) and the figure (PNG and PDF)."""
 
     def __call__(self) -> None:
-        from glocal.paper.studies import get
-        from glocal.paper.study import Place, conduct, progress, publish, took
-        from glocal.paper.tables import read_cost, read_table, total
+        from rich.console import Console
+        from rich.table import Table
+
+        from glocal.cli.common import progress_bar
+        from glocal.paper.experiments import get_study
+        from glocal.paper.study import Context, format_cell, publish, run
+        from glocal.paper.tables import read_cost, read_table, total_cost
         from glocal.sweeps.resolve import choose_device
 
-        study = get(self.study)
+        study = get_study(self.study)
         if self.results:
-            rows = [row for path in self.results for row in read_table(path, study)]
-            cost = total(read_cost(path) for path in self.results)
+            rows = [row for path in self.results for row in read_table(path, study.columns.split(), study.name)]
+            cost = total_cost(read_cost(path) for path in self.results)
         else:
-            place = Place(choose_device(self.device), self.data, self.store)
-            with progress(study.name) as tell:
-                rows = conduct(study, place, self.demo, tell)
-            cost = took(study, place, self.demo)
-        print("\n".join(study.conclude(rows)))
+            context = Context(choose_device(self.device), self.data, self.store)
+            with progress_bar(study.name) as on_progress:
+                rows, cost = run(study, context, self.demo, on_progress)
+        summary, console = study.summarize(rows), Console()
+        if summary.table:
+            table = Table(*summary.table[0], title=f"{study.name}: {STUDIES[study.name].title}", title_justify="left")
+            for row in summary.table:
+                table.add_row(*map(format_cell, row.values()))
+            console.print(table)
+        console.print(summary.verdict, highlight=False, soft_wrap=True)
         print(f"Wrote {', '.join(map(str, publish(study, rows, self.out, cost)))}")
 
 
-def _command(name: str, title: str) -> Any:
-    """A subcommand for a study."""
-    about = f"{title}\n\nFor example: glocal paper {name} --demo --out {name}"
-    made = type(name.title().replace("-", ""), (Conducted,), {"study": name, "__doc__": about})
-    return Annotated[dataclass(frozen=True)(made), tyro.conf.subcommand(name, prefix_name=False)]
+def _study_command(name: str) -> Any:
+    """Return the subcommand of a study."""
+    title = STUDIES[name].title
+    doc = f"{STUDIES[name].reference}: {title}.\n\nFor example: glocal paper {name} --demo --out {name}"
+    command = type(name.title().replace("-", ""), (RunStudy,), {"study": name, "__doc__": doc})
+    return Annotated[dataclass(frozen=True)(command), tyro.conf.subcommand(name, prefix_name=False)]
 
 
 if TYPE_CHECKING:
@@ -90,14 +93,14 @@ else:
             Annotated[Table1, tyro.conf.subcommand("table1", prefix_name=False)],
             Annotated[Distance, tyro.conf.subcommand("distance", prefix_name=False)],
             Annotated[IcarlBuffer, tyro.conf.subcommand("icarl-buffer", prefix_name=False)],
-            *(_command(name, title) for name, (_, title) in TITLES.items()),
+            *(_study_command(name) for name in STUDIES),
         )
     ]
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's tables and figures, each by its name: `glocal paper list` says what they are and cost."""
+    """The paper's tables and figures, each by name: `glocal paper list` says what they show and cost."""
 
     experiment: Experiment
 

@@ -1,13 +1,13 @@
-r"""How well the losses of finished tasks are approximated while later ones are learnt, at a low and at a high learning
-rate: ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| (§3.2) of the algorithms' own \hat L_o, and of Taylor expansions (Eq. taylor-p)
-along plain SGD's run.
+r"""Errors of the approximations of old losses while later tasks are learnt, at a low and a high learning rate.
 
-Some algorithms remember the sum of all old losses and no one of them. What every one approximates is their mean; its
-error after task t is
+ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| (§3.2) is measured for the algorithms' own \hat L_o, and for Taylor expansions
+(Eq. taylor-p) along a run of plain SGD. Some algorithms remember the sum of the old losses only, so all are compared by
+the error of the mean old loss after task t, with the memory M_t that task t was learnt with:
 
-    | (1/(t−1)) Σ_{o<t} ( \hat L_o(θ_t) − L_o(θ_t) ) |   with the memory M_t that task t was learnt with.
+    | (1/(t−1)) Σ_{o<t} ( \hat L_o(θ_t) − L_o(θ_t) ) |
 
-Rows of it name no task; those that do are of ξ_o. SI states its \hat L_o up to a constant: it is counted from θ_o.
+Rows without a task hold this error; rows with a task hold ξ_o. SI states its \hat L_o up to a constant, so its losses
+are taken relative to θ_o.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,17 +28,31 @@ from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import taylor
 from glocal.lens.taylor_full import whole, within
 from glocal.lens.trace import Checkpoint, TrainingTrace
-from glocal.paper.studies.approximation_figure import Series, draw, rates, series_of
-from glocal.paper.studies.cohorts import DEMO, FULL, by_seed, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.lr_plots import listed
-from glocal.paper.studies.row_filters import distinct, median, told, where
+from glocal.paper.studies.common import (
+    DEMO,
+    FULL,
+    column,
+    distinct,
+    drop_nonfinite,
+    finite_median,
+    integer_ticks,
+    make_cohort,
+    median,
+    medians_by,
+    split_seeds,
+    training_cost,
+    where,
+)
+from glocal.paper.study import Context, Summary, WorkItem
+from glocal.paper.tables import Row
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
-    from glocal.paper.study import Piece, Place, Row
+    from glocal.report.style import Pen
 
-OWN: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "ewc": {"penalty": 1.0, "anchors": "each"},
     "laplace": {"penalty": 1.0},
     "ogd-gtl": {"slots": 500},
@@ -47,214 +61,291 @@ OWN: dict[str, dict[str, Any]] = {
     "er": {"slots": 500},
     "si": {"penalty": 1.0},
 }
-"""Quadratics have weight 1: with another they are meant to be other functions than the loss. That the optimal one is
-weighed by 1/t in the objective, as Eq. general-opt-local is printed, is no part of its approximation."""
-LEVELLED = ("si",)
+"""Quadratic penalties have weight 1: with another weight they approximate another function than the loss. The factor
+1/t of optimal-soft's objective (Eq. general-opt-local) is not part of its approximation."""
+UP_TO_CONSTANT = ("si",)
 STRUCTURES: tuple[Structure, ...] = ("diagonal", "kronecker", "low-rank")
-FIRST = 3
-"""Tasks whose own ξ_o have rows."""
+TASKS_WITH_ROWS = 3
 RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 7))
-NEAR = 1.0
-"""Up to this distance from θ_1 the order of an error is fitted."""
+FIT_RADIUS = 1.0
+"""The exponent of an error is fitted up to this distance from θ_1."""
 
-
-Maker: TypeAlias = Callable[[TrainingTrace, int], Approximation]  # of a task
-Made: TypeAlias = Callable[[TrainingTrace], Approximation]  # of a subject's first task
+MakeApproximation: TypeAlias = Callable[[TrainingTrace], Approximation]  # of the first task
 
 
 class ApproximationError:
     name = "approximation-error"
     columns = "algorithm approximation locality lr seed learnt task error true approximate distance ray exponent"
 
-    def pieces(self, demo: bool) -> list[Piece]:
-        return self._algorithms(demo) if demo else by_seed(self._algorithms(demo))
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        return self._algorithms(demo) if demo else split_seeds(self._algorithms(demo))
 
-    def _algorithms(self, demo: bool) -> list[Piece]:
-        """All seeds of each."""
+    def _algorithms(self, demo: bool) -> list[WorkItem]:
         base = DEMO | {"lrs": [0.01, 0.1], "seeds": [0]} if demo else FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
-        expansions: Piece = {
-            "algorithm": "sgd",
-            "options": {},
-            "examples": 200 if demo else 2_000,
-            "rank": 5 if demo else 20,
-            "rays": "double",  # precision: what an expansion of the second order leaves out is small
-        }
-        # What an algorithm keeps is made with all examples of a task: it is held against all of them.
-        own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OWN.items()]
-        return [piece | base for piece in (expansions, *own)]
+        expansions: WorkItem = {"algorithm": "sgd", "options": {}}
+        expansions |= {"examples": 200, "rank": 5} if demo else {"examples": 2_000, "rank": 20}
+        # Algorithms consolidate on all examples of a task, so their approximation is compared on all of them.
+        own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OPTIONS.items()]
+        return [item | base for item in (expansions, *own)]
 
     def cost(self, demo: bool) -> str:
-        pieces = self._algorithms(demo)
-        expansions = (pieces[0]["tasks"] - 1) * len(pieces[0]["lrs"]) * len(pieces[0]["seeds"])
-        return f"{cost_of(pieces[0], len(pieces))}; about {60 * expansions:,} Hessian products"
+        items = self._algorithms(demo)
+        expansions = (items[0]["tasks"] - 1) * len(items[0]["lrs"]) * len(items[0]["seeds"])
+        return f"{training_cost(items[0], len(items))}; about {60 * expansions:,} Hessian products"
 
-    def measure(self, piece: Piece, place: Place) -> list[Row]:
-        cohort = cohort_of(piece, place, challenge_of(piece, place))
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        cohort = make_cohort(item, context)
         rows: list[Row] = []
-        for member, seen in zip(cohort.members, record(cohort, piece["epochs"], piece["examples"]), strict=True):
+        for member, trajectory in zip(cohort.members, record(cohort, item["epochs"], item["examples"]), strict=True):
             # The ends of all tasks but the first, each with the memory that the task was learnt with.
-            ends = [m for m, after in pairwise(seen.snapshots) if 0 < m.finished < after.finished]
-            found = _expansions(seen.trace, ends, piece["rank"]) if "rank" in piece else _own(seen, ends)
-            exact = seen.trace.double() if "rank" in piece else seen.trace
-            for name, along, approximation in found:
-                run: Row = {"algorithm": piece["algorithm"], "approximation": name}
+            ends = [m for m, after in pairwise(trajectory.snapshots) if 0 < m.finished < after.finished]
+            expand = "rank" in item
+            series = _expansions(trajectory.trace, ends, item["rank"]) if expand else _own(trajectory, ends)
+            # Second-order remainders are small: expansions are evaluated in double precision.
+            trace = trajectory.trace.double() if expand else trajectory.trace
+            for name, errors, make in series:
+                run: Row = {"algorithm": item["algorithm"], "approximation": name}
                 run |= {"locality": member.algorithm.locality if name == "own" else "local"}
                 run |= {"lr": member.lr, "seed": member.seed}
-                rows += [run | row for row in (*_training(along), *_ray(exact, approximation(exact)))]
+                rows += [run | row for row in (*_training_rows(errors), *_ray_rows(trace, make(trace)))]
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        draw(rows, figure)
+        """Errors of the algorithms' own approximations and of expansions, then true and approximated old losses."""
+        figure.set_size_inches(10.6, 9.8)
+        styles, ends = _styles(rows), _lr_range(rows)
+        own, expansions = ({s: style for s, style in styles.items() if s.own == kind} for kind in (True, False))
+        top, middle, bottom = figure.subfigures(3, 1, height_ratios=(3.1, 3.1, 3.6), squeeze=False)[:, 0]
+        _draw_errors(top, rows, own, ends)
+        _draw_errors(middle, rows, expansions, ends)
+        _draw_losses(bottom, rows, own, ends)
+        for section, title in (
+            (top, r"The algorithms' own approximations $\hat L_o$"),
+            (middle, "Taylor expansions of the losses along a run of plain SGD"),
+            (bottom, "The mean old loss: true (grey) and approximated (in colour)"),
+        ):
+            section.suptitle(title, x=0.012, ha="left", fontweight="bold")
 
-    def conclude(self, rows: Sequence[Row]) -> list[str]:
-        low, high = rates(rows)
-        errors = {s: (s.average(rows, low), s.average(rows, high)) for s in series_of(rows)}
-        seeds = len(distinct(rows, "seed"))
-        said = [_thesis(errors, low, high, seeds), _ranking(errors, high), _curvature(errors, low, high), _orders(rows)]
-        return [sentence for sentence in said if sentence]
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        low, high = _lr_range(rows)
+        table: list[Row] = []
+        for s in series_of(rows):
+            first, last = (s.average(rows, lr) for lr in (low, high))
+            powers: Row = {f"r^p at {lr:g}": s.exponent(where(rows, lr=lr)) for lr in (low, high)}
+            line: Row = {"approximation": s.label, "locality": s.locality, "own": s.own}
+            line |= {f"error at {low:g}": first, f"error at {high:g}": last}
+            table.append(line | {"growth": last / first if first > 0 else np.nan} | powers)
+        own = where(table, own=True)
+        growth = {kind: finite_median(where(own, locality=kind), "growth") for kind in ("local", "global")}
+        agrees = "agrees" if growth["local"] > growth["global"] else "does not agree"
+        verdict = (
+            f"From learning rate {low:g} to {high:g} the error of the mean old loss grows {growth['local']:.2g}-fold "
+            f"for local algorithms and {growth['global']:.2g}-fold for global ones (medians): {agrees} with the paper."
+        )
+        return Summary(table, verdict)
 
 
 STUDIES = (ApproximationError(),)
 
 
-def _own(seen: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[str, Curves, Made]]:
-    r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 by its memory after the first."""
-    levelled = seen.algorithm.name in LEVELLED
-    first = next(m for m in seen.snapshots if m.finished == 1)
+def _own(trajectory: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[str, Curves, MakeApproximation]]:
+    r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 with its memory after the first task."""
+    up_to_constant = trajectory.algorithm.name in UP_TO_CONSTANT
+    first = next(m for m in trajectory.snapshots if m.finished == 1)
     with torch.no_grad():
-        missing = seen.trace.value(0, first.checkpoint) if levelled else 0.0
+        constant = trajectory.trace.value(0, first.checkpoint) if up_to_constant else 0.0
 
     def approximation(params: Mapping[str, Tensor]) -> Tensor:
-        there = first._replace(checkpoint=Checkpoint(dict(params), first.checkpoint.buffers))
-        return own_approximation(seen.algorithm, seen.model, there, 0) + missing
+        moment = first._replace(checkpoint=Checkpoint(dict(params), first.checkpoint.buffers))
+        return own_approximation(trajectory.algorithm, trajectory.model, moment, 0) + constant
 
-    yield "own", own_curves(replace(seen, snapshots=ends), levelled), lambda _: approximation
+    yield "own", own_curves(replace(trajectory, snapshots=ends), up_to_constant), lambda _: approximation
 
 
-def _expansions(subject: TrainingTrace, ends: Sequence[Snapshot], rank: int) -> Iterator[tuple[str, Curves, Made]]:
-    """Of order 0 and 1, and of order 2 by what is kept of the Hessian; and how each is made of the first task."""
-    makers: dict[str, Maker] = {f"order {p}": partial(taylor, order=p) for p in (0, 1)}
+def _expansions(
+    trace: TrainingTrace, ends: Sequence[Snapshot], rank: int
+) -> Iterator[tuple[str, Curves, MakeApproximation]]:
+    """Expansions of order 0 and 1, and of order 2 with each structure of the Hessian."""
+    makers: dict[str, Callable[..., Approximation]] = {f"order {p}": partial(taylor, order=p) for p in (0, 1)}
     makers |= {name: partial(taylor, structure=name, rank=rank) for name in STRUCTURES}
     makers["whole"] = whole
     for name, make in makers.items():
-        along = curves(subject, ends, [make(subject, o) for o in range(len(ends))])
-        yield name, along, _on_the_ray if name == "whole" else partial(_first, make)
+        errors = curves(trace, ends, [make(trace, o) for o in range(len(ends))])
+        yield name, errors, _whole_on_ray if name == "whole" else partial(lambda s, make: make(s, 0), make=make)
 
 
-def _first(make: Maker, subject: TrainingTrace) -> Approximation:
-    return make(subject, 0)
+def _whole_on_ray(trace: TrainingTrace) -> Approximation:
+    """The whole Hessian of the first task: on a ray a single product suffices."""
+    direction = _direction(trace)
+    return whole(trace, 0) if direction is None else within(trace, 0, direction[None])
 
 
-def _on_the_ray(subject: TrainingTrace) -> Approximation:
-    """With the whole Hessian of the first task: on a ray one product tells all that matters of it."""
-    direction = _direction(subject)
-    return whole(subject, 0) if direction is None else within(subject, 0, direction[None])
+def _training_rows(errors: Curves) -> Iterator[Row]:
+    """After every task: the mean over all old tasks, and the first tasks one by one."""
+    for i, finished in enumerate(errors.finished.tolist()):
+        known = [part[i, :finished] for part in (errors.true, errors.approximate, errors.distance)]
+        yield _row(finished + 1, None, float(errors.past[i]), *(float(part.mean()) for part in known))
+        for o in range(min(finished, TASKS_WITH_ROWS)):
+            yield _row(finished + 1, o, float(errors.error[i, o]), *(float(part[o]) for part in known))
 
 
-def _training(along: Curves) -> Iterator[Row]:
-    """The mean over all old tasks, and the first tasks one by one, after every task."""
-    for i, finished in enumerate(along.finished.tolist()):
-        known = [part[i, :finished] for part in (along.true, along.approximate, along.distance)]
-        yield _row(finished + 1, None, float(along.past[i]), *(float(part.mean()) for part in known))
-        for o in range(min(finished, FIRST)):
-            yield _row(finished + 1, o, float(along.error[i, o]), *(float(part[o]) for part in known))
-
-
-def _ray(subject: TrainingTrace, approximation: Approximation) -> Iterator[Row]:
-    """ξ_1 on the ray from θ_1 through θ_2, and the power of the distance that it grows with at first."""
-    direction = _direction(subject)
+def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Row]:
+    """ξ_1 on the ray from θ_1 through θ_2, and the power of the distance that it grows with."""
+    direction = _direction(trace)
     errors, exponent = [np.nan] * len(RADII), np.nan
     if direction is not None:
-        found = order(subject, 0, approximation, direction, RADII)
-        near = found.used & (found.radii <= NEAR * (1 + 1e-9))
-        # What is finite and not used is rounding.
-        errors = torch.where(found.used | found.errors.isinf(), found.errors, np.nan).tolist()
-        exponent = fit(found.radii[near], found.errors[near]).exponent
+        measured = order(trace, 0, approximation, direction, RADII)
+        near = measured.used & (measured.radii <= FIT_RADIUS * (1 + 1e-9))
+        # Finite errors that are not used are rounding.
+        errors = torch.where(measured.used | measured.errors.isinf(), measured.errors, np.nan).tolist()
+        exponent = fit(measured.radii[near], measured.errors[near]).exponent
     for r, error in zip(RADII, errors, strict=True):
         yield _row(1, 0, error, np.nan, np.nan, r) | {"ray": True, "exponent": exponent}
 
 
-def _direction(subject: TrainingTrace) -> Tensor | None:
-    """θ_2 − θ_1, unless the run diverged."""
-    update = subject.update(1)
+def _direction(trace: TrainingTrace) -> Tensor | None:
+    """θ_2 − θ_1; None if the run diverged."""
+    update = trace.update(1)
     return update if 0 < float(update.norm()) < np.inf else None
 
 
 def _row(learnt: int, task: int | None, error: float, true: float, approximate: float, distance: float) -> Row:
-    """After so many tasks; the distance is that from θ_o, or their mean. Of rays no losses are kept."""
+    """`learnt` tasks; distance from θ_o, or the mean over o. Rays have no losses."""
     row: Row = {"learnt": learnt, "task": task, "error": error, "true": true, "approximate": approximate}
     return row | {"distance": distance, "ray": False, "exponent": np.nan}
 
 
-def _thesis(errors: Mapping[Series, tuple[float, float]], low: float, high: float, seeds: int) -> str:
-    """Local against global ones, each side by its median algorithm, those aside that diverged."""
-    own = {s: pair for s, pair in errors.items() if s.own}
-    kept = {s: pair for s, pair in own.items() if np.isfinite(pair).all()}
-    sides = {name: [s for s in kept if s.locality == name] for name in ("local", "global")}
-    diverged = [s.label for s in own if s not in kept]
-    aside = f" Left out, for half of the runs or more diverged at a rate: {listed(diverged)}." if diverged else ""
-    if not all(sides.values()):
-        return aside.strip()
-    found, growth = {}, {}
-    for name, members in sides.items():
-        a, b = (median([kept[s][i] for s in members]) for i in (0, 1))
-        growth[name] = _grown((a, b))
-        named = listed([f"{s.label} {told(_grown(kept[s]))}" for s in members])
-        found[name] = f"{told(a)} to {told(b)} with {name} ones, {told(growth[name])} times as much (each: {named})"
-    verdict = "the rows agree" if growth["local"] > growth["global"] else "the rows do not agree"
-    return (
-        "The paper says that local approximations are good near the old solutions alone, and so at low learning rates: "
-        f"{verdict}. From learning rate {low:g} to {high:g} the error of the mean old loss, averaged over tasks, grows "
-        f"from {found['local']}, and from {found['global']}: medians over {len(sides['local'])} and "
-        f"{len(sides['global'])} algorithms, of {seeds} seeds. Quadratics have a weight of 1 here, which is not "
-        f"Table 1's.{aside}"
+class Series(NamedTuple):
+    """A line of the figure: an algorithm's run and an approximation."""
+
+    algorithm: str
+    approximation: str
+    locality: str
+
+    @property
+    def own(self) -> bool:
+        return self.approximation == "own"
+
+    @property
+    def label(self) -> str:
+        if self.own:
+            return self.algorithm
+        return self.approximation if self.approximation.startswith("order") else f"order 2, {self.approximation}"
+
+    def rows(self, rows: Sequence[Row], **values: Any) -> list[Row]:
+        return where(rows, algorithm=self.algorithm, approximation=self.approximation, **values)
+
+    def errors(self, rows: Sequence[Row], lr: float) -> tuple[np.ndarray, np.ndarray]:
+        """The number of tasks learnt, and the error of the mean old loss: medians over seeds."""
+        return medians_by(self.rows(rows, lr=lr, ray=False, task=None), "learnt", "error")
+
+    def average(self, rows: Sequence[Row], lr: float) -> float:
+        """The error averaged over all tasks but the first."""
+        _, errors = self.errors(rows, lr)
+        return float(errors.mean()) if len(errors) else np.nan
+
+    def exponent(self, rows: Sequence[Row]) -> float:
+        """p of an error that grows as rᵖ: the median over the runs where it is known."""
+        exponents = column(self.rows(rows, ray=True), "exponent")
+        return median(exponents[np.isfinite(exponents)])
+
+
+def series_of(rows: Sequence[Row]) -> list[Series]:
+    """All lines: expansions first, then algorithms by locality and name."""
+    series = dict.fromkeys(Series(str(r["algorithm"]), str(r["approximation"]), str(r["locality"])) for r in rows)
+    return sorted(series, key=lambda s: (s.own, s.locality * s.own, s.algorithm * s.own))
+
+
+def _lr_range(rows: Sequence[Row]) -> tuple[float, float]:
+    lrs = distinct(rows, "lr")
+    return lrs[0], lrs[-1]
+
+
+def _styles(rows: Sequence[Row]) -> dict[Series, Pen]:
+    """Cool and solid if global, warm and dashed if local."""
+    from glocal.report.style import COOL, DASHES, MARKERS, WARM, Pen
+
+    styles: dict[Series, Pen] = {}
+    for series in series_of(rows):
+        index = sum((s.own, s.locality) == (series.own, series.locality) for s in styles)
+        hues = COOL if series.locality == "global" else WARM
+        marker = MARKERS[series.locality][index % len(hues)]
+        styles[series] = Pen(hues[index % len(hues)], DASHES[series.locality], marker)
+    return styles
+
+
+def _draw_errors(
+    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, Pen], ends: tuple[float, float]
+) -> None:
+    """Over tasks at the lowest and highest learning rate, and against the distance from θ_1."""
+    low, high, distance, legend = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
+    low.sharey(high)
+    for axes, lr, word in zip((low, high), ends, ("low", "high"), strict=True):
+        _draw_over_tasks(axes, rows, styles, lr)
+        axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
+    low.set_ylabel("error of the mean old loss")
+    _draw_over_distance(distance, rows, styles, ends[1])
+    legend.axis("off")
+    spacing: dict[str, Any] = {"handlelength": 3, "labelspacing": 0.7, "borderpad": 0}
+    note = "growth of the error\nup to $r = 1$\n"
+    legend.legend(*distance.get_legend_handles_labels(), loc="center left", title=note, alignment="left", **spacing)
+
+
+def _draw_losses(
+    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, Pen], ends: tuple[float, float]
+) -> None:
+    """A column for every algorithm, a row for each learning rate; values far above the true loss are cut off."""
+    from glocal.report.style import FAINT
+
+    if not styles:
+        return
+    panels = section.subplots(2, len(styles), sharex=True, sharey="row", squeeze=False)
+    for panel_row, lr in zip(panels, ends, strict=True):
+        highest = 0.0
+        for axes, (series, style) in zip(panel_row, styles.items(), strict=True):
+            own = series.rows(rows, lr=lr, ray=False, task=None)
+            for name, colour in (("true", FAINT), ("approximate", style.colour)):
+                learnt, losses = drop_nonfinite(*medians_by(own, "learnt", name))
+                axes.plot(learnt, losses, color=colour)
+                highest = max(highest, losses.max(initial=0.0) if name == "true" else 0.0)
+            integer_ticks(axes, count=4)
+        if highest:
+            panel_row[0].set_ylim(-0.1 * highest, 1.4 * highest)
+        panel_row[0].set_ylabel(f"rate {lr:g}")
+    for axes, series in zip(panels[0], styles, strict=True):
+        axes.set_title(f"{series.label} ({series.locality})", loc="left", fontsize=8)
+    section.supxlabel("tasks learnt", fontsize=9)
+
+
+def _draw_over_tasks(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, Pen], lr: float) -> None:
+    """Against the tasks learnt. A line ends where half of the runs have diverged, with a marker at the top."""
+    diverged = False
+    for series, style in styles.items():
+        learnt, errors = series.errors(rows, lr)
+        axes.plot(*drop_nonfinite(learnt, errors), **style.line(), **style.point())
+        if not np.isfinite(errors).all():
+            diverged = True
+            at = learnt[~np.isfinite(errors)][0]
+            axes.plot(at, 0.97, transform=axes.get_xaxis_transform(), color=style.colour, **style.point())
+    axes.set_yscale("log")
+    integer_ticks(axes)
+    axes.set_xlabel("tasks learnt  (at the top: diverged)" if diverged else "tasks learnt")
+
+
+def _draw_over_distance(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, Pen], lr: float) -> None:
+    """ξ_1 against the distance from θ_1, and the distance of θ_2."""
+    from glocal.report.style import FAINT
+
+    for series, style in styles.items():
+        p = series.exponent(where(rows, lr=lr))
+        label = f"{series.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else series.label
+        points = drop_nonfinite(*medians_by(series.rows(rows, lr=lr, ray=True), "distance", "error"))
+        axes.plot(*points, **style.line(), **style.point(), markersize=3.5, label=label)
+    after = [row for series in styles for row in series.rows(rows, lr=lr, ray=False, task=0, learnt=2)]
+    if np.isfinite(next_solution := median(column(after, "distance"))):
+        axes.axvline(next_solution, color=FAINT, linewidth=0.9, linestyle=":")
+        axes.text(next_solution, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")
+    axes.set(
+        xscale="log", yscale="log", xlabel=r"distance  $r = \Vert\theta - \theta_1\Vert_2$", ylabel=r"$\xi_1(\theta)$"
     )
-
-
-def _grown(ends: tuple[float, float]) -> float:
-    return ends[1] / ends[0] if ends[0] > 0 else np.nan
-
-
-def _ranking(errors: Mapping[Series, tuple[float, float]], high: float) -> str:
-    ranked = sorted((e[1], s) for s, e in errors.items() if s.own and not np.isnan(e[1]))
-    named = ", ".join(f"{s.label} ({s.locality}) {told(error)}" for error, s in ranked)
-    return f"At {high:g}, from the smallest error on: {named}." if ranked else ""
-
-
-def _curvature(errors: Mapping[Series, tuple[float, float]], low: float, high: float) -> str:
-    """What the second order is worth."""
-    by_name = {s.approximation: e for s, e in errors.items() if not s.own}
-    if not {"order 0", "whole"} <= by_name.keys():
-        return ""
-    constant, second = by_name["order 0"], by_name["whole"]
-    worth = [c / s if s > 0 else np.inf for c, s in zip(constant, second, strict=True)]
-    verdict = "more than" if worth[0] > worth[1] else "no more than"
-    return (
-        "Along plain SGD's run the expansion of order 2 with the whole Hessian errs by "
-        f"{told(second[0])} at {low:g} and by {told(second[1])} at {high:g}, where a constant errs by "
-        f"{told(constant[0])} and {told(constant[1])}: gradient and curvature divide the error by {told(worth[0])} at "
-        f"the low rate, {verdict} the {told(worth[1])} at the high one."
-    )
-
-
-def _orders(rows: Sequence[Row]) -> str:
-    """How errors grow with the distance, beside the paper's bound C rᵖ, at the lowest and the highest rate."""
-    orders = {"order 0": 0, "order 1": 1, "whole": 2}
-    powers: list[str] = []
-    bounds: list[str] = []
-    for rate in rates(rows):
-        at = where(rows, lr=rate)
-        known = [s for s in series_of(at) if s.approximation in orders and np.isfinite(s.exponent(at))]
-        if known:
-            powers.append(f"at {rate:g} " + ", ".join(f"{s.label} as r^{s.exponent(at):.2f}" for s in known))
-            within = [f"{told(s.bound(at, orders[s.approximation], NEAR))} for {s.label}" for s in known]
-            bounds.append(f"{listed(within)} at {rate:g}")
-    if not powers:
-        return ""
-    others = ", ".join(f"{s.label} as r^{s.exponent(rows):.2f}" for s in series_of(rows) if s.own)
-    return (
-        f"Up to a distance of {NEAR:g} from θ_1 the errors of expansions grow, {'; '.join(powers)} (medians over "
-        "seeds). Smooth losses leave one power more than the order; a rectifier's kinks, of which the longer way "
-        "crosses more, r². The paper's bound C rᵖ, which does not ask that errors grow evenly, holds there with a C of "
-        f"{', and of '.join(bounds)}." + (f" The algorithms' own, at both rates: {others}." if others else "")
-    )
+    axes.set_title(f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", loc="left")

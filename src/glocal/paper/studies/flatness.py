@@ -1,55 +1,65 @@
-r"""How flat every task's solution is, beside the forgetting that followed (§4: why "flatter local minima" forget less;
-appendix, fig. sgdstable).
+r"""Flatness of every task's solution, and the forgetting that followed (§4, "flatter local minima").
 
-Under a local quadratic approximation an update Δ forgets ½ Δᵀ H_o Δ: no more than ½ λ_max ‖Δ‖², and ½ (tr H_o / P) ‖Δ‖²
-if its direction is random. So forgetting should grow with λ_max and with the trace, as long as learning is local and
-the updates are of one length; over learning rates neither holds. Plain SGD is compared with stable SGD, a regime made
-to find flat solutions, each with the batches that its authors take for five rotations: 64 and 16.
+Under a local quadratic approximation an update Δ forgets ½ Δᵀ H_o Δ: at most ½ λ_max ‖Δ‖², and ½ (tr H_o / P) ‖Δ‖² for
+a random direction. So forgetting should grow with λ_max and with the trace as long as learning is local and updates
+have one length; over learning rates neither holds. Plain SGD is compared with stable SGD, a regime designed to find
+flat solutions, each with the batch size that its authors use for five rotations: 64 and 16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from glocal.lens.flatness import Flatness, flatness
-from glocal.lens.record import train_traces
+from glocal.lens.flatness import flatness
 from glocal.paper.published import SEEDS
-from glocal.paper.studies.cohorts import by_seed, challenge_of, cohort_of, cost_of
-from glocal.paper.studies.row_filters import column, distinct, spearman, where
+from glocal.paper.studies.common import (
+    column,
+    distinct,
+    finite,
+    group,
+    item_traces,
+    lr_colours,
+    mean,
+    of_columns,
+    rank_correlation,
+    split_seeds,
+    training_cost,
+    where,
+)
+from glocal.paper.study import Context, Summary, WorkItem
+from glocal.paper.tables import Row
+from glocal.report.style import FAINT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from glocal.paper.study import Piece, Place, Row
-
-PLAIN, STABLE = "sgd", "stable-sgd"
-REGIMES: dict[str, Piece] = {
-    PLAIN: {"algorithm": PLAIN, "options": {}, "batch_size": 64},
-    STABLE: {"algorithm": STABLE, "options": {"dropout": 0.5, "decay": 0.8}, "batch_size": 16},
+REGIMES: dict[str, WorkItem] = {
+    "sgd": {"algorithm": "sgd", "options": {}, "batch_size": 64},
+    "stable-sgd": {"algorithm": "stable-sgd", "options": {"dropout": 0.5, "decay": 0.8}, "batch_size": 16},
 }
-FULL: Piece = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "hidden": [100, 100], "examples": 2_000}
+FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "hidden": [100, 100], "examples": 2_000}
 FULL |= {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": sorted(SEEDS), "steps": 30, "probes": 20}
-DEMO: Piece = FULL | {"challenge": "rotated-digits", "tasks": 4, "epochs": 3, "hidden": [50, 50], "examples": 500}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 4, "epochs": 3, "hidden": [50, 50], "examples": 500}
 DEMO |= {"lrs": [0.01, 0.05, 0.2], "seeds": sorted(SEEDS[:2]), "steps": 20, "probes": 10}
+MEASUREMENTS = ("top", "top_error", "trace", "trace_error", "after_next", "at_end", "moved")
 
 
 class Sharpness(NamedTuple):
-    """A number that is small where a solution is flat, or where training stayed near it."""
+    """A predictor of forgetting."""
 
     symbol: str
-    meaning: str
+    text: str
     of: Callable[[Sequence[Row]], np.ndarray]
 
 
 SHARPNESS = (
-    Sharpness(r"$\lambda_{\max}(H_o)$", "the top eigenvalue", lambda rows: column(rows, "top")),
-    Sharpness(r"$\mathrm{tr}\,H_o$", "the trace", lambda rows: column(rows, "trace")),
+    Sharpness(r"$\lambda_{\max}(H_o)$", "λ_max", lambda rows: column(rows, "top")),
+    Sharpness(r"$\mathrm{tr}\,H_o$", "trace", lambda rows: column(rows, "trace")),
     Sharpness(
         r"$\frac{1}{2}\lambda_{\max}\Vert\theta_T-\theta_o\Vert^2$",
         "½ λ_max ‖θ_T − θ_o‖²",
@@ -62,154 +72,91 @@ class FlatMinima:
     name = "flatness"
     columns = "challenge algorithm lr seed task top top_error trace trace_error after_next at_end moved"
 
-    def pieces(self, demo: bool) -> list[Piece]:
+    def work_items(self, demo: bool) -> list[WorkItem]:
         if demo:
             return [regime | DEMO for regime in REGIMES.values()]
-        return by_seed([regime | FULL for regime in REGIMES.values()])
+        return split_seeds([regime | FULL for regime in REGIMES.values()])
 
     def cost(self, demo: bool) -> str:
-        piece = DEMO if demo else FULL
-        solutions = 2 * len(piece["lrs"]) * len(piece["seeds"]) * piece["tasks"]
-        products = piece["steps"] + 3 * piece["probes"] // 2
-        return f"{cost_of(piece, 2)}; {products} Hessian products at each of {solutions} solutions"
+        item = DEMO if demo else FULL
+        solutions = 2 * len(item["lrs"]) * len(item["seeds"]) * item["tasks"]
+        products = item["steps"] + 3 * item["probes"] // 2
+        return f"{training_cost(item, 2)}; {products} Hessian products at each of {solutions} solutions"
 
-    def measure(self, piece: Piece, place: Place) -> list[Row]:
-        cohort = replace(cohort_of(piece, place, challenge_of(piece, place)), batch_size=piece["batch_size"])
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
         rows: list[Row] = []
-        for member, subject in zip(cohort.members, train_traces(cohort, piece["examples"]), strict=True):
-            about: Row = {"challenge": piece["challenge"], "algorithm": piece["algorithm"]}
-            about |= {"lr": member.lr, "seed": member.seed}
-            rows += [about | row for row in _rows(flatness(subject, piece["steps"], piece["probes"]))]
+        for member, trace in item_traces(item, context):
+            run: Row = {"challenge": item["challenge"], "algorithm": item["algorithm"]}
+            run |= {"lr": member.lr, "seed": member.seed}
+            measured = flatness(trace, item["steps"], item["probes"])
+            for task in range(len(measured.top)):
+                rows.append(run | {"task": task} | {n: float(getattr(measured, n)[task]) for n in MEASUREMENTS})
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """A point for each solution: forgetting after the last task against three kinds of sharpness."""
+        """A point for each solution: forgetting after the last task against three predictors."""
         figure.set_size_inches(11.2, 4.4)
-        first, tasks, seeds = rows[0], len(distinct(rows, "task")), len(distinct(rows, "seed"))
-        about = f"{first['challenge']} · {tasks} tasks · {seeds} seeds · every solution but the last, after all tasks"
-        figure.suptitle(about, x=0.012, ha="left", fontweight="bold")
-        known = [row for row in rows if np.isfinite(column([row], "at_end")[0])]
+        tasks, seeds = len(distinct(rows, "task")), len(distinct(rows, "seed"))
+        title = f"{rows[0]['challenge']} · {tasks} tasks · {seeds} seeds · every solution but the last, after all tasks"
+        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+        known = [row for row in rows if len(finite([row], "at_end"))]
         panels = figure.subplots(1, len(SHARPNESS), sharey=True)
         for axes, sharpness in zip(panels, SHARPNESS, strict=True):
-            _points(axes, known, sharpness)
+            _scatter(axes, known, sharpness)
         panels[0].set_ylabel(r"forgetting  $L_o(\theta_T) - L_o(\theta_o)$")
         handles, labels = panels[0].get_legend_handles_labels()
         if labels:
             note = "regime and\nlearning rate"
             figure.legend(handles, labels, loc="outside right center", title=note, alignment="left")
 
-    def conclude(self, rows: Sequence[Row]) -> list[str]:
-        said = [
-            "The paper: near a solution the quadratic approximation makes flat minima forget less, and only as long as "
-            "learning is local."
-        ]
-        said += [sentence for sentence in (_over_all(rows), _at_rates(rows), _pairs(rows)) if sentence]
-        return said if len(said) > 1 else [*said, "No forgetting is known of these rows."]
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        medians = of_columns({"λ_max": "top", "forgetting": "at_end", "‖θ_T − θ_o‖": "moved"})
+        statistics = {f"ρ with {s.text}": partial(_correlation, sharpness=s) for s in SHARPNESS} | medians
+        table = group(rows, "algorithm lr", statistics)
+        everything = group([row | {"algorithm": "all", "lr": None} for row in rows], "algorithm lr", statistics)
+        pairs = paired(rows)
+        flatter, less = (sum(b[name] < a[name] for a, b in pairs) for name in ("top", "at_end"))  # type: ignore[operator]
+        agrees = "agrees" if 2 * flatter > len(pairs) and 2 * less > len(pairs) else "does not agree"
+        positive = sum(column([row], "ρ with λ_max")[0] > 0 for row in table)
+        verdict = (
+            f"Sharper solutions forget more (ρ with λ_max > 0) in {positive} of {len(table)} regimes and learning "
+            f"rates; stable SGD is flatter than plain SGD in {flatter} of {len(pairs)} pairs and forgets less in "
+            f"{less}: {agrees} with the paper on stable SGD."
+        )
+        return Summary(table + everything, verdict)
 
 
 STUDIES = (FlatMinima(),)
 
 
-def _rows(found: Flatness) -> list[Row]:
-    names = ("top", "top_error", "trace", "trace_error", "after_next", "at_end", "moved")
-    return [
-        {"task": task, **{name: float(getattr(found, name)[task]) for name in names}} for task in range(len(found.top))
-    ]
+def paired(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return (plain, stable) solutions of the same learning rate, seed and task whose forgetting is finite."""
+    known = [row for row in rows if len(finite([row], "at_end"))]
+    stable = {(r["lr"], r["seed"], r["task"]): r for r in where(known, algorithm="stable-sgd")}
+    plain = {(r["lr"], r["seed"], r["task"]): r for r in where(known, algorithm="sgd")}
+    return [(row, stable[key]) for key, row in plain.items() if key in stable]
 
 
-def _within(rows: Sequence[Row], sharpness: Sharpness) -> np.ndarray:
-    """The correlation within every regime and learning rate where there is one."""
-    groups = product(dict.fromkeys(row["algorithm"] for row in rows), distinct(rows, "lr"))
-    own = (where(rows, algorithm=algorithm, lr=lr) for algorithm, lr in groups)
-    found = np.array([spearman(sharpness.of(some), column(some, "at_end")) for some in own])
-    return found[np.isfinite(found)]
+def _correlation(rows: Sequence[Row], sharpness: Sharpness) -> float:
+    return rank_correlation(sharpness.of(rows), column(rows, "at_end"))
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if values.size else np.nan
-
-
-def _points(axes: Axes, rows: Sequence[Row], sharpness: Sharpness) -> None:
-    import matplotlib
+def _scatter(axes: Axes, rows: Sequence[Row], sharpness: Sharpness) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    from glocal.report.groups import format_lr
-    from glocal.report.style import FAINT
-
-    lrs = distinct(rows, "lr")
-    # The brightest end of the map would vanish on white paper.
-    hues = matplotlib.colormaps["plasma"](np.linspace(0.0, 0.88, len(lrs)))
-    for algorithm, marker in ((PLAIN, "o"), (STABLE, "X")):
-        for lr, hue in zip(lrs, hues, strict=True):
+    for algorithm, marker in (("sgd", "o"), ("stable-sgd", "X")):
+        for lr in distinct(rows, "lr"):
             own = where(rows, algorithm=algorithm, lr=lr)
             x, y = sharpness.of(own), column(own, "at_end")
             shown = np.isfinite(x) & (x > 0)
-            label = f"{algorithm} {format_lr(lr)}"
-            axes.scatter(x[shown], y[shown], s=26, color=[hue], marker=marker, alpha=0.8, linewidths=0, label=label)
-    if np.nanmax(sharpness.of(rows), initial=0) > 0:  # there is no logarithmic axis of nothing
+            style: dict[str, Any] = {"color": [lr_colours(rows).to_rgba(np.array(lr))], "marker": marker, "alpha": 0.8}
+            axes.scatter(x[shown], y[shown], s=26, linewidths=0, label=f"{algorithm} {lr:g}", **style)
+    if np.nanmax(sharpness.of(rows), initial=0) > 0:  # a logarithmic axis needs a positive value
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
-    everywhere, within = spearman(sharpness.of(rows), column(rows, "at_end")), _mean(_within(rows, sharpness))
-    axes.set_title(f"rank correlation {_rho(everywhere)}, within rates {_rho(within)}", loc="left")
+    within = mean(group(rows, "algorithm lr", {"rho": lambda own: _correlation(own, sharpness)}), "rho")
+    axes.set_title(f"rank correlation {_correlation(rows, sharpness):+.2f}, within rates {within:+.2f}", loc="left")
     axes.set_xlabel(sharpness.symbol)
-
-
-def _rho(value: float) -> str:
-    return "unknown" if np.isnan(value) else f"{value:+.2f}".replace("-", "−")
-
-
-def _over_all(rows: Sequence[Row]) -> str:
-    forgotten = column(rows, "at_end")
-    found = [(s, spearman(s.of(rows), forgotten), _within(rows, s)) for s in SHARPNESS]
-    if all(np.isnan(rho) for _, rho, _ in found):
-        return ""
-    listed = "; ".join(f"with {s.meaning} {_rho(rho)}, within {_rho(_mean(within))}" for s, rho, within in found)
-    (_, over_all, within), *_ = found
-    at_one = "forget more" if _mean(within) > 0 else "do not forget more"
-    return (
-        f"The rank correlation of forgetting, over all {int(np.isfinite(forgotten).sum())} solutions and on average "
-        f"within one regime and learning rate, is: {listed}. By the top eigenvalue sharper solutions {at_one} at one "
-        f"learning rate (the correlation is positive in {(within > 0).sum()} of {within.size}); over all rates, which "
-        f"change how far training goes, they {'do' if over_all > 0 else 'do not'}."
-    )
-
-
-def _at_rates(rows: Sequence[Row]) -> str:
-    """Where learning is local, and where it is not."""
-    lrs = distinct(rows, "lr")
-    ends = [where(rows, algorithm=PLAIN, lr=lr) for lr in (lrs[0], lrs[-1])]
-    low, high = (spearman(SHARPNESS[0].of(own), column(own, "at_end")) for own in ends)
-    if len(lrs) < 2 or np.isnan(low) or np.isnan(high):
-        return ""
-    far = [float(np.nanmedian(column(own, "moved"))) for own in ends]
-    verdict = "show" if low > high else "do not show"
-    return (
-        f"For plain SGD the correlation with the top eigenvalue is {_rho(low)} at {lrs[0]:g}, where training ends at a "
-        f"distance of {far[0]:.2g} from the solution, and {_rho(high)} at {lrs[-1]:g}, at {far[1]:.2g} (medians): "
-        f"these rows {verdict} that flatness tells more where learning is local."
-    )
-
-
-def _pairs(rows: Sequence[Row]) -> str:
-    """The two regimes at the same learning rate, seed and task."""
-    keyed = {tuple(row[name] for name in ("algorithm", "lr", "seed", "task")): row for row in rows}
-    names = [(key, (STABLE, *key[1:])) for key in keyed if key[0] == PLAIN and (STABLE, *key[1:]) in keyed]
-    plain, stable = [keyed[a] for a, _ in names], [keyed[b] for _, b in names]
-    known = np.isfinite(column(plain, "at_end")) & np.isfinite(column(stable, "at_end"))
-    if not known.any():
-        return ""
-    flatter, less, nearer = (
-        int((column(stable, name) < column(plain, name))[known].sum()) for name in ("top", "at_end", "moved")
-    )
-    count = int(known.sum())
-    verdict = "show" if 2 * flatter > count and 2 * less > count else "do not show"
-    return (
-        f"At the same learning rate, seed and task stable SGD's solution is flatter than plain SGD's in {flatter} of "
-        f"{count} pairs, forgets less in {less}, and is less far from the end in {nearer}: these rows {verdict} that "
-        "the stable regime finds flatter minima and forgets less. It has batches of "
-        f"{REGIMES[STABLE]['batch_size']}, plain SGD of {REGIMES[PLAIN]['batch_size']}, as their authors have them: it "
-        f"makes {REGIMES[PLAIN]['batch_size'] // REGIMES[STABLE]['batch_size']} times as many steps."
-    )

@@ -1,11 +1,10 @@
-r"""The rank of the average Hessian \bar H_{<t} = (1/t) Σ_{o<t} H_o as tasks are learnt (§4.1; appendix, fig. HRRM): the
-size of the space in which an update forgets.
+r"""The rank of the average Hessian \bar H_{<t} = (1/t) Σ_{o<t} H_o as tasks are learnt (§4.1; Figure 4): the dimension
+of the space in which an update forgets.
 
-Plain SGD on rotations, with a network so small that the Hessians are made as dense matrices and all their eigenvalues
-found, in double precision. What counts as zero is a matter of choice, and all choices of `lens.rank` are shown: |λ|
-above thresholds, above parts of the largest, the effective rank, the participation ratio; and the numerical rank of a
-matrix in single precision, |λ| > P ε |λ|_max with ε = 2⁻²³, as torch.linalg.matrix_rank has it. The paper names no
-learning rate; 0.1 is its highest.
+Plain SGD on rotations, with a network so small that Hessians are dense matrices in double precision. The result depends
+on what counts as zero, so all definitions of `lens.rank` are shown: |λ| above thresholds, above fractions of the
+largest, effective rank, participation ratio; and the numerical rank in single precision, |λ| > P ε |λ|_max with
+ε = 2⁻²³, as in torch.linalg.matrix_rank. The paper names no learning rate; 0.1 is its highest.
 """
 
 from __future__ import annotations
@@ -19,161 +18,124 @@ import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from glocal.algorithms import SGD
-from glocal.engine.cohort import Cohort, Member
 from glocal.lens.rank import ABSOLUTE, RELATIVE, Ranks, rank
-from glocal.lens.record import train_traces
-from glocal.networks import MLP, mlp
+from glocal.networks import MLP
 from glocal.paper.published import SEEDS
-from glocal.paper.studies.cohorts import challenge_of
-from glocal.paper.studies.row_filters import column, distinct, where
+from glocal.paper.studies.common import (
+    column,
+    distinct,
+    drop_nonfinite,
+    finite,
+    item_traces,
+    power_law,
+    training_cost,
+    where,
+)
+from glocal.paper.study import Context, Summary, WorkItem
+from glocal.paper.tables import Row
+from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, Pen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from glocal.paper.study import Piece, Place, Row
-    from glocal.report.style import Pen
-
-FULL: Piece = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "batch_size": 128, "lr": 0.1}
-FULL |= {"hidden": [22, 22], "pooled": 1, "examples": 2_000}
-DEMO: Piece = FULL | {"challenge": "rotated-digits", "hidden": [16, 16], "pooled": 4, "examples": 500}
-"""Seven by seven pixels in place of 28 by 28."""
-NUMERICAL, EFFECTIVE, PARTICIPATION = "numerical", "effective", "participation"
-NAMES = {NUMERICAL: "numerical rank", EFFECTIVE: "effective rank", PARTICIPATION: "participation ratio"}
+FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "batch_size": 128, "lrs": [0.1]}
+FULL |= {"hidden": [22, 22], "pool": 1, "examples": 2_000}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "hidden": [16, 16], "pool": 4, "examples": 500}
+NAMES = {"numerical": "numerical rank", "effective": "effective rank", "participation": "participation ratio"}
 
 
-class Pooled(nn.Module):
-    """An MLP that sees images whose pixels are means over squares of this side."""
+class PooledMLP(nn.Module):
+    """An MLP on images average-pooled by `pool`."""
 
-    def __init__(self, shape: Sequence[int], outputs: int, side: int, hidden: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], outputs: int, pool: int, hidden: Sequence[int]) -> None:
         super().__init__()
         channels, height, width = shape
-        self.side, self.network = side, MLP(channels * (height // side) * (width // side), outputs, hidden)
+        self.pool, self.network = pool, MLP(channels * (height // pool) * (width // pool), outputs, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(avg_pool2d(x, self.side))
+        return self.network(avg_pool2d(x, self.pool))
 
 
 class HessianRank:
     name = "hessian-rank"
     columns = "challenge seed lr parameters tasks kind threshold rank top"
 
-    def pieces(self, demo: bool) -> list[Piece]:
-        return [DEMO | {"seed": s} for s in SEEDS[:3]] if demo else [FULL | {"seed": s} for s in SEEDS]
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        return [DEMO | {"seeds": [s]} for s in SEEDS[:3]] if demo else [FULL | {"seeds": [s]} for s in SEEDS]
 
     def cost(self, demo: bool) -> str:
-        pieces = self.pieces(demo)
-        piece, matrices = pieces[0], len(pieces) * pieces[0]["tasks"]
-        size = "1,242" if demo else "18,006"
+        items = self.work_items(demo)
+        item, parameters = items[0], "1,242" if demo else "18,006"
         return (
-            f"{len(pieces)} runs of {piece['tasks']} tasks of {piece['challenge']}, {piece['epochs']} epochs each; "
-            f"{matrices} dense Hessians of {size} parameters on {piece['examples']:,} examples, and their eigenvalues"
+            f"{training_cost(item, len(items))}; eigenvalues of {len(items) * item['tasks']} dense Hessians of "
+            f"{parameters} parameters on {item['examples']:,} examples"
         )
 
-    def measure(self, piece: Piece, place: Place) -> list[Row]:
-        hidden, side = piece["hidden"], piece["pooled"]
-        make = partial(mlp, hidden=hidden) if side == 1 else partial(Pooled, side=side, hidden=hidden)
-        members = (Member(piece["seed"], piece["lr"], SGD()),)
-        how = piece["epochs"], piece["batch_size"], 1, place.device
-        (subject,) = train_traces(Cohort(challenge_of(piece, place), make, members, *how), piece["examples"])
-        numerical = subject.num_params * torch.finfo(torch.float32).eps
-        found = rank(subject.double(), ABSOLUTE, (*RELATIVE, numerical), method="dense")
-        about: Row = {"challenge": piece["challenge"], "seed": piece["seed"], "lr": piece["lr"]}
-        return [about | row for row in _rows(found)]
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        network = partial(PooledMLP, pool=item["pool"], hidden=item["hidden"])
+        rows: list[Row] = []
+        for member, trace in item_traces(item, context, network=network):
+            numerical = trace.num_params * torch.finfo(torch.float32).eps
+            ranks = rank(trace.double(), ABSOLUTE, (*RELATIVE, numerical), method="dense")
+            run: Row = {"challenge": item["challenge"], "seed": member.seed, "lr": member.lr}
+            rows += [run | row for row in _rows(ranks)]
+        return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """Ranks against the number of tasks in the average: means over seeds, and their range; and their growth."""
-        from glocal.report.style import FAINT
-
+        """Ranks against the number of tasks in the average: means and ranges over seeds; and relative growth."""
         figure.set_size_inches(11.2, 4.6)
-        first, seeds, largest = rows[0], len(distinct(rows, "seed")), int(max(distinct(rows, "tasks")))
-        about = f"{first['challenge']} · {largest} tasks · {first['parameters']:,} parameters · {seeds} seeds"
-        figure.suptitle(f"{about} · plain SGD, learning rate {first['lr']:g}", x=0.012, ha="left", fontweight="bold")
+        first, seeds, most = rows[0], len(distinct(rows, "seed")), int(max(distinct(rows, "tasks")))
+        title = f"{first['challenge']} · {most} tasks · {first['parameters']:,} parameters · {seeds} seeds"
+        figure.suptitle(f"{title} · plain SGD, learning rate {first['lr']:g}", x=0.012, ha="left", fontweight="bold")
         left, middle, right = figure.subplots(1, 3)
-        for definition, pen in _pens(rows).items():
+        for definition, style in _styles(rows).items():
             axes = left if definition.kind == "absolute" else middle
-            found = definition.curve(rows)
-            known = np.isfinite(found.mean)
-            style = {**pen.line(), **pen.point(), "markersize": 4.5}
-            axes.plot(found.tasks[known], found.mean[known], **style, label=definition.label)
-            axes.fill_between(found.tasks, found.low, found.high, color=pen.colour, alpha=0.14, linewidth=0)
-            if known[0] and found.mean[0] > 0:
-                right.plot(found.tasks[known], found.mean[known] / found.mean[0], **style)
-        right.plot([1, largest], [1, largest], color=FAINT, linestyle=":", linewidth=1.2)
-        right.annotate("linear", (largest, largest), (-4, 0), textcoords="offset points", color=FAINT, ha="right")
+            tasks, mean, low, high = definition.curve(rows)
+            line = {**style.line(), **style.point(), "markersize": 4.5}
+            axes.plot(*drop_nonfinite(tasks, mean), **line, label=definition.label)
+            axes.fill_between(tasks, low, high, color=style.colour, alpha=0.14, linewidth=0)
+            if np.isfinite(mean[0]) and mean[0] > 0:
+                right.plot(*drop_nonfinite(tasks, mean / mean[0]), **line)
+        right.plot([1, most], [1, most], color=FAINT, linestyle=":", linewidth=1.2)
+        right.annotate("linear", (most, most), (-4, 0), textcoords="offset points", color=FAINT, ha="right")
         left.set_ylabel(r"rank of $\bar H_{<t}$")
-        for axes, title in (
-            (left, r"eigenvalues of larger $|\lambda|$"),
-            (middle, "free of the scale"),
-            (right, "growth"),
-        ):
-            axes.set_title(title, loc="left")
+        titles = r"eigenvalues with larger $|\lambda|$", "independent of the scale", "growth"
+        for axes, text in zip((left, middle, right), titles, strict=True):
+            axes.set_title(text, loc="left")
             axes.set_xlabel("tasks in the average, $t - 1$")
-            axes.set_xticks(range(1, largest + 1))
-        right.set_ylabel("rank in parts of the first")
+            axes.set_xticks(range(1, most + 1))
+        right.set_ylabel("rank relative to the first")
         for axes in (panel for panel in (left, middle) if panel.lines):
-            if axes.dataLim.height > 0:  # there is no logarithmic axis of nothing
+            if axes.dataLim.height > 0:  # a logarithmic axis needs a positive value
                 axes.set_yscale("log", nonpositive="mask")
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, handlelength=2.6)
 
-    def conclude(self, rows: Sequence[Row]) -> list[str]:
-        found = {d: d.curve(rows) for d in _definitions(rows)}
-        powers = {d: curve.power for d, curve in found.items() if np.isfinite(curve.power)}
-        said = [
-            "The paper: the rank of the average Hessian is small beside P, and grows sub-linearly with the tasks. What "
-            "it calls effective rank is the number of eigenvalues above a threshold; under that name here stands "
-            "exp(−Σ p log p) with p = |λ| / Σ|λ|, which needs none."
-        ]
-        if not powers:
-            return [*said, "No rank is known of these rows."]
-        size = column(rows, "parameters")[0]
-        for d, curve in found.items():
-            if d.kind == NUMERICAL and d in powers:
-                said.append(
-                    f"Of {size:,.0f} directions the numerical rank is {curve.mean[0]:,.0f} after the first task and "
-                    f"{curve.mean[-1]:,.0f} after {curve.tasks[-1]:.0f}, {curve.mean[-1] / size:.0%} of them."
-                )
-        ends = {d: curve.mean[-1] for d, curve in found.items() if np.isfinite(curve.mean[-1])}
-        if len(ends) > 1:
-            few, many = min(ends, key=lambda d: ends[d]), max(ends, key=lambda d: ends[d])
-            said.append(
-                f"How small it is depends on what counts as zero: from {ends[few]:,.0f} by {few.label} to "
-                f"{ends[many]:,.0f}, {ends[many] / size:.0%} of them, by {many.label}."
-            )
-        steepest = max(powers, key=lambda d: powers[d])
-        linear = [d.label for d, power in powers.items() if power >= 1]
-        shrinking = [d.label for d, power in powers.items() if power < 0]
-        verdict = f"not all definitions agree: {', '.join(linear)} do not" if linear else "all definitions agree"
-        said.append(
-            f"Fitted as a power of the number of tasks, ranks grow most by {steepest.label}, with the exponent "
-            f"{powers[steepest]:.2f} (1 is linear), and least with {min(powers.values()):.2f}: {verdict} with the "
-            "paper that growth is sub-linear."
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        parameters = column(rows, "parameters")[0]
+        table: list[Row] = []
+        for definition in _definitions(rows):
+            tasks, mean, _, _ = definition.curve(rows)
+            line: Row = {"definition": definition.label, "after 1 task": mean[0], f"after {tasks[-1]:.0f}": mean[-1]}
+            line |= {"% of parameters": 100 * mean[-1] / parameters, "exponent": power_law(tasks, mean)}
+            table.append(line)
+        exponents = finite(table, "exponent")
+        sublinear = int((exponents < 1).sum())
+        agrees = "agrees" if sublinear == len(exponents) else "does not agree"
+        verdict = (
+            f"By {sublinear} of {len(exponents)} definitions the rank grows less than linearly with the tasks, with "
+            f"exponents of {exponents.min():.2f} to {exponents.max():.2f}: {agrees} with the paper."
+            if len(exponents)
+            else "No rank is finite."
         )
-        if shrinking:
-            said.append(f"By {len(shrinking)} of {len(powers)} the rank does not grow at all: {', '.join(shrinking)}.")
-        return said
+        return Summary(table, verdict)
 
 
-class Curve(NamedTuple):
-    """Over the number of tasks: the mean over the seeds that are known, and their range."""
-
-    tasks: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @property
-    def power(self) -> float:
-        """p of the rank as a multiple of tasks^p, by least squares of logarithms."""
-        known = np.isfinite(self.mean) & (self.mean > 0)
-        if known.sum() < 2:
-            return np.nan
-        return float(np.polyfit(np.log(self.tasks[known]), np.log(self.mean[known]), 1)[0])
+STUDIES = (HessianRank(),)
 
 
 class Definition(NamedTuple):
-    """What is counted: a kind of rank, and its threshold."""
+    """A kind of rank and its threshold."""
 
     kind: str
     threshold: float | None
@@ -184,56 +146,42 @@ class Definition(NamedTuple):
             return NAMES[self.kind]
         return f"|λ| > {self.threshold:g}" + (" of the largest" if self.kind == "relative" else "")
 
-    def curve(self, rows: Sequence[Row]) -> Curve:
+    def curve(self, rows: Sequence[Row]) -> np.ndarray:
+        """Return the number of tasks, and the mean, lowest and highest finite rank over seeds."""
         own = where(rows, kind=self.kind, threshold=self.threshold)
-        tasks = distinct(own, "tasks")
         points = []
-        for count in tasks:
-            ranks = column(where(own, tasks=count), "rank")
-            known = ranks[np.isfinite(ranks)]
-            points.append((known.mean(), known.min(), known.max()) if known.size else (np.nan,) * 3)
-        return Curve(np.array(tasks), *np.array(points).reshape(-1, 3).T)
+        for tasks in distinct(own, "tasks"):
+            known = finite(where(own, tasks=tasks), "rank")
+            points.append((tasks, *((known.mean(), known.min(), known.max()) if known.size else (np.nan,) * 3)))
+        return np.array(points).T
 
 
-STUDIES = (HessianRank(),)
-
-
-def _rows(found: Ranks) -> list[Row]:
+def _rows(ranks: Ranks) -> list[Row]:
     """A row for each number of tasks and each definition."""
-    *parts, numerical = found.relative_thresholds
-    definitions = [("absolute", x, found.absolute[:, i]) for i, x in enumerate(found.absolute_thresholds)]
-    definitions += [("relative", x, found.relative[:, i]) for i, x in enumerate(parts)]
-    definitions += [(NUMERICAL, numerical, found.relative[:, -1])]
-    return [
-        {
-            "parameters": found.size,
-            "tasks": tasks + 1,
-            "kind": kind,
-            "threshold": threshold,
-            "rank": float(ranks[tasks]),
-            "top": float(found.top[tasks]),
-        }
-        for kind, threshold, ranks in [
-            *definitions,
-            (EFFECTIVE, None, found.effective),
-            (PARTICIPATION, None, found.participation),
-        ]
-        for tasks in range(len(found.top))
-    ]
+    *fractions, numerical = ranks.relative_thresholds
+    definitions = [("absolute", x, ranks.absolute[:, i]) for i, x in enumerate(ranks.absolute_thresholds)]
+    definitions += [("relative", x, ranks.relative[:, i]) for i, x in enumerate(fractions)]
+    definitions += [("numerical", numerical, ranks.relative[:, -1])]
+    others = [("effective", None, ranks.effective), ("participation", None, ranks.participation)]
+    rows: list[Row] = []
+    for kind, threshold, values in [*definitions, *others]:
+        for tasks in range(len(ranks.top)):
+            row: Row = {"parameters": ranks.size, "tasks": tasks + 1, "kind": kind, "threshold": threshold}
+            rows.append(row | {"rank": float(values[tasks]), "top": float(ranks.top[tasks])})
+    return rows
 
 
 def _definitions(rows: Sequence[Row]) -> list[Definition]:
     return list(dict.fromkeys(Definition(str(row["kind"]), row["threshold"]) for row in rows))  # type: ignore[arg-type]
 
 
-def _pens(rows: Sequence[Row]) -> dict[Definition, Pen]:
-    """Cool for thresholds, warm for parts of the largest, dark for the others."""
-    from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, Pen
-
-    dark = INK, FAINT, WARM[4]
-    made: dict[Definition, Pen] = {}
+def _styles(rows: Sequence[Row]) -> dict[Definition, Pen]:
+    """Cool for thresholds, warm for fractions of the largest, dark for the others."""
+    styles: dict[Definition, Pen] = {}
     for definition in _definitions(rows):
-        hues, dashes = {"absolute": (COOL, "-"), "relative": (WARM, "--")}.get(definition.kind, (dark, "-."))
-        before = sum(pen.dashes == dashes for pen in made.values())
-        made[definition] = Pen(hues[before], dashes, MARKERS["local" if dashes == "--" else "global"][before])
-    return made
+        hues, dashes = {"absolute": (COOL, "-"), "relative": (WARM, "--")}.get(
+            definition.kind, ((INK, FAINT, WARM[4]), "-.")
+        )
+        index = sum(style.dashes == dashes for style in styles.values())
+        styles[definition] = Pen(hues[index], dashes, MARKERS["local" if dashes == "--" else "global"][index])
+    return styles

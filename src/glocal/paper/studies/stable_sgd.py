@@ -1,29 +1,42 @@
-r"""Plastic and stable SGD (appendix, fig:sgdstable; Mirzadeh et al. 2020): forgetting, accuracy, distance travelled.
+r"""Plastic and stable SGD (Figure 6; Mirzadeh et al. 2020): forgetting, accuracy and distance travelled.
 
-Plastic: no dropout, a constant learning rate. Stable: dropout of 0.5 and a learning rate that decays by 0.8 with every
-task. Both in batches of 10, with hidden layers of 256, five epochs a task. Beside them stand dropout alone and decay
-alone, to see which of the two does it. (The authors' own code adds momentum and a floor to the decay: not here.)
+Plastic: no dropout, a constant learning rate. Stable: dropout of 0.5 and a learning rate that decays by 0.8 after every
+task. Both use batches of 10, hidden layers of 256 and five epochs per task. Dropout alone and decay alone separate the
+two effects. The authors' code also has momentum and a lower bound on the learning rate, which are left out here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from glocal.metrics import accuracy_of, average_accuracy, average_forgetting, learning_accuracy
 from glocal.networks import mlp
-from glocal.paper.studies.lr_plots import line, listed, lost, mean, names, over_lr, pens, rate_colours
-from glocal.paper.studies.row_filters import distinct, told, where
-from glocal.paper.studies.trained_runs import rotations
-from glocal.paper.study import Piece, Place, Row
+from glocal.paper.studies.common import (
+    curve,
+    distinct,
+    diverged_note,
+    group,
+    integer_ticks,
+    line_styles,
+    lr_colour_bar,
+    lr_colours,
+    make_challenge,
+    mean,
+    names,
+    of_columns,
+    plot_over_lr,
+    where,
+)
+from glocal.paper.study import Context, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
+from glocal.paper.tables import Row
 from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 COLUMN = COLUMNS["rotated-mnist"]
@@ -33,33 +46,20 @@ REGIMES: dict[str, tuple[str, dict[str, float]]] = {
     "dropout alone": ("stable-sgd", {"dropout": 0.5, "decay": 1.0}),
     "decay alone": ("stable-sgd", {"dropout": 0.0, "decay": 0.8}),
 }
-FULL: Piece = {
-    "challenge": COLUMN.challenge,
-    "tasks": COLUMN.tasks,
-    "epochs": COLUMN.epochs,
-    "batch_size": 10,
-    "hidden": 256,
-    "lrs": COLUMN.lrs,
-    "seeds": COLUMN.seeds[:3],
-}
-DEMO: Piece = FULL | {
-    "challenge": "rotated-digits",
-    "tasks": 5,
-    "epochs": 1,
-    "hidden": 32,
-    "lrs": (0.01, 0.05, 0.2),
-    "seeds": COLUMN.seeds[:2],
-}
+FULL: WorkItem = {"challenge": COLUMN.challenge, "angles": "published", "tasks": COLUMN.tasks, "epochs": COLUMN.epochs}
+FULL |= {"batch_size": 10, "hidden": [256, 256], "lrs": COLUMN.lrs, "seeds": COLUMN.seeds[:3]}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 5, "epochs": 1, "hidden": [32, 32]}
+DEMO |= {"lrs": (0.01, 0.05, 0.2), "seeds": COLUMN.seeds[:2]}
 
 
 class Stability:
-    """After every task: accuracy, forgetting, and how far θ_t is from θ_0 and from θ_{t−1}."""
+    """After every task: accuracy, forgetting, and the distances of θ_t from θ_0 and from θ_{t−1}."""
 
     name = "stable-sgd"
     columns = "algorithm locality lr seed t acc forgetting learning_accuracy distance_from_init update_norm"
 
-    def pieces(self, demo: bool) -> list[Piece]:
-        """Regimes of one algorithm differ in numbers alone, and are trained together."""
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        """One item per algorithm: its regimes differ in scalars only and train as one cohort."""
         size = DEMO if demo else FULL
         algorithms = dict.fromkeys(algorithm for algorithm, _ in REGIMES.values())
         return [{"regimes": [r for r, (a, _) in REGIMES.items() if a == algorithm], **size} for algorithm in algorithms]
@@ -67,25 +67,25 @@ class Stability:
     def cost(self, demo: bool) -> str:
         size = DEMO if demo else FULL
         runs = len(REGIMES) * len(size["lrs"]) * len(size["seeds"])
-        steps = f"batches of {size['batch_size']}, {size['epochs']} times over"
-        return f"{size['challenge']}: {runs} runs of {size['tasks']} tasks in {steps}"
+        steps = f"{size['epochs']} epochs in batches of {size['batch_size']}"
+        return f"{size['challenge']}: {runs} runs of {size['tasks']} tasks, {steps}"
 
-    def measure(self, piece: Piece, place: Place) -> list[Row]:
-        found = sweep(
-            rotations(piece, place),
-            [REGIMES[regime] for regime in piece["regimes"]],
-            piece["lrs"],
-            piece["seeds"],
-            network=partial(mlp, hidden=(piece["hidden"],) * 2),
-            epochs=piece["epochs"],
-            batch_size=piece["batch_size"],
-            store=place.store,
-            data=place.data,
-            device=str(place.device),
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        runs = sweep(
+            make_challenge(item, context),
+            [REGIMES[regime] for regime in item["regimes"]],
+            item["lrs"],
+            item["seeds"],
+            network=partial(mlp, hidden=tuple(item["hidden"])),
+            epochs=item["epochs"],
+            batch_size=item["batch_size"],
+            store=context.store,
+            data=context.data,
+            device=str(context.device),
         )
         rows: list[Row] = []
-        for i, run in enumerate(found):
-            regime = piece["regimes"][i // (len(piece["lrs"]) * len(piece["seeds"]))]
+        for i, run in enumerate(runs):
+            regime = item["regimes"][i // (len(item["lrs"]) * len(item["seeds"]))]
             R = accuracy_of(run)
             for t in range(1, run.tasks + 1):
                 rows.append(
@@ -105,100 +105,60 @@ class Stability:
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
-        """Above, forgetting and accuracy after the last task; below, the way from θ_0 of the two regimes, by task."""
+        """Top: forgetting and accuracy after the last task. Bottom: the distance from θ_0 over tasks."""
         figure.set_size_inches(8.2, 5.8)
-        (left, right), below = figure.subplots(2, 2)
-        final, styles, colours = where(rows, t=_last(rows)), pens(rows), rate_colours(rows)
+        (left, right), bottom = figure.subplots(2, 2)
+        final, styles, colours = _after_last_task(rows), line_styles(rows), lr_colours(rows)
         for axes, name, text in (
             (left, "forgetting", "forgetting $E(T)$ (points)"),
-            (right, "acc", r"accuracy in the end $\mathrm{ACC}(T)$ (%)"),
+            (right, "acc", r"final accuracy $\mathrm{ACC}(T)$ (%)"),
         ):
-            over_lr(axes, final, name, styles)
+            plot_over_lr(axes, final, name, styles)
             axes.set_title(text, loc="left")
         shown = [regime for regime in ("plastic", "stable") if regime in names(rows)]
-        for axes, regime in zip(below, shown, strict=False):
-            _travelled(axes, where(rows, algorithm=regime), colours)
-        for axes in below[len(shown) :]:
+        for axes, regime in zip(bottom, shown, strict=False):
+            _draw_distance(axes, where(rows, algorithm=regime), colours)
+        for axes in bottom[len(shown) :]:
             axes.set_visible(False)
-        below[0].sharey(below[1])
-        below[0].set_ylabel(r"$\Vert\theta_t - \theta_0\Vert_2$")
+        bottom[0].sharey(bottom[1])
+        bottom[0].set_ylabel(r"$\Vert\theta_t - \theta_0\Vert_2$")
         handles, labels = left.get_legend_handles_labels()
-        right.legend(handles, [label.partition(" (")[0] for label in labels], loc="best")
-        lrs = distinct(rows, "lr")
-        bar = figure.colorbar(colours, ax=list(below), label="learning rate", pad=0.02, ticks=lrs)
-        bar.ax.set_yticklabels([f"{lr:g}" for lr in lrs])
-        bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
+        right.legend(handles, [text.partition(" (")[0] for text in labels], loc="best")
+        lr_colour_bar(figure, colours, bottom, rows)
 
-    def conclude(self, rows: Sequence[Row]) -> list[str]:
-        final = where(rows, t=_last(rows))
-        regimes = names(final)
-        plastic, stable = (line(where(final, algorithm=a), "forgetting") for a in ("plastic", "stable"))
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        final = _after_last_task(rows)
+        headings = {"forgetting": "forgetting", "final accuracy": "acc", "accuracy after learning": "learning_accuracy"}
+        headings |= {"‖θ_T − θ_0‖": "distance_from_init", "‖θ_T − θ_{T−1}‖": "update_norm"}
+        table = group(final, "algorithm lr", of_columns(headings, mean))
+        plastic, stable = (curve(where(final, algorithm=a), "forgetting") for a in ("plastic", "stable"))
         common = [lr for lr in plastic.lrs if lr in stable.lrs]
-        if not common:
-            return ["The plastic and the stable regime cannot be compared: they have no learning rate in common."]
-        less = [lr for lr in common if _at(stable, lr) < _at(plastic, lr)]
-        said = [
-            "Dropout of 0.5 and a rate that decays by 0.8 a task are the stable regime; momentum and a least rate, "
-            "which its authors' own code has, are left out.",
-            "The paper observes less forgetting in the stable regime at all learning rates. Here it forgets less at "
-            f"{len(less)} of {len(common)}: "
-            + listed([f"{_at(stable, lr):.1f} points against {_at(plastic, lr):.1f} at {lr:g}" for lr in common])
-            + ".",
-        ]
-        trends = {a: line(where(final, algorithm=a), "forgetting") for a in regimes}
-        changes = [f"{x.middle[-1] - x.middle[0]:+.1f} ({a})" for a, x in trends.items() if len(x.lrs) > 1]
-        if changes:
-            said.append(
-                "It says that higher learning rates forget more in both. From the lowest to the highest, it changes by "
-                f"{listed(changes)} points."
-            )
-        said.append(
-            "It says that the stable way soon stays in one region: the last step ‖θ_T − θ_{T−1}‖ is, in lengths of the "
-            + "second one, "
-            + listed([f"{told(_shrunk(where(rows, algorithm=a)))} ({a})" for a in regimes])
-            + ", and it ends from θ_0 at "
-            + listed([f"{told(mean(where(final, algorithm=a), 'distance_from_init'))} ({a})" for a in regimes])
-            + "."
+        less = sum(stable.at(lr) < plastic.at(lr) for lr in common)
+        agrees = "agrees" if common and less == len(common) else "does not agree"
+        verdict = (
+            f"Stable SGD forgets less than plastic SGD at {less} of {len(common)} learning rates: {agrees} with the"
         )
-        prices = {a: where(final, algorithm=a) for a in regimes}
-        said.append(
-            "Over all learning rates, accuracy right after learning and in the end is "
-            + listed([f"{mean(x, 'learning_accuracy'):.1f} and {mean(x, 'acc'):.1f} ({a})" for a, x in prices.items()])
-            + " %."
-        )
-        return said + lost(rows, "acc")
-
-
-def _last(rows: Sequence[Row]) -> int:
-    return int(max(distinct(rows, "t")))
-
-
-def _at(found: Any, lr: float) -> float:
-    return float(found.middle[list(found.lrs).index(lr)])
-
-
-def _shrunk(rows: Sequence[Row]) -> float:
-    """How long the last task's step is beside the second task's, which no longer begins at random."""
-    second, last = (mean(where(rows, t=t), "update_norm") for t in (min(2, _last(rows)), _last(rows)))
-    return last / second if second else np.nan
-
-
-def _travelled(axes: Axes, rows: Sequence[Row], colours: Any) -> None:
-    """‖θ_t − θ_0‖ over t: a thin line for every seed, a thick one through their mean."""
-    from matplotlib.ticker import MaxNLocator
-
-    for lr in distinct(rows, "lr"):
-        own = where(rows, lr=lr)
-        steps = [int(t) for t in distinct(own, "t")]
-        for seed in names(own, "seed"):
-            way = [mean(where(own, t=t, seed=seed), "distance_from_init") for t in steps]
-            axes.plot(steps, way, color=colours.to_rgba(lr), linewidth=0.6, alpha=0.45)
-        middle = [mean(where(own, t=t), "distance_from_init") for t in steps]
-        axes.plot(steps, middle, color=colours.to_rgba(lr), marker="o", markersize=3, label=f"{lr:g}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("task $t$")
-    axes.set_title(f"{rows[0]['algorithm']}: distance from the start", loc="left")
+        return Summary(table, f"{verdict} paper." + diverged_note(rows, "acc"))
 
 
 STUDIES = (Stability(),)
+
+
+def _after_last_task(rows: Sequence[Row]) -> list[Row]:
+    return where(rows, t=max(distinct(rows, "t")))
+
+
+def _draw_distance(axes: Axes, rows: Sequence[Row], colours: ScalarMappable) -> None:
+    """‖θ_t − θ_0‖ over t: a thin line for every seed, a thick one for their mean."""
+    for lr in distinct(rows, "lr"):
+        own = where(rows, lr=lr)
+        tasks = [int(t) for t in distinct(own, "t")]
+        colour = colours.to_rgba(lr)  # type: ignore[arg-type]
+        for seed in names(own, "seed"):
+            distances = [mean(where(own, t=t, seed=seed), "distance_from_init") for t in tasks]
+            axes.plot(tasks, distances, color=colour, linewidth=0.6, alpha=0.45)
+        distances = [mean(where(own, t=t), "distance_from_init") for t in tasks]
+        axes.plot(tasks, distances, color=colour, marker="o", markersize=3, label=f"{lr:g}")
+    integer_ticks(axes)
+    axes.set_xlabel("task $t$")
+    axes.set_title(f"{rows[0]['algorithm']}: distance from the initialisation", loc="left")
