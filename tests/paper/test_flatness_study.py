@@ -20,7 +20,7 @@ from glocal.paper.studies.common import rank_correlation
 from glocal.paper.studies.flatness import DEMO, REGIMES, paired
 from glocal.paper.study import Context, WorkItem, draw
 from glocal.paper.tables import Row
-from glocal.report.style import looks
+from glocal.report.style import style_context
 
 TINY: WorkItem = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}
 TINY |= {"batch_size": 200, "steps": 60, "probes": 60}
@@ -78,7 +78,7 @@ def test_rank_correlation_of_what_is_finite() -> None:
 
 def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     study = get_study("flatness")
-    with looks():
+    with style_context():
         figure = Figure(layout="constrained")
         study.draw(measured, figure)
     assert len(figure.axes) == 3

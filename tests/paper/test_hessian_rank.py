@@ -19,7 +19,7 @@ from glocal.paper.experiments import get_study
 from glocal.paper.studies.hessian_rank import DEMO, FULL, PooledMLP
 from glocal.paper.study import Context, WorkItem, draw
 from glocal.paper.tables import Row
-from glocal.report.style import looks
+from glocal.report.style import style_context
 
 TINY: WorkItem = DEMO | {"tasks": 3, "epochs": 1, "pool": 14, "hidden": [3], "examples": 50, "lrs": [0.3]}
 
@@ -88,7 +88,7 @@ def test_ranks_by_autograd_and_numpy(measured: list[Row], tmp_path: Path) -> Non
 
 def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     study = get_study("hessian-rank")
-    with looks():
+    with style_context():
         figure = Figure(layout="constrained")
         study.draw(measured, figure)
     left, middle, right = figure.axes

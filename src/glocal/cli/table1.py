@@ -210,7 +210,7 @@ class IcarlBuffer(RunOptions):
 
     def __call__(self) -> None:
         from glocal.paper.comparison import compare, relabel
-        from glocal.report.figures import draw
+        from glocal.report.plots import draw
 
         path = _figure_path(self.output or Path("icarl-buffer.png"))
         runs = self.runs()
@@ -272,7 +272,7 @@ def _require_folder(path: Path) -> None:
 
 def _figure_path(path: Path) -> Path:
     """Check the suffix of a figure before training."""
-    from glocal.report.figures import SUFFIXES
+    from glocal.report.plots import SUFFIXES
 
     if path.suffix.lower() not in SUFFIXES:
         raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)

@@ -132,9 +132,9 @@ def format_cell(value: Scalar) -> str:
 
 def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
     """Write the study's figure to a file."""
-    from glocal.report.style import drawn
+    from glocal.report.style import save_figure
 
-    return drawn(lambda figure: study.draw(rows, figure), path)
+    return save_figure(lambda figure: study.draw(rows, figure), path)
 
 
 def publish(study: Study, rows: Sequence[Row], out: Path, cost: Cost | None = None) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal.report.examination import colours, require_figure
-from glocal.report.style import FAINT, INK, WARM, drawn
+from glocal.report.style import FAINT, INK, WARM, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ NAMED = 10
 
 def save(found: Along, path: str | Path) -> Path:
     """The figure as a file. Missing folders are made."""
-    return drawn(lambda figure: draw(found, figure), require_figure(path))
+    return save_figure(lambda figure: draw(found, figure), require_figure(path))
 
 
 def draw(found: Along, figure: Figure) -> None:

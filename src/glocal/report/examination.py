@@ -9,7 +9,7 @@ import numpy as np
 
 from glocal.errors import unknown
 from glocal.lens.advice import CALLED
-from glocal.report.style import FAINT, INK, TITLE_COLOURS, drawn
+from glocal.report.style import FAINT, INK, TITLE_COLOURS, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ SUFFIXES = (".pdf", ".png", ".svg")
 
 def save(found: Examination, path: str | Path) -> Path:
     """The figure as a file. Missing folders are made."""
-    return drawn(lambda figure: draw(found, figure), require_figure(path))
+    return save_figure(lambda figure: draw(found, figure), require_figure(path))
 
 
 def require_figure(path: str | Path) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal.report.examination import require_figure
-from glocal.report.style import COOL, FAINT, MARKERS, WARM, drawn
+from glocal.report.style import COOL, FAINT, MARKERS, WARM, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ HUES = (*COOL, *WARM)
 
 def save(found: Look, path: str | Path) -> Path:
     """The figure as a file. Missing folders are made."""
-    return drawn(lambda figure: draw(found, figure), require_figure(path))
+    return save_figure(lambda figure: draw(found, figure), require_figure(path))
 
 
 def draw(found: Look, figure: Figure) -> None:

@@ -119,7 +119,7 @@ class Runs(Sequence[Run]):
 
     def plot(self, kind: str, path: str | Path) -> Path:
         """Draw a figure and return its path; `glocal plot --help` lists the kinds."""
-        from glocal.report.figures import draw
+        from glocal.report.plots import draw
 
         draw(self, kind, path)
         return Path(path)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-    from glocal.report.style import Pen
+    from glocal.report.style import LineStyle
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ewc": {"penalty": 1.0, "anchors": "each"},
@@ -261,21 +261,21 @@ def _lr_range(rows: Sequence[Row]) -> tuple[float, float]:
     return lrs[0], lrs[-1]
 
 
-def _styles(rows: Sequence[Row]) -> dict[Series, Pen]:
+def _styles(rows: Sequence[Row]) -> dict[Series, LineStyle]:
     """Cool and solid if global, warm and dashed if local."""
-    from glocal.report.style import COOL, DASHES, MARKERS, WARM, Pen
+    from glocal.report.style import COOL, DASHES, MARKERS, WARM, LineStyle
 
-    styles: dict[Series, Pen] = {}
+    styles: dict[Series, LineStyle] = {}
     for series in series_of(rows):
         index = sum((s.own, s.locality) == (series.own, series.locality) for s in styles)
         hues = COOL if series.locality == "global" else WARM
         marker = MARKERS[series.locality][index % len(hues)]
-        styles[series] = Pen(hues[index % len(hues)], DASHES[series.locality], marker)
+        styles[series] = LineStyle(hues[index % len(hues)], DASHES[series.locality], marker)
     return styles
 
 
 def _draw_errors(
-    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, Pen], ends: tuple[float, float]
+    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, LineStyle], ends: tuple[float, float]
 ) -> None:
     """Over tasks at the lowest and highest learning rate, and against the distance from θ_1."""
     low, high, distance, legend = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
@@ -292,7 +292,7 @@ def _draw_errors(
 
 
 def _draw_losses(
-    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, Pen], ends: tuple[float, float]
+    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, LineStyle], ends: tuple[float, float]
 ) -> None:
     """A column for every algorithm, a row for each learning rate; values far above the true loss are cut off."""
     from glocal.report.style import FAINT
@@ -317,7 +317,7 @@ def _draw_losses(
     section.supxlabel("tasks learnt", fontsize=9)
 
 
-def _draw_over_tasks(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, Pen], lr: float) -> None:
+def _draw_over_tasks(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, LineStyle], lr: float) -> None:
     """Against the tasks learnt. A line ends where half of the runs have diverged, with a marker at the top."""
     diverged = False
     for series, style in styles.items():
@@ -332,7 +332,7 @@ def _draw_over_tasks(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, Pe
     axes.set_xlabel("tasks learnt  (at the top: diverged)" if diverged else "tasks learnt")
 
 
-def _draw_over_distance(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, Pen], lr: float) -> None:
+def _draw_over_distance(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, LineStyle], lr: float) -> None:
     """ξ_1 against the distance from θ_1, and the distance of θ_2."""
     from glocal.report.style import FAINT
 

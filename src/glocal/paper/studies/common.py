@@ -21,7 +21,7 @@ from glocal.networks.model import MakeNetwork
 from glocal.paper import published
 from glocal.paper.study import Context, WorkItem
 from glocal.paper.tables import Row, Scalar
-from glocal.report.style import COOL, DASHES, MARKERS, WARM, Pen, log_lr
+from glocal.report.style import COOL, DASHES, MARKERS, WARM, LineStyle, log_lr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -209,13 +209,13 @@ def curve(rows: Sequence[Row], name: str, spread: Spread = "deviation") -> Curve
     return Curve(*np.array(points, dtype=np.float64).reshape(-1, 4).T)
 
 
-def line_styles(rows: Sequence[Row]) -> dict[str, Pen]:
+def line_styles(rows: Sequence[Row]) -> dict[str, LineStyle]:
     """Return a line style for each algorithm: cool and solid if global, warm and dashed if local."""
     styles = {}
     for locality, hues in (("global", COOL), ("local", WARM)):
         for i, name in enumerate(sorted(names(where(rows, locality=locality)))):
             marker = MARKERS[locality][(i + i // len(hues)) % len(hues)]
-            styles[name] = Pen(hues[i % len(hues)], DASHES[locality], marker)
+            styles[name] = LineStyle(hues[i % len(hues)], DASHES[locality], marker)
     return styles
 
 
@@ -230,7 +230,7 @@ def legend_order(rows: Sequence[Row]) -> list[str]:
 
 
 def plot_over_lr(
-    axes: Axes, rows: Sequence[Row], name: str, styles: Mapping[str, Pen], spread: Spread = "deviation"
+    axes: Axes, rows: Sequence[Row], name: str, styles: Mapping[str, LineStyle], spread: Spread = "deviation"
 ) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
     for algorithm in names(rows):

@@ -33,7 +33,7 @@ from glocal.paper.studies.common import (
 )
 from glocal.paper.study import Context, Summary, WorkItem
 from glocal.paper.tables import Row
-from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, Pen
+from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, LineStyle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -175,13 +175,13 @@ def _definitions(rows: Sequence[Row]) -> list[Definition]:
     return list(dict.fromkeys(Definition(str(row["kind"]), row["threshold"]) for row in rows))  # type: ignore[arg-type]
 
 
-def _styles(rows: Sequence[Row]) -> dict[Definition, Pen]:
+def _styles(rows: Sequence[Row]) -> dict[Definition, LineStyle]:
     """Cool for thresholds, warm for fractions of the largest, dark for the others."""
-    styles: dict[Definition, Pen] = {}
+    styles: dict[Definition, LineStyle] = {}
     for definition in _definitions(rows):
         hues, dashes = {"absolute": (COOL, "-"), "relative": (WARM, "--")}.get(
             definition.kind, ((INK, FAINT, WARM[4]), "-.")
         )
         index = sum(style.dashes == dashes for style in styles.values())
-        styles[definition] = Pen(hues[index], dashes, MARKERS["local" if dashes == "--" else "global"][index])
+        styles[definition] = LineStyle(hues[index], dashes, MARKERS["local" if dashes == "--" else "global"][index])
     return styles

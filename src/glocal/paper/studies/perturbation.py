@@ -41,7 +41,7 @@ from glocal.paper import table1
 from glocal.paper.studies.common import column, distinct, drop_nonfinite, names, where
 from glocal.paper.study import Context, Summary, WorkItem
 from glocal.paper.tables import Row
-from glocal.report.style import COOL, FAINT, WARM, Pen
+from glocal.report.style import COOL, FAINT, WARM, LineStyle
 from glocal.store.run import Run
 from glocal.sweeps import resolve
 from glocal.sweeps.sweep import sweep
@@ -257,7 +257,7 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], name: str) -> None:
             points = drop_nonfinite(one.radii, one.middle)
             text = "each eigenvector" if direction == 0 else None
             axes.plot(*points, color=colour, linewidth=0.6, alpha=0.6, label=text)
-        style = Pen(colour, dashes, "o" if kind == "eigen" else "s")
+        style = LineStyle(colour, dashes, "o" if kind == "eigen" else "s")
         points = drop_nonfinite(curve.radii, curve.middle)
         axes.plot(*points, **style.line(), **style.point(), markersize=4, label=f"{label}: {band}")
     if any(np.isfinite(line.get_ydata()).any() for line in axes.lines):  # a logarithmic axis needs a finite value

@@ -33,7 +33,7 @@ from glocal.paper.studies.common import (
 from glocal.paper.study import Context, Summary, WorkItem
 from glocal.paper.tables import Row
 from glocal.report.groups import PERCENT
-from glocal.report.style import FAINT, Pen, legend
+from glocal.report.style import FAINT, LineStyle, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +139,7 @@ def _best_lr(rows: Sequence[Row]) -> float:
     return float(points.lrs[points.middle.argmax()]) if len(points.lrs) else np.nan
 
 
-def _draw_curve(axes: Axes, rows: Sequence[Row], name: str, style: Pen, lrs: Sequence[float]) -> np.ndarray:
+def _draw_curve(axes: Axes, rows: Sequence[Row], name: str, style: LineStyle, lrs: Sequence[float]) -> np.ndarray:
     known = [row for row in rows if len(finite([row], "acc"))]
     x, y = curve(known, "forgetting"), curve(known, name)
     spread: dict[str, Any] = {"ecolor": style.colour, "elinewidth": 0.7, "alpha": 0.3}

@@ -260,5 +260,5 @@ def test_errors_teach() -> None:
 
 
 def test_tables_do_not_import_matplotlib() -> None:
-    code = "import sys, glocal.report.summary, glocal.report.figures; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, glocal.report.summary, glocal.report.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from glocal.errors import GlocalError
-from glocal.report.figures import KINDS, draw
 from glocal.report.groups import View, group_runs
+from glocal.report.plots import KINDS, draw
 from glocal.store.run import Run
 
 LRS = (0.001, 0.1)
