@@ -104,7 +104,7 @@ def test_likelihood_of_squared_error_is_the_unit_gaussians_density() -> None:
     torch.testing.assert_close(SQUARED_ERROR.likelihood(outputs, y), torch.tensor([density], dtype=torch.float64))
 
 
-def test_drawn_labels_are_as_frequent_as_the_softmax_says() -> None:
+def test_sampled_labels_are_as_frequent_as_the_softmax_says() -> None:
     logits = torch.tensor([0.0, 1.5, -1.0, 0.7, -2.5])
     draws = 40_000
     uniform = torch.rand(draws, generator=torch.Generator().manual_seed(3))
@@ -140,7 +140,7 @@ def test_a_class_without_probability_is_never_drawn() -> None:
     assert CROSS_ENTROPY.sample_labels(impossible_first, torch.zeros(1)).tolist() == [1]
 
 
-def test_squared_error_has_no_labels_to_draw() -> None:
+def test_squared_error_has_no_labels_to_sample() -> None:
     with pytest.raises(GlocalError, match="exact"):
         SQUARED_ERROR.sample_labels(torch.zeros(1, 2), torch.zeros(1))
 
@@ -153,7 +153,7 @@ def test_an_unknown_loss_is_told_the_nearest_name() -> None:
 def test_squared_errors_of_other_shapes_are_refused() -> None:
     with pytest.raises(GlocalError, match=r"outputs \(4, 1\) and targets \(4,\)"):
         SQUARED_ERROR.per_sample(torch.zeros(4, 1), torch.zeros(4))
-    with pytest.raises(GlocalError, match="one shape"):
+    with pytest.raises(GlocalError, match="same shape"):
         SQUARED_ERROR.output_gradient(torch.zeros(4, 2), torch.zeros(4, 1))
     outputs, y = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
     mapped = torch.func.vmap(SQUARED_ERROR.per_sample)(outputs, y)
@@ -184,26 +184,26 @@ def own(mean: str) -> tuple[AutogradLoss, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("mean", MEANS)
-def test_derivatives_of_a_loss_of_ones_own(mean: str) -> None:
+def test_derivatives_of_a_custom_loss(mean: str) -> None:
     loss, outputs, y = own(mean)
     assert float(loss.per_sample(outputs, y).mean()) == pytest.approx(float(MEANS[mean](outputs, y)))
     if mean == "cross-entropy":
         p = outputs.softmax(-1)
-        score, bend = p - functional.one_hot(y, 3), p.diag_embed() - p[:, :, None] * p[:, None]
+        gradient, hessian = p - functional.one_hot(y, 3), p.diag_embed() - p[:, :, None] * p[:, None]
     elif mean == "squared-error":  # a mean over the outputs too
-        score, bend = 2 / 3 * (outputs - y), torch.full_like(y, 2 / 3).diag_embed()
+        gradient, hessian = 2 / 3 * (outputs - y), torch.full_like(y, 2 / 3).diag_embed()
     else:
         p = outputs.sigmoid()
-        score, bend = (p - y) / 3, (p * (1 - p) / 3).diag_embed()
-    torch.testing.assert_close(loss.output_gradient(outputs, y), score)
+        gradient, hessian = (p - y) / 3, (p * (1 - p) / 3).diag_embed()
+    torch.testing.assert_close(loss.output_gradient(outputs, y), gradient)
     root = loss.output_hessian_sqrt(outputs)
-    torch.testing.assert_close(root.mT @ root, bend)
+    torch.testing.assert_close(root.mT @ root, hessian)
     torch.testing.assert_close(loss.likelihood(outputs, y), (-loss.per_sample(outputs, y)).exp())
-    with pytest.raises(GlocalError, match="labels are sampled"):
+    with pytest.raises(GlocalError, match="labels can be sampled for classes only"):
         loss.sample_labels(outputs, y)
 
 
-def test_a_loss_whose_bend_depends_on_labels_has_no_root() -> None:
+def test_a_loss_whose_curvature_depends_on_labels_has_no_root() -> None:
     def quartic(outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).pow(4).mean()
 

@@ -1,4 +1,15 @@
-r"""The loss ℓ(f, y) of a network's outputs f, with the derivatives in f that curvature is made of."""
+r"""The loss ℓ(f, y) of a network's outputs f, with the derivatives in f that curvature needs.
+
+>>> import torch
+>>> loss = get("cross-entropy")
+>>> outputs, y = torch.zeros(1, 2), torch.tensor([0])
+>>> loss.output_gradient(outputs, y)
+tensor([[-0.5000,  0.5000]])
+>>> s = loss.output_hessian_sqrt(outputs)[0]
+>>> s.mT @ s
+tensor([[ 0.2500, -0.2500],
+        [-0.2500,  0.2500]])
+"""
 
 from __future__ import annotations
 
@@ -15,44 +26,44 @@ from glocal.errors import GlocalError, unknown
 
 
 class Loss(Protocol):
-    """ℓ and what is known of it in closed form. Outputs are (n, K); every method works sample by sample."""
+    """ℓ and its derivatives in the outputs, (n, K). Every method works sample by sample."""
 
     name: str
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """ℓ(f_i, y_i), shape (n,)."""
+        """Return ℓ(f_i, y_i), (n,)."""
         ...
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """∇_f ℓ(f_i, y_i), shape (n, K)."""
+        """Return ∇_f ℓ(f_i, y_i), (n, K)."""
         ...
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
-        """Rows s_c with Σ_c s_c s_cᵀ = ∇²_f ℓ, shape (n, C, K)."""
+        """Return rows s_c with Σ_c s_c s_cᵀ = ∇²_f ℓ, (n, C, K)."""
         ...
 
     def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        """t ↦ ∇²_f ℓ(f_i, y_i) t_i, shape (n, K)."""
+        """Return the function t ↦ ∇²_f ℓ(f_i, y_i) t_i, (n, K)."""
         ...
 
     def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        """Labels from the network's own predictive distribution, one uniform number each."""
+        """Sample labels from the network's predictive distribution, from one uniform number each."""
         ...
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """p(y_i | x_i), shape (n,)."""
+        """Return p(y_i | x_i), (n,)."""
         ...
 
 
 class CrossEntropy:
-    """ℓ = −log softmax(f)_y, y a class."""
+    """ℓ = −log softmax(f)_y for a class y."""
 
     name = "cross-entropy"
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         if outputs.is_cuda:
             return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        # A CPU takes a tenth of the time across the last dimension, which is as long as the batch: classes are few.
+        # On a CPU the transpose takes a tenth of the time: the contiguous axis is the batch, not the few classes.
         return -outputs.mT.log_softmax(-2).gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -67,11 +78,11 @@ class CrossEntropy:
     def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         p = outputs.mT.softmax(-2)  # the layout that is fast on a CPU
 
-        def times(t: Tensor) -> Tensor:
+        def product(t: Tensor) -> Tensor:
             weighted = p * t.mT
             return (weighted - p * weighted.sum(-2, keepdim=True)).mT
 
-        return times
+        return product
 
     def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         cumulative = outputs.softmax(-1).cumsum(-1)
@@ -90,9 +101,11 @@ class SquaredError:
         return 0.5 * self.output_gradient(outputs, y).square().sum(-1)
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        if outputs.shape != y.shape:  # (n, 1) and (n,) would become (n, n)
-            both = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} were given"
-            raise GlocalError(f"the squared error is between tensors of one shape; {both}.")
+        if outputs.shape != y.shape:  # (n, 1) and (n,) would broadcast to (n, n)
+            raise GlocalError(
+                "the squared error needs outputs and targets of the same shape; got outputs "
+                f"{tuple(outputs.shape)} and targets {tuple(y.shape)}."
+            )
         return outputs - y
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
@@ -103,23 +116,23 @@ class SquaredError:
         return lambda t: t
 
     def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        raise GlocalError("labels are sampled from a network's classes; squared-error tasks have none. Use 'exact'.")
+        raise GlocalError("labels can be sampled for classes only, not for the squared error; use fisher='exact'.")
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (-self.per_sample(outputs, y)).exp() * (2 * math.pi) ** (-outputs.shape[-1] / 2)
 
 
-LOOKED_AT = 8
-"""Outputs at which the second derivatives of a loss of one's own are compared, label by label."""
+MAX_CHECKED_OUTPUTS = 8
+"""Outputs at which the second derivatives of an `AutogradLoss` are compared between labels."""
 
 
 class AutogradLoss:
-    r"""Any function (outputs, y) that is a mean over samples, with its derivatives by autograd.
+    r"""Any function (outputs, y) that is a mean over samples, with derivatives by autograd.
 
-    ∇²_f ℓ has a root that asks for no label where it is positive and the same for all of them, as for every negative
-    log-likelihood of an exponential family in its natural parameters f (cross-entropy, squared error, logistic,
-    Poisson): log p(y | f) = ⟨f, T(y)⟩ − A(f) + h(y), and ∇²_f ℓ = ∇²A(f). Whether it is such a loss is tried on some
-    `examples`, outputs (m, K) and their labels, of every K; without them nobody knows, and it has no root.
+    ∇²_f ℓ has a root that needs no label if it is positive semi-definite and the same for all labels, as for every
+    negative log-likelihood of an exponential family in its natural parameters f (cross-entropy, squared error,
+    logistic, Poisson): log p(y | f) = ⟨f, T(y)⟩ − A(f) + h(y), and ∇²_f ℓ = ∇²A(f). This is tested on `examples`,
+    outputs (m, K) and their labels, for every K that occurs; without examples the loss has no root.
     """
 
     name = "own"
@@ -129,16 +142,16 @@ class AutogradLoss:
         self.examples: list[tuple[Tensor, Tensor]] = []
 
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return vmap(self._one)(outputs, y)
+        return vmap(self._single)(outputs, y)
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return vmap(grad(self._one))(outputs, y)
+        return vmap(grad(self._single))(outputs, y)
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
-        """√λ_c v_c of the eigenpairs of ∇²_f ℓ."""
-        label = self._any_label(outputs.shape[-1]).to(outputs.device)
+        """√λ_c v_c for the eigenpairs of ∇²_f ℓ."""
+        label = self._representative_label(outputs.shape[-1]).to(outputs.device)
         label = label.to(outputs.dtype) if label.is_floating_point() else label
-        values, vectors = torch.linalg.eigh(self._bends(outputs, label.expand(len(outputs), *label.shape)))
+        values, vectors = torch.linalg.eigh(self._hessians(outputs, label.expand(len(outputs), *label.shape)))
         return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
 
     def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
@@ -146,58 +159,59 @@ class AutogradLoss:
         return lambda t: pull(t)[0]
 
     def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        raise GlocalError("labels are sampled from a network's classes; a loss of one's own says of none. Use 'exact'.")
+        raise GlocalError("labels can be sampled for classes only, not for a custom loss; use fisher='exact'.")
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Of a loss that is a negative log-likelihood."""
+        """Return p(y_i | x_i) if the loss is a negative log-likelihood."""
         return (-self.per_sample(outputs, y)).exp()
 
-    def _any_label(self, width: int) -> Tensor:
-        """A label to differentiate at, if ∇²_f ℓ is positive and the same at those of all examples."""
-        labels = self._labels
-        if width not in labels:
+    def _representative_label(self, width: int) -> Tensor:
+        """Return a label to differentiate at, if ∇²_f ℓ is positive semi-definite and the same for all labels."""
+        if width not in self._representative_labels:
             raise GlocalError(
-                "the outer-product Hessian asks for a loss whose second derivative in the outputs is positive and does "
-                "not depend on the labels, such as cross-entropy or squared error; another function was given."
+                "the outer-product Hessian needs a loss whose second derivative in the outputs is positive and does "
+                "not depend on the labels, such as cross-entropy or squared error; the given loss is not of this kind."
             )
-        return labels[width]
+        return self._representative_labels[width]
 
     @cached_property
-    def _labels(self) -> dict[int, Tensor]:
-        """A label for every K, where all examples bend alike; none of any K if some do not."""
+    def _representative_labels(self) -> dict[int, Tensor]:
+        """A label for every K if ∇²_f ℓ is independent of the labels in all examples; otherwise empty."""
         for outputs, _ in self.examples:
             if outputs.dim() != 2:
                 raise GlocalError(
-                    "the outer-product Hessian asks for outputs of the shape (n, K), a row an example; those of the "
-                    f"network are {tuple(outputs.shape)}. A module around it can flatten or unsqueeze them."
+                    "the outer-product Hessian needs outputs of shape (n, K), one row for each example; those of the "
+                    f"network are {tuple(outputs.shape)}. Wrap it in a module that flattens or unsqueezes them."
                 )
-        some = [(outputs[:LOOKED_AT], y) for outputs, y in self.examples]
-        first = [self._bends(outputs, y[:1].expand(len(outputs), *y.shape[1:])) for outputs, y in some]
-        # Where a network is sure of its answers nothing bends but by rounding.
-        rounding = 1e-4 * max((float(bends.abs().amax()) for bends in first), default=0.0)
-        alike = all(self._alike(*each, bends, rounding) for each, bends in zip(some, first, strict=True))
-        return {outputs.shape[1]: y[0] for outputs, y in some} if alike else {}
+        checked = [(outputs[:MAX_CHECKED_OUTPUTS], y) for outputs, y in self.examples]
+        first = [self._hessians(outputs, y[:1].expand(len(outputs), *y.shape[1:])) for outputs, y in checked]
+        # For a confident network all second derivatives may be rounding errors.
+        tolerance = 1e-4 * max((float(hessians.abs().amax()) for hessians in first), default=0.0)
+        pairs = zip(checked, first, strict=True)
+        independent = all(self._label_independent(*example, hessians, tolerance) for example, hessians in pairs)
+        return {outputs.shape[1]: y[0] for outputs, y in checked} if independent else {}
 
-    def _alike(self, outputs: Tensor, y: Tensor, first: Tensor, rounding: float) -> bool:
-        """Whether ∇²_f ℓ at these outputs is positive, and at all these labels what it is at the first."""
+    def _label_independent(self, outputs: Tensor, y: Tensor, first: Tensor, tolerance: float) -> bool:
+        """Whether ∇²_f ℓ is positive semi-definite, and for all labels what it is for the first."""
         for label in y[1:]:
-            apart = (self._bends(outputs, label.expand(len(outputs), *label.shape)) - first).abs()
-            if not bool((apart <= rounding).all()):  # nor where one is no number
+            difference = self._hessians(outputs, label.expand(len(outputs), *label.shape)) - first
+            if not bool((difference.abs() <= tolerance).all()):  # also if one is NaN
                 return False
-        return bool((torch.linalg.eigvalsh(first) >= -rounding).all())
+        return bool((torch.linalg.eigvalsh(first) >= -tolerance).all())
 
-    def _one(self, f: Tensor, y: Tensor) -> Tensor:
+    def _single(self, f: Tensor, y: Tensor) -> Tensor:
         return self.mean(f.unsqueeze(0), y.unsqueeze(0)).sum()
 
-    def _bends(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """∇²_f ℓ, (n, K, K)."""
-        return vmap(jacrev(grad(self._one)))(outputs, y)
+    def _hessians(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return ∇²_f ℓ, (n, K, K)."""
+        return vmap(jacrev(grad(self._single)))(outputs, y)
 
 
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredError())}
 
 
 def get(name: str) -> Loss:
+    """Return the loss of this name."""
     if name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]

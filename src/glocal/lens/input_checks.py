@@ -14,7 +14,7 @@ from torch.nn import functional
 from glocal.errors import GlocalError, require
 from glocal.inputs import check_finite, evenly_spaced_indices
 from glocal.lens.task_inputs import AT_ONCE
-from glocal.losses import LOOKED_AT, AutogradLoss, CrossEntropy, Loss, SquaredError
+from glocal.losses import MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
 from glocal.precision import full_precision
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _means(loss: Loss, outputs: Tensor, y: Tensor) -> list[tuple[slice, Tensor]]
 
 def _telling(each: Tensor, y: Tensor) -> Tensor:
     """Examples with labels as different as there are: of all losses from the least to the largest, and every class."""
-    some = evenly_spaced_indices(len(each), LOOKED_AT).to(each.device)
+    some = evenly_spaced_indices(len(each), MAX_CHECKED_OUTPUTS).to(each.device)
     chosen = each.argsort()[some]
     if y.dim() == 1 and not y.is_floating_point():
         classes = y.unique()
