@@ -325,7 +325,10 @@ def test_normalised_images_are_those_normalised_beforehand(algorithm: Algorithm)
     ends = [finish(cohort(made, algorithm), "vectorised") for made in (of, beforehand(of, STATISTICS))]
     for key, value in ends[0].state.params.items():
         torch.testing.assert_close(value, ends[1].state.params[key], rtol=1e-5, atol=1e-6)
-    assert not Loader(cohort(of, algorithm)).keys_at(0).any()
+    loader = Loader(cohort(of, algorithm))
+    loader.load_task(0)
+    loader.load_epoch(0)
+    assert not loader.batch(0).key.any()
 
 
 def test_the_fisher_matrix_is_that_of_normalised_images() -> None:

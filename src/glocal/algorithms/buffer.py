@@ -87,11 +87,9 @@ def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, random
     drawn = draw(memory, count, random, ordered=model.transform.augmentation is not None)
     if not model.has_batchnorm:
         return drawn
-    # A stream that nobody keeps is prepared already.
-    x = drawn.x if drawn.x.dtype == batch.x.dtype else model.prepare(drawn.x)
     repeated = torch.arange(drawn.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
     stored = (drawn.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
-    return drawn._replace(x=torch.where(stored, x, take(batch.x, repeated)))
+    return drawn._replace(x=torch.where(stored, drawn.x, take(batch.x, repeated)))
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:

@@ -66,8 +66,7 @@ def data_bytes(cohort: Cohort) -> int:
     task = cohort.challenge.task(0, cohort.members[0].seed)
     example = task.train.x[:1].nbytes + task.train.y[:1].nbytes
     measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
-    scaled = task.train.x.numel() * 4
-    return example * (len(task.train.y) + cohort.challenge.tasks * measured) + scaled
+    return example * (len(task.train.y) + cohort.challenge.tasks * measured)
 
 
 def bytes_per_run(cohort: Cohort) -> int:

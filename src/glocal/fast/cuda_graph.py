@@ -41,7 +41,7 @@ class Graphed(Vectorised):
         return self._losses.T.contiguous()
 
     def _graph(self, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
-        used = [*tree.flatten(state.as_tree()).values(), *loader.tensors()]
+        used = [*tree.flatten(state.as_tree()).values(), *loader.tensors.values()]
         used.append(self._losses)
         key = (size, *(t.data_ptr() for t in used), *(n for t in used for n in t.shape))
         if key not in self._graphs:
