@@ -207,10 +207,10 @@ OURS = {
     **{f"_{name}_kernel": "batch norm" for name in BATCHNORM_KERNELS},
     "_gather_kernel": "patches",
     "_scatter_kernel": "patches",
-    "_update": "descent",
-    "_to_fp32": "descent",
-    "_overlap": "projection",
-    "_weighted": "projection",
+    "_update_kernel": "descent",
+    "_to_fp32_kernel": "descent",
+    "_contract_kernel": "projection",
+    "_scale_deltas_kernel": "projection",
 }
 """Our own kernels by their names, which others' contain."""
 KERNELS = {

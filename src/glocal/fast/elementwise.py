@@ -21,7 +21,7 @@ def from_bf16(x: Tensor, dtype: torch.dtype) -> Tensor:
     y = torch.empty_like(x, dtype=torch.float32)
     if y.stride() != x.stride():
         return y.copy_(x)
-    _to_fp32[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK)
+    _to_fp32_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK)
     return y
 
 
@@ -32,7 +32,7 @@ def sgd_update(params: Tensor, direction: Tensor, lr: Tensor) -> object:
     if not (same_layout and large and _is_dense(params, lr.numel())):
         return NotImplemented
     n = params.numel() // lr.numel()
-    _update[(triton.cdiv(n, BLOCK), lr.numel())](params, direction, lr, n, BLOCK)
+    _update_kernel[(triton.cdiv(n, BLOCK), lr.numel())](params, direction, lr, n, BLOCK)
     return None
 
 
@@ -48,13 +48,13 @@ def _is_dense(params: Tensor, runs: int) -> bool:
 
 
 @triton.jit
-def _to_fp32(x, y, n, BLOCK: tl.constexpr):
+def _to_fp32_kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + i, tl.load(x + i, mask=i < n).to(tl.float32), mask=i < n)
 
 
 @triton.jit
-def _update(theta, direction, lr, n, BLOCK: tl.constexpr):  # Triton's launcher has its own argument `params`
+def _update_kernel(theta, direction, lr, n, BLOCK: tl.constexpr):  # Triton's launcher has its own argument `params`
     run = tl.program_id(1)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     offset = run.to(tl.int64) * n + i
