@@ -238,6 +238,15 @@ def test_the_papers_test_with_one_verdict_per_algorithm() -> None:
     assert summary.trends([run for run in runs if run.lr < 0.1]) == []
 
 
+def test_matrix_of_one_run() -> None:
+    """Each of three tasks is learnt to 90 % and then loses 10 points per task."""
+    text = summary.matrix_table(fake_run("er", learnt=0.9, lost=0.2)).markdown()
+    assert "| `1` | **90.0** | 20.0 | 20.0 |" in text and "| `3` | 70.0 | 80.0 | **90.0** |" in text
+    assert "Average accuracy 80.00; forgetting, over all tasks but the last, 15.00." in text
+    assert "diverged at step 7" in summary.matrix_table(fake_run(diverged=7)).markdown()
+    assert len(summary.matrix_table(fake_run(tasks=20)).columns) == summary.MAX_MATRIX_TASKS
+
+
 def test_learning_rates_are_plain() -> None:
     assert "0.00001 " in printed([fake_run(lr=1e-5)], 80)
 

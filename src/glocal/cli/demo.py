@@ -23,7 +23,7 @@ class Demo:
     """
 
     out: Path = Path("demo")
-    """The folder for figures and runs."""
+    """Folder for figures and runs."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
@@ -34,7 +34,7 @@ class Demo:
         from glocal.report.summary import render
         from glocal.sweeps.sweep import sweep
 
-        begun = time.perf_counter()
+        started = time.perf_counter()
         runs = sweep(
             CHALLENGE,
             ALGORITHMS,
@@ -51,4 +51,4 @@ class Demo:
         console.print(render(runs, "rich"))
         figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("forgetting", "distance")]
         console.print(f"\nFigures: {', '.join(str(f) for f in figures)}. Runs: {self.out / 'runs'}.")
-        console.print(f"{len(runs)} runs in {time.perf_counter() - begun:.0f} s.")
+        console.print(f"{len(runs)} runs in {time.perf_counter() - started:.0f} s.")

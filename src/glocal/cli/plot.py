@@ -1,4 +1,4 @@
-"""`glocal plot`: figures."""
+"""`glocal plot`: figures of the runs of a store."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Plot:
     store: StorePath = Path("runs")
     """The store to read."""
     kind: str = "forgetting"
-    """Which figure."""
+    """Name of the figure."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")] = None
-    """The file to write: .png, .pdf or .svg (KIND.png unless given)."""
+    """File to write: .png, .pdf or .svg (default: KIND.png)."""
 
     def __call__(self) -> None:
         from glocal.sweeps.sweep import load

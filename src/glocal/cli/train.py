@@ -51,8 +51,8 @@ class Run:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.cli.matrix import accuracy_matrix
         from glocal.report.progress import Bars
+        from glocal.report.summary import matrix_table
         from glocal.sweeps.sweep import sweep
 
         options = parse_options(self.options, [self.algorithm]).get(short_name(self.algorithm), {})
@@ -60,7 +60,7 @@ class Run:
         runs = sweep(self.challenge, algorithms, [self.lr], [self.seed], progress=Bars(), **self.training.as_dict())
         console = Console()
         for run in runs:
-            console.print(accuracy_matrix(run))
+            console.print(matrix_table(run))
             for note in run.info["notes"]:
                 console.print(f"Note: {note}")
             if self.training.monitor is not None and not _monitored(run):

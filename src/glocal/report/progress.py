@@ -12,11 +12,11 @@ from rich.text import Text
 
 REFRESH_SECONDS = 0.1
 QUIET_SECONDS = 10
-"""Where lines are written a cohort says no more than once in this time how far it is."""
+"""Minimum time between two progress lines of a cohort when the output is not a terminal."""
 
 
 class StepsPerSecond(ProgressColumn):
-    """Model-steps per second; nothing on the line that counts runs."""
+    """Show training steps per second, except on the bar that counts runs."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -26,8 +26,7 @@ class StepsPerSecond(ProgressColumn):
 
 
 class Bars:
-    """Watches a sweep. On a terminal it draws bars; elsewhere it writes lines: how far a long cohort is, when one is
-    done."""
+    """Report the progress of a sweep: bars on a terminal, otherwise a line now and then and per finished cohort."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -58,7 +57,7 @@ class Bars:
 
     def finish_cohort(self, runs: int) -> None:
         if self._cohort is not None and not self.live:
-            print(f"{self._cohort.description}: {time.perf_counter() - self._cohort.begun:.1f} s", file=sys.stderr)
+            print(f"{self._cohort.description}: {time.perf_counter() - self._cohort.started:.1f} s", file=sys.stderr)
         self._close()
         self._finished += runs
         if self.live:
@@ -66,7 +65,7 @@ class Bars:
 
     def waiting(self, runs: int) -> None:
         if self.live:
-            self._progress.update(self._all, state=f"another process trains the other {runs}")
+            self._progress.update(self._all, state=f"waiting for {runs} runs of another process")
 
     def message(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
@@ -83,12 +82,12 @@ class Bars:
 
 
 class CohortBar:
-    """One cohort's bar: its task, its steps."""
+    """Progress bar of one cohort: its task and its steps."""
 
     def __init__(self, progress: Progress | None, description: str, tasks: int, steps: int, done: int) -> None:
-        self.description, self.begun = description, time.perf_counter()
+        self.description, self.started = description, time.perf_counter()
         self._progress, self._tasks = progress, tasks
-        self._pending, self._shown = 0, self.begun
+        self._pending, self._shown = 0, self.started
         self._bar: Any = None
         if progress is not None:
             completed = steps * done // tasks
@@ -99,7 +98,9 @@ class CohortBar:
             self._progress.update(self._bar, state=f"task {task + 1}/{self._tasks}")
         elif task and time.perf_counter() - self._shown > QUIET_SECONDS:
             self._shown = time.perf_counter()
-            print(f"{self.description}: {task}/{self._tasks} tasks, {self._shown - self.begun:.0f} s", file=sys.stderr)
+            print(
+                f"{self.description}: {task}/{self._tasks} tasks, {self._shown - self.started:.0f} s", file=sys.stderr
+            )
 
     def steps(self, count: int) -> None:
         self._pending += count

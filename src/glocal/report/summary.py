@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import RenderableType
 
 from glocal.errors import unknown
-from glocal.metrics import CONFIDENCE, MEASURES, OVER, SCOPES, Measure, Over, Scope, Trend, forgetting_trend
+from glocal.metrics import (
+    CONFIDENCE,
+    MEASURES,
+    OVER,
+    SCOPES,
+    Measure,
+    Over,
+    Scope,
+    Trend,
+    accuracy_of,
+    average_accuracy,
+    average_forgetting,
+    forgetting_trend,
+)
 from glocal.report import table
 from glocal.report.groups import Group, View, by_algorithm, by_challenge, format_lr, group_runs
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, mean_std, signed
@@ -21,6 +34,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, Any]
 
+MAX_MATRIX_TASKS = 12
 STATISTICS = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy", "distance")
 SCOPE_NOTES = {
     "class": "class-incremental (among all classes)",
@@ -138,6 +152,28 @@ def markdown_tables(rows: Sequence[Row]) -> list[Table]:
         tables.append(Table((*columns, Column("memory"), Column("time")), tuple(sections), challenge))
     cost = "Memory: held by the algorithm after the last task. Time: seconds per run, its share of its cohort's."
     return [*tables, Table((), (), notes=(*_notes(rows), cost), records=tuple(rows))]
+
+
+def matrix_table(run: Run) -> Table:
+    """Lay out one run's test accuracies in percent: a row per task trained, a column per task tested."""
+    R = accuracy_of(run)
+    tasks = range(run.tasks) if run.tasks <= MAX_MATRIX_TASKS else [*range(MAX_MATRIX_TASKS - 1), run.tasks - 1]
+
+    def cell(t: int, o: int) -> Cell:
+        return Cell(ABSENT) if math.isnan(R[t, o]) else Cell(f"{100 * R[t, o]:.1f}", marked=o == t - 1)
+
+    sections = tuple(Section(str(t), "", (tuple(cell(t, o) for o in tasks),)) for t in range(1, run.tasks + 1))
+    title = f"{run.algorithm} ({run.locality}) on {run.challenge}, lr {run.lr:g}, seed {run.seed}: test accuracy, %"
+    if run.diverged is not None:
+        note = f"The run diverged at step {run.diverged}: its objective was not finite."
+    else:
+        forgetting = average_forgetting(R, over="t-1")
+        defined = not math.isnan(forgetting)
+        note = f"Average accuracy {100 * average_accuracy(R):.2f}" + (
+            f"; forgetting, over all tasks but the last, {100 * forgetting:.2f}." if defined else "."
+        )
+    columns = tuple(Column(str(o + 1)) for o in tasks)
+    return Table(columns, sections, title, "after task", notes=(note,))
 
 
 @dataclass(frozen=True)
