@@ -96,7 +96,9 @@ class ApproximationError:
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         cohort = make_cohort(item, context)
         rows: list[Row] = []
-        for member, trajectory in zip(cohort.members, record(cohort, item["epochs"], item["examples"]), strict=True):
+        for member, trajectory in zip(
+            cohort.members, record(cohort, item["epochs"], examples=item["examples"]), strict=True
+        ):
             # The ends of all tasks but the first, each with the memory that the task was learnt with.
             ends = [m for m, after in pairwise(trajectory.snapshots) if 0 < m.finished < after.finished]
             expand = "rank" in item

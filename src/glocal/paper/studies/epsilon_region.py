@@ -87,7 +87,7 @@ class EpsilonRegion:
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         cohort = make_cohort(item, context)
         rows: list[Row] = []
-        for member, trajectory in zip(cohort.members, record(cohort, 1, item["examples"]), strict=True):
+        for member, trajectory in zip(cohort.members, record(cohort, examples=item["examples"]), strict=True):
             trace = trajectory.trace
             moments = [m for m in trajectory.snapshots if m.finished]
             errors = curves(trace, moments, [whole(trace, o) for o in range(len(trace.tasks))])
