@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread each, for tests run side by side; none touches the user's data, cache or folder."""
+"""Fixtures of all tests: one thread per test process, and no access to the user's data, cache or working folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ import pytest
 import torch
 
 import glocal  # noqa: F401  (first: it asks for reproducible products before any are computed)
+
+SLOW = (
+    *("paper/", "fast/", "report/test_reproduction_page", "networks/test_resnet_cohorts", "cli/test_commands"),
+    *("lens/test_examination", "lens/test_instruments", "lens/test_monitor", "lens/test_perturbation"),
+    *("lens/test_retrace", "lens/test_rank", "lens/test_locality", "lens/test_task_inputs"),
+)
+"""Folders and files that `make test` leaves out; `make test-all` runs them too."""
+QUICK = ("paper/test_table1_grid", "paper/test_published")
+"""Exceptions within them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        name = item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ""
+        if name.startswith(SLOW) and not name.startswith(QUICK):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="session")

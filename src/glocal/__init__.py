@@ -1,9 +1,9 @@
-"""glocal: a continual-learning laboratory built on one idea: what is not seen any more must be approximated."""
+"""glocal: continual learning in PyTorch, by local and global approximations of the losses of past tasks."""
 
 import os
 
-# Before the first product: matrix products that round the same alone and in a batch, so that a run does not depend on
-# its cohort. A user's own setting stands.
+# Set before the first matrix product, unless the user has set it: with it MKL rounds a product the same alone and in a
+# batch, so that a run does not depend on its cohort.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 from contextlib import suppress
@@ -58,7 +58,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are used: `glocal --help` should not wait for PyTorch."""
+    """Import public names when they are first used, so that `glocal --help` does not wait for PyTorch."""
     if name in _PUBLIC:
         from importlib import import_module
 

@@ -61,6 +61,7 @@ full_precision = partial(allow_tf32, False)
 
 
 def conv_uses_tf32() -> bool:
+    """Return whether convolutions may use TF32."""
     return CUDNN.conv.fp32_precision == "tf32"
 
 

@@ -1,0 +1,1 @@
+"""The `glocal` command: one dataclass per subcommand."""

@@ -1,0 +1,1 @@
+"""Finished runs and checkpoints on disk."""

@@ -21,12 +21,14 @@ from glocal.errors import GlocalError
 
 
 def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, atomically."""
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
     with _replacing(path) as part:
         part.write_text(text + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file."""
     return json.loads(path.read_text())
 
 
