@@ -1,11 +1,15 @@
-"""The seams of `glocal.accelerate`."""
+"""The seams of `glocal.accelerate`, and that the core works without `glocal.fast`."""
 
 from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from glocal import accelerate, networks
 from glocal.fast import TRITON
@@ -34,6 +38,37 @@ def test_every_registered_acceleration_has_a_seam() -> None:
     for name, target in {**TRITON, **accelerate._targets}.items():
         assert re.fullmatch(r"(step|products|layers)\.\w+", name), name
         assert target.startswith("glocal.fast."), target
+
+
+TRAIN = """
+import sys
+if "plain" in sys.argv:
+    sys.modules["glocal.fast"] = None  # importing it fails, as without the folder
+import glocal, torch
+from glocal import accelerate
+from glocal.networks import resnet18
+torch.set_num_threads(1)
+assert bool(accelerate._targets) != ("plain" in sys.argv)
+generator = torch.Generator().manual_seed(0)
+data = [torch.randn(40, 1, 6, 6, generator=generator), torch.arange(40) % 2]
+challenge = glocal.from_tasks("two", [(data, data), ([data[0].flip(0), data[1]], data)], setting="domain")
+make = lambda shape, outputs: resnet18(shape, outputs, 2)
+runs = glocal.sweep(challenge, ["ewc"], [0.01, 0.1], [0], network=make, epochs=1, batch_size=10)
+for run in runs:
+    print({name: array.tolist() for name, array in run.arrays.items()})
+"""
+
+
+def test_training_is_the_same_without_fast(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("kernels round differently")
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    outputs = [
+        subprocess.run([sys.executable, script, mode], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        for mode in ("plain", "fast")
+    ]
+    assert outputs[0] == outputs[1] and len(outputs[0].splitlines()) == 2
 
 
 @pytest.mark.parametrize("module", [accelerate, networks, hat])
