@@ -21,8 +21,8 @@ from checkpoints import make_subject  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import examine  # noqa: E402
-from glocal.lens.error_curves import along  # noqa: E402
 from glocal.lens.record import open_run  # noqa: E402
+from glocal.lens.region import training_errors  # noqa: E402
 from glocal.report.error_curves import table  # noqa: E402
 
 NEAR, FAR = 0.1, 0.5
@@ -74,11 +74,11 @@ every pair of tasks, with the share of each term), `recursion`, `theorem1`, `the
 that task's), or `all`. In Python they take a subject:
 
 ```python
-from glocal.lens.instruments import look
+from glocal.lens.instruments import measure
 from glocal.lens.trace import trace_checkpoints
 
 subject = trace_checkpoints(network, nn.CrossEntropyLoss(), tasks, checkpoints, examples=500)
-look(subject, "theorem1").plot("theorem1.png")  # and .rows, a list of dicts
+measure(subject, "theorem1").plot("theorem1.png")  # and .rows, a list of dicts
 ```
 
 At a learning rate of {near_lr:g} it prints
@@ -138,11 +138,11 @@ algorithm states it: here EWC's penalty, of several tasks an equal share, on top
 both losses from their values at θ_o, which is all that training follows. In Python the same is
 
 ```python
-from glocal.lens.error_curves import along
+from glocal.lens.region import training_errors
 from glocal.lens.record import open_run
 
-found = along(open_run("runs/runs/0123456789abcdef").retrace(every_steps=1).run)
-found.assumptions["own"].first_break  # and .curves, .stays, .rows()
+found = training_errors(open_run("runs/runs/0123456789abcdef").retrace(every_steps=1).run)
+found.assumptions["own"].first_violation  # and .curves, .stays, .rows()
 found.plot("way.png")
 ```
 
@@ -192,7 +192,7 @@ def _way() -> str:
     with tempfile.TemporaryDirectory() as store:
         (run,) = glocal.sweep("rotated-digits", ["ewc"], [NEAR], [1], tasks=3, epochs=1, store=store, device="cpu")
         assert run.path is not None
-        found = along(open_run(run.path).retrace(every_steps=1).run)
+        found = training_errors(open_run(run.path).retrace(every_steps=1).run)
     found.plot(HERE / "images" / "lens-along.png")
     console = Console(file=StringIO(), width=100, record=True)
     console.print(table(found))

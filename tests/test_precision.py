@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from glocal import losses
 from glocal.curvature.lanczos import eigenpairs
 from glocal.lens.examination import examine
-from glocal.lens.instruments import look
+from glocal.lens.instruments import measure
 from glocal.lens.trace import trace_checkpoints
 from glocal.paper.study import Context, Summary, WorkItem, run
 from glocal.paper.tables import Row
@@ -63,7 +63,7 @@ def pairs(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tenso
 def one_instrument(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tensor]]) -> None:
     trace = trace_checkpoints(network, "cross-entropy", [(x, y), (x.flip(0), y)], states)  # which tries the network
     Recording.recorded = []
-    look(trace, "flatness")
+    measure(trace, "flatness")
 
 
 def examination(network: Recording, x: Tensor, y: Tensor, states: list[dict[str, Tensor]]) -> None:

@@ -17,11 +17,10 @@ from torch import nn
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
-from glocal.lens.approximation import fit, on_rays, order, own_curves, taylor_curves
+from glocal.lens.approximation import error_order, fit_order, losses_on_rays, own_curves, taylor_curves
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.record import RecordedRun, Snapshot, record
-from glocal.lens.taylor import taylor
-from glocal.lens.taylor_full import whole
+from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import trace_checkpoints
 
 
@@ -53,7 +52,7 @@ def test_an_expansion_of_order_p_errs_by_the_next_power_of_the_distance(p: int, 
     trace = network(4, loss=loss)
     (direction,) = unit_directions(trace, 1, 1, seed=3)
     radii = [10.0 ** (-3 + i / 4) for i in range(5)]
-    found = order(trace, 1, taylor(trace, 1, p), 7 * direction, radii)
+    found = error_order(trace, 1, taylor(trace, 1, p), 7 * direction, radii)
     assert found.used.all()
     assert abs(found.exponent - (p + 1)) < 0.02
     assert 0 < found.standard_error < 0.01
@@ -61,7 +60,7 @@ def test_an_expansion_of_order_p_errs_by_the_next_power_of_the_distance(p: int, 
 
 def test_an_error_that_is_rounding_alone_has_no_order() -> None:
     trace = anywhere(0).trace
-    found = order(trace, 0, taylor(trace, 0), torch.ones(8, dtype=torch.float64))
+    found = error_order(trace, 0, taylor(trace, 0), torch.ones(8, dtype=torch.float64))
     assert math.isnan(found.exponent) and not found.used.any()
 
 
@@ -69,7 +68,7 @@ def test_in_single_precision_rounding_is_left_out_of_the_fit() -> None:
     trace = network(4, dtype=torch.float32)
     (direction,) = unit_directions(trace, 1, 1, seed=3)
     radii = [10.0 ** (-5 + i / 4) for i in range(20)]
-    found = order(trace, 1, taylor(trace, 1), direction, radii)
+    found = error_order(trace, 1, taylor(trace, 1), direction, radii)
     assert not found.used[0] and found.used[-1]
     assert abs(found.exponent - 3) < 0.4
 
@@ -80,7 +79,7 @@ def test_a_power_law_is_found_through_zeros_and_infinities(p: float, log_c: floa
     radii = torch.logspace(-2, 1, n + holes, dtype=torch.float64)
     errors = math.exp(log_c) * radii**p
     errors[:holes] = torch.tensor([0.0, math.inf], dtype=torch.float64)[:holes]
-    found = fit(radii, errors)
+    found = fit_order(radii, errors)
     assert found.exponent == pytest.approx(p, rel=1e-9)
     assert found.standard_error < 1e-6
     assert found.used.tolist() == [False] * holes + [True] * n
@@ -90,7 +89,7 @@ def test_the_standard_error_is_that_of_a_regression() -> None:
     random = np.random.default_rng(0)
     radii = np.geomspace(0.1, 10, 9)
     errors = 3 * radii**2.5 * np.exp(0.3 * random.normal(size=9))
-    found = fit(torch.from_numpy(radii), torch.from_numpy(errors))
+    found = fit_order(torch.from_numpy(radii), torch.from_numpy(errors))
     coefficients, covariance = np.polyfit(np.log(radii), np.log(errors), 1, cov=True)
     np.testing.assert_allclose([found.exponent, found.standard_error], [coefficients[0], covariance[0, 0] ** 0.5])
 
@@ -99,7 +98,7 @@ def test_the_standard_error_is_that_of_a_regression() -> None:
 def test_few_errors_tell_little(count: int) -> None:
     radii = torch.tensor([1.0, 2.0, 4.0])
     errors = torch.where(torch.arange(3) < count, radii**2, 0)
-    found = fit(radii, errors)
+    found = fit_order(radii, errors)
     assert math.isnan(found.standard_error)
     assert math.isnan(found.exponent) if count < 2 else found.exponent == pytest.approx(2)
 
@@ -109,13 +108,13 @@ def test_on_rays_a_network_is_the_same_mapped_and_one_by_one() -> None:
     directions = unit_directions(trace, 0, 3, seed=0)
     radii = torch.tensor([[0.1, 1.0], [0.2, 2.0], [0.3, 3.0]], dtype=torch.float64)
     expansion = taylor(trace, 0, 1)
-    mapped = on_rays(trace, 0, expansion, directions, radii)
+    mapped = losses_on_rays(trace, 0, expansion, directions, radii)
 
     def looking(params: dict) -> torch.Tensor:
         found = expansion(params)
         return found if float(found) != math.pi else -found  # nothing that looks at its numbers can be mapped
 
-    single = on_rays(trace, 0, looking, directions, radii)  # type: ignore[arg-type]
+    single = losses_on_rays(trace, 0, looking, directions, radii)  # type: ignore[arg-type]
     for a, b in zip(mapped, single, strict=True):
         assert a.shape == (3, 2)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -149,19 +148,19 @@ def test_what_an_algorithm_keeps_of_a_sum_is_right_in_the_mean() -> None:
     """The soft optimum with whole Hessians knows the sum of old losses, if these are quadratics, and no one of them."""
     algorithm = OptimalSoft(structure="full", matrix="hessian", samples=0)
     found = own_curves(run_of(cohort(regressions(False), algorithm, linear, [(0, 0.1)], epochs=20)))
-    assert found.past.max() < 1e-6
+    assert found.mean_error.max() < 1e-6
     assert found.error[found.known].max() > 1e-2
 
 
 def test_counted_from_the_solution_the_error_of_sgd_is_forgetting() -> None:
     seen = run_of(cohort(blobs(), SGD()))
-    stated, levelled = own_curves(seen), own_curves(seen, levelled=True)
+    stated, relative_to_solution = own_curves(seen), own_curves(seen, relative_to_solution=True)
     torch.testing.assert_close(stated.error[stated.known], stated.true[stated.known])
     for i, moment in enumerate(seen.snapshots):
         for o in range(moment.finished):
             reached = float(seen.trace.value(o, seen.trace.checkpoints[o + 1]))
             forgotten = float(seen.trace.value(o, moment.checkpoint)) - reached
-            assert float(levelled.error[i, o]) == pytest.approx(abs(forgotten), abs=1e-6)
+            assert float(relative_to_solution.error[i, o]) == pytest.approx(abs(forgotten), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -194,7 +193,7 @@ def test_errors_beyond_numbers_are_infinite() -> None:
     found = taylor_curves(trace)
     assert found.error[1, 0] < 1e-12
     assert found.error[2:, 1].isinf().all() and found.error[2, 0].isinf()
-    assert found.error[3, 0].isfinite() and found.past[3].isinf()
+    assert found.error[3, 0].isfinite() and found.mean_error[3].isinf()
     assert found.error.isnan().equal(~found.known)
 
 
@@ -210,12 +209,12 @@ def test_bad_input_is_said() -> None:
     ones = torch.ones(theta_of(trace, 0).shape, dtype=torch.float64)
     with pytest.raises(GlocalError, match="every_epochs = -1"):
         record(cohort(blobs(), SGD(), hidden), every_epochs=-1)
-    with pytest.raises(GlocalError, match=r"length above 0; 0\.0"):
-        order(trace, 0, expansion, 0 * ones)
+    with pytest.raises(GlocalError, match=r"length 0\.0"):
+        error_order(trace, 0, expansion, 0 * ones)
     with pytest.raises(GlocalError, match="radii are positive"):
-        order(trace, 0, expansion, ones, [0.0, 1.0])
+        error_order(trace, 0, expansion, ones, [0.0, 1.0])
     with pytest.raises(GlocalError, match="task 5 was given"):
-        order(trace, 5, expansion, ones)
+        error_order(trace, 5, expansion, ones)
     with pytest.raises(GlocalError, match="no moment"):
         taylor_curves(trace, snapshots=[])
     with pytest.raises(GlocalError, match="task 3 was given"):
@@ -226,7 +225,7 @@ def test_in_double_precision_the_order_of_a_smooth_network_is_found() -> None:
     """What an expansion of the second order leaves out is of the third; in single precision rounding hides it."""
     trace = network(seed=5, tasks=2, dtype=torch.float32)
     exact = trace.double()
-    found = order(exact, 0, whole(exact, 0), exact.update(1), [10 ** (-i / 4) for i in range(3, 10)])
+    found = error_order(exact, 0, exact_taylor(exact, 0), exact.update(1), [10 ** (-i / 4) for i in range(3, 10)])
     assert found.exponent == pytest.approx(3, abs=0.1) and bool(found.used.all())
 
 

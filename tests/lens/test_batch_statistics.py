@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from glocal import losses
 from glocal.curvature.products import hessian_operator
-from glocal.lens.batch_statistics import by_batch
+from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import resnet18
 from glocal.risk import Risk
 
@@ -29,7 +29,7 @@ def residual() -> tuple[nn.Module, Tensor]:
 def test_in_evaluation_mode_it_is_the_network_in_training_mode(make) -> None:
     network, x = make()
     state = {k: v.clone() for k, v in network.state_dict().items()}
-    made = by_batch(network).eval()
+    made = with_batch_statistics(network).eval()
     expected = network.train()(x)
     torch.testing.assert_close(made(x), expected, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(network.eval()(x), expected, rtol=1e-3), "the original is as it was"
@@ -39,19 +39,19 @@ def test_in_evaluation_mode_it_is_the_network_in_training_mode(make) -> None:
 
 def test_the_scale_of_what_is_normalised_does_not_matter() -> None:
     network, x = plain()
-    made = by_batch(network).eval()
+    made = with_batch_statistics(network).eval()
     before = made(x)
     with torch.no_grad():
         for parameter in next(network.children()).parameters():
             parameter.mul_(1e6)
-    larger = by_batch(network).eval()
+    larger = with_batch_statistics(network).eval()
     torch.testing.assert_close(larger(x), before, rtol=1e-3, atol=0)
     assert not torch.allclose(network.eval()(x), before, rtol=0.1)
 
 
 def test_hessian_products_against_autograd() -> None:
     network, x = plain()
-    made, y = by_batch(network).eval(), torch.arange(9) % 3
+    made, y = with_batch_statistics(network).eval(), torch.arange(9) % 3
     params = {k: p.detach() for k, p in made.named_parameters()}
     sizes = [p.numel() for p in params.values()]
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import glocal
 from glocal.errors import GlocalError
 from glocal.lens import examine
-from glocal.lens.advice import advise
+from glocal.lens.advice import NextTask, advise
 from glocal.lens.examination import examine_trace
 from glocal.lens.record import open_run
 from glocal.lens.trace import trace_checkpoints
@@ -183,9 +183,8 @@ def test_statistics_of_batchnorm_are_those_of_each_checkpoint() -> None:
     assert float(found.forgetting.statistics[1, 0]) == pytest.approx(measured, rel=1e-5)
     assert bool(found.inside[1, 0]) and abs(float(found.forgetting.error[1, 0])) < 1e-6
     draw(found, Figure())
-    told = "running statistics changed old losses"
-    assert told in examine(module, "cross-entropy", tasks, states, abs(measured) / 2).advice.reason
-    assert told not in examine(module, "cross-entropy", tasks, states, abs(measured) * 2).advice.reason
+    assert examine(module, "cross-entropy", tasks, states, abs(measured) / 2).warning is not None
+    assert examine(module, "cross-entropy", tasks, states, abs(measured) * 2).warning is None
 
 
 def test_what_statistics_do_is_no_error_of_the_expansion() -> None:
@@ -257,10 +256,10 @@ def test_a_run_that_diverged_is_outside(point: int, tmp_path: Path) -> None:
 
 def of_numbers(error: Sequence[float], forgotten: Sequence[float], share: float, epsilon: float = 0.1) -> Any:
     errors = torch.tensor(error, dtype=torch.float64)
-    ways = torch.arange(1.0, len(error) + 1)
     spectrum = torch.tensor([[2.0, -1.0]] * 3)
     traces = torch.full((3,), 3.0 / share)
-    return advise(epsilon, ways, 5 * ways, errors, torch.tensor(forgotten), spectrum, traces, 50, (1.0, 0.5, 9.0))
+    after = NextTask(1.0, 0.5, 9.0)
+    return advise(epsilon, errors, torch.tensor(forgotten), spectrum, traces, parameters=50, next_task=after)
 
 
 def test_what_is_recommended_follows_the_numbers() -> None:
@@ -269,24 +268,20 @@ def test_what_is_recommended_follows_the_numbers() -> None:
     spread = of_numbers([0.01, 0.05], [0, 0.01], 0.3)
     assert (spread.family, spread.locality) == ("quadratic", "local") and "30 % of the trace" in spread.reason
     assert of_numbers([0.01, 0.05], [0, 0.5], 0.9).family == "quadratic"
-    assert (
-        "lead back" in of_numbers([0.01], [0, 0.5], 0.9).reason
-        and "slopes" in of_numbers([0.01], [0, -0.5], 0.9).reason
-    )
     left = of_numbers([0.01, -0.7, 0.2], [0, 0.5], 0.9)
     assert (left.family, left.locality) == ("replay", "global") and "er" in left.algorithms
-    assert "2 of 3 pairs" in left.reason and "2 away" in left.reason and "wrong by 0.7" in left.reason
+    assert "2 of 3 pairs" in left.reason
     assert of_numbers([0.01, math.nan], [0, 0.01], 0.9).family == "replay"
-    assert of_numbers([0.01], [0, 0.01], math.nan).family == "quadratic"  # a trace that nobody knows
+    assert of_numbers([0.01], [0, 0.01], math.nan).family == "quadratic"  # an unknown trace
 
 
 @pytest.mark.parametrize(
     ("far", "family", "told"),
-    [(0.4, "quadratic", "stays inside"), (3.0, "replay", "safe"), (20.0, "replay", "leaves it")],
+    [(0.4, "quadratic", "stays inside"), (3.0, "replay", "may leave"), (20.0, "replay", "leaves its")],
 )
 def test_of_one_task(far: float, family: str, told: str) -> None:
-    none = torch.zeros(0)
-    found = advise(0.1, none, none, none, torch.zeros(1), torch.ones(1, 2), torch.ones(1), 50, (far, 0.5, 9.0))
+    spectrum, after = (torch.ones(1, 2), torch.ones(1)), NextTask(far, 0.5, 9.0)
+    found = advise(0.1, torch.zeros(0), torch.zeros(1), *spectrum, parameters=50, next_task=after)
     assert found.family == family and told in found.reason
     figure = Figure()
     draw(examine(*quartic(3.0, 1.0)), figure)
@@ -320,7 +315,7 @@ def test_mistakes_are_told() -> None:
 
     wrong: list[tuple[tuple[Any, ...], str]] = [
         ((module, "cross-entropi", tasks, states), "unknown loss"),
-        ((module, 3, tasks, states), "a loss is 'cross-entropy'"),
+        ((module, 3, tasks, states), "the loss must be 'cross-entropy'"),
         ((module, summed, tasks, states), "no mean over samples"),
         ((module, "cross-entropy", tasks, states[:1]), "1 checkpoints"),
         ((module, "cross-entropy", tasks[:1], states), "4 checkpoints were given for 1 tasks, which need 2"),
@@ -382,7 +377,7 @@ def test_common_mistakes_with_checkpoints_and_losses_are_named() -> None:
     ):
         with pytest.raises(GlocalError, match=said):
             examine(module, loss, tasks, [states[0], wrapped], 0.1)
-    with pytest.raises(GlocalError, match=r"the class MSELoss was given: make one of it, MSELoss\(\)"):
+    with pytest.raises(GlocalError, match=r"the class MSELoss; give an instance, MSELoss\(\)"):
         examine(module, nn.MSELoss, tasks, states, 0.1)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quadratics import Quadratics, anywhere, dense_hessian, diverged, network, theta_of
 
 from glocal.errors import GlocalError
-from glocal.lens.forgetting import average, forgetting, measured, recursion
+from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
 from glocal.lens.trace import TrainingTrace
 from glocal.metrics import OVER, Over, average_forgetting
 
@@ -83,7 +83,7 @@ def test_averages_are_those_of_the_metrics(over: Over) -> None:
     known = anywhere(0, 4)
     losses = np.array([[known.loss(o, theta) for o in range(4)] for theta in known.thetas])
     expected = [average_forgetting(losses, t, over, by="loss") for t in range(1, 5)]
-    np.testing.assert_allclose(average(measured(known.trace), over), expected, rtol=1e-12)
+    np.testing.assert_allclose(average(measured_forgetting(known.trace), over), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])

@@ -19,7 +19,8 @@ from torch import nn
 from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens.examination import examine_trace
-from glocal.lens.instruments import BINS, EXPANSIONS, INSTRUMENTS, Look, Row, look
+from glocal.lens.instruments import INSTRUMENTS, NUM_BINS, Measurement, measure
+from glocal.lens.taylor import EXPANSIONS
 from glocal.lens.trace import TrainingTrace, trace_checkpoints
 from glocal.paper.tables import read_table
 from glocal.report.instruments import draw, tables
@@ -33,8 +34,11 @@ def small() -> TrainingTrace:
 
 
 @pytest.fixture(scope="module")
-def looks(small: TrainingTrace) -> dict[str, Look]:
-    return {name: look(small, name) for name in INSTRUMENTS}
+def looks(small: TrainingTrace) -> dict[str, Measurement]:
+    return {name: measure(small, name) for name in INSTRUMENTS}
+
+
+Row = dict[str, str | int | float | bool | None]
 
 
 def number(row: Row, name: str) -> float:
@@ -45,35 +49,35 @@ def number(row: Row, name: str) -> float:
 
 def test_quadratics_have_no_error_and_are_foretold() -> None:
     trace = anywhere(seed=1, tasks=4).trace
-    second = [row for row in look(trace, "error").rows if row["expansion"] == "order 2"]
+    second = [row for row in measure(trace, "error").rows if row["expansion"] == "order 2"]
     assert len(second) == 1 + 2 + 3 and max(number(row, "error") for row in second) < 1e-9
-    assert max(number(row, "smallest") for row in look(trace, "assumption").rows) < 1e-9
-    pairs = look(trace, "forgetting").rows
-    assert [(row["learnt"], row["task"]) for row in pairs] == [(t, o) for t in (2, 3, 4) for o in range(t - 1)]
+    assert max(number(row, "min_epsilon") for row in measure(trace, "assumption").rows) < 1e-9
+    pairs = measure(trace, "forgetting").rows
+    assert [(row["learned"], row["task"]) for row in pairs] == [(t, o) for t in (2, 3, 4) for o in range(t - 1)]
     for row in pairs:
         assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
         assert number(row, "gradient_share") + number(row, "quadratic_share") == pytest.approx(1)
-    for row in look(trace, "recursion").rows:
+    for row in measure(trace, "recursion").rows:
         terms = sum(number(row, k) for k in ("before", "gradient", "quadratic", "v"))
         assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
         assert number(row, "predicted") == pytest.approx(terms, rel=1e-9)
 
 
-def test_the_smallest_epsilon_is_the_largest_error(looks: dict[str, Look]) -> None:
+def test_the_smallest_epsilon_is_the_largest_error(looks: dict[str, Measurement]) -> None:
     errors = [row for row in looks["error"].rows if row["expansion"] == "order 2"]
-    assert [row["learnt"] for row in looks["assumption"].rows] == [2, 3]
+    assert [row["learned"] for row in looks["assumption"].rows] == [2, 3]
     for row in looks["assumption"].rows:
-        own = {other["task"]: other["error"] for other in errors if other["learnt"] == row["learnt"]}
-        assert row["smallest"] == max(own.values()) and own[row["task"]] == row["smallest"]  # type: ignore[type-var]
+        own = {other["task"]: other["error"] for other in errors if other["learned"] == row["learned"]}
+        assert row["min_epsilon"] == max(own.values()) and own[row["task"]] == row["min_epsilon"]  # type: ignore[type-var]
 
 
-def test_orders_are_those_of_a_smooth_loss(looks: dict[str, Look]) -> None:
+def test_orders_are_those_of_a_smooth_loss(looks: dict[str, Measurement]) -> None:
     found = {row["expansion"]: row["order"] for row in looks["error"].rows}
     for i, name in enumerate(("order 0", "order 1", "order 2")):
         assert found[name] == pytest.approx(i + 1, abs=0.4)
 
 
-def test_expansions_by_all_forms_of_the_hessian(looks: dict[str, Look]) -> None:
+def test_expansions_by_all_forms_of_the_hessian(looks: dict[str, Measurement]) -> None:
     """What a form leaves out of the Hessian is of the second order, as all of it is for an expansion of order 1."""
     found = {row["expansion"]: number(row, "order") for row in looks["error"].rows}
     assert list(found) == list(EXPANSIONS)
@@ -81,17 +85,17 @@ def test_expansions_by_all_forms_of_the_hessian(looks: dict[str, Look]) -> None:
         assert found[name] == pytest.approx(found["order 1"], abs=0.5)
 
 
-def test_a_spectrum_is_counted(small: TrainingTrace, looks: dict[str, Look]) -> None:
+def test_a_spectrum_is_counted(small: TrainingTrace, looks: dict[str, Measurement]) -> None:
     values = torch.linalg.eigvalsh(dense_hessian(small, 0) / 2)  # one task, before a second
     radius = float(values.abs().max())
-    expected, edges = np.histogram(values.numpy(), BINS, (-radius, radius))
+    expected, edges = np.histogram(values.numpy(), NUM_BINS, (-radius, radius))
     own = [row for row in looks["spectrum"].rows if row["tasks"] == 1]
     np.testing.assert_allclose([number(row, "eigenvalue") for row in own], (edges[1:] + edges[:-1]) / 2, rtol=1e-5)
     counts = np.array([number(row, "eigenvalues") for row in own])
     assert counts.sum() == pytest.approx(len(values)) and np.abs(np.cumsum(counts - expected)).max() < 0.01
 
 
-def test_curvature_is_that_of_dense_matrices(small: TrainingTrace, looks: dict[str, Look]) -> None:
+def test_curvature_is_that_of_dense_matrices(small: TrainingTrace, looks: dict[str, Measurement]) -> None:
     values = [torch.linalg.eigvalsh(dense_hessian(small, o)) for o in range(3)]
     for row, own in zip(looks["flatness"].rows, values, strict=True):
         assert row["top"] == pytest.approx(float(own.max()), rel=1e-6)
@@ -102,28 +106,28 @@ def test_curvature_is_that_of_dense_matrices(small: TrainingTrace, looks: dict[s
     assert row["rank"] == int((average.abs() > 0.01).sum()) and row["error"] == 0
 
 
-def test_what_theorem_2_adds_up(looks: dict[str, Look]) -> None:
+def test_what_theorem_2_adds_up(looks: dict[str, Measurement]) -> None:
     rows = looks["theorem2"].rows
-    assert [(row["learnt"], row["task"]) for row in rows] == [(2, 0), (3, 0), (3, 1)]
+    assert [(row["learned"], row["task"]) for row in rows] == [(2, 0), (3, 0), (3, 1)]
     for row in rows:
         parts = number(row, "outer") + number(row, "functional")
         assert row["hessian"] == pytest.approx(parts)
 
 
 @pytest.mark.parametrize("name", INSTRUMENTS)
-def test_every_row_is_drawn(name: str, looks: dict[str, Look], tmp_path: Path) -> None:
+def test_every_row_is_drawn(name: str, looks: dict[str, Measurement], tmp_path: Path) -> None:
     found = looks[name]
     how, figure = found.instrument, Figure(layout="constrained")
     assert found.rows and all(set(row) == set(found.rows[0]) for row in found.rows)
     draw(found, figure)
     named = [axes.get_title(loc="left") or [x.get_label() for x in axes.lines] for axes in figure.axes]
-    words = [line.replace("_", " ") for line in how.lines]
-    assert named == (words if how.by or len(words) == 1 else [words])
-    drawn = {line: figure.axes[i if how.by else 0].lines for i, line in enumerate(how.lines)}
-    for i, line in enumerate(how.lines):
+    words = [line.replace("_", " ") for line in how.y]
+    assert named == (words if how.group or len(words) == 1 else [words])
+    drawn = {line: figure.axes[i if how.group else 0].lines for i, line in enumerate(how.y)}
+    for i, line in enumerate(how.y):
         finite = [r for r in found.rows if all(math.isfinite(number(r, k)) for k in (how.x, line))]
         shown = [r for r in finite if not how.log or min(number(r, how.x), number(r, line)) > 0]
-        own = drawn[line] if how.by else [drawn[line][i]]
+        own = drawn[line] if how.group else [drawn[line][i]]
         assert sum(np.size(x.get_xdata()) for x in own) == len(shown) > 0
     assert found.plot(tmp_path / "f.svg").stat().st_size > 1000
 
@@ -131,7 +135,7 @@ def test_every_row_is_drawn(name: str, looks: dict[str, Look], tmp_path: Path) -
 def test_one_task_has_what_one_task_can_have() -> None:
     trace = network(seed=2, tasks=1)
     for name in INSTRUMENTS:
-        rows = look(trace, name).rows
+        rows = measure(trace, name).rows
         assert bool(rows) is (name in ("ground-truth", "perturbation", "flatness", "rank", "spectrum")), name
 
 
@@ -192,7 +196,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "a-rank.parquet",
     }
     (row,) = read_table(tmp_path / "new" / "a-recursion.parquet")
-    assert row["learnt"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)  # type: ignore[operator]
+    assert row["learned"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)  # type: ignore[operator]
     for given in (["--epsilon", "0.1"], ["--eigenvalues", "3"], ["--seed", "1"]):
         assert main([*asked, "rank", *given]) == 2
         assert f"{given[0]} " in capsys.readouterr().err
@@ -217,9 +221,7 @@ def test_who_cannot_be_used_does_not_stop_the_others(tmp_path: Path, capsys: pyt
     asked = ["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu", "--show"]
     assert main([*asked, "ground-truth", "error", "flatness", "perturbation"]) == 2
     out, err = capsys.readouterr()
-    assert (
-        "2 of 4 instruments cannot be used here. ground-truth: outputs of the shape" in err and out.count("Wrote") == 2
-    )
+    assert "2 of 4 instruments failed. ground-truth: outputs have the shape" in err and out.count("Wrote") == 2
     assert "perturbation: losses around a solution are taken in float64, where the network fails: " in err
     assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet"))
 
@@ -252,7 +254,7 @@ def test_layers_without_second_derivatives_are_told_in_python_too() -> None:
     bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
     states = [{k: p + 0.1 * t for k, p in bag.state_dict().items()} for t in range(3)]
     tasks = [(torch.randint(5, (8, 3)), torch.arange(8) % 2) for _ in range(2)]
-    for asked in (lambda s: look(s, "theorem1"), lambda s: examine_trace(s, 0.1)):
+    for asked in (lambda s: measure(s, "theorem1"), lambda s: examine_trace(s, 0.1)):
         with pytest.raises(GlocalError, match="differentiated twice"):
             asked(trace_checkpoints(bag, "cross-entropy", tasks, states))
 
@@ -260,23 +262,23 @@ def test_layers_without_second_derivatives_are_told_in_python_too() -> None:
 def test_an_empty_panel_leaves_its_neighbour_alone() -> None:
     for name in ("forgetting", "theorem2", "perturbation"):
         how, figure = INSTRUMENTS[name], Figure()
-        rows: list[Row] = [{how.x: x, how.lines[0]: 0.5 * x, how.lines[1]: math.nan, "task": 0} for x in (1, 2, 3)]
-        draw(Look(name, how, rows), figure)
+        rows: list[Row] = [{how.x: x, how.y[0]: 0.5 * x, how.y[1]: math.nan, "task": 0} for x in (1, 2, 3)]
+        draw(Measurement(name, how, rows), figure)
         full, empty = figure.axes[:2]
         assert len(full.get_yticks()) > 1 and not full.texts and len(empty.texts) == 1
 
 
 def test_a_figure_of_no_numbers_says_so(tmp_path: Path) -> None:
     for name, how in INSTRUMENTS.items():
-        row: Row = {how.x: 1, **dict.fromkeys(how.lines, math.nan), **({how.by: 0} if how.by else {})}
+        row: Row = {how.x: 1, **dict.fromkeys(how.y, math.nan), **({how.group: 0} if how.group else {})}
         figure = Figure()
-        draw(Look(name, how, [row]), figure)
+        draw(Measurement(name, how, [row]), figure)
         assert all([t.get_text() for t in axes.texts] == ["no numbers to draw"] for axes in figure.axes)
-        assert Look(name, how, [row]).plot(tmp_path / "f.png").stat().st_size > 0
+        assert Measurement(name, how, [row]).plot(tmp_path / "f.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_tables_break_no_word(width: int, looks: dict[str, Look]) -> None:
+def test_tables_break_no_word(width: int, looks: dict[str, Measurement]) -> None:
     for found in looks.values():
         made = tables(found, width)
         text = io.StringIO()
@@ -290,11 +292,11 @@ def test_tables_break_no_word(width: int, looks: dict[str, Look]) -> None:
 
 def test_counts_are_whole_numbers_on_their_axis() -> None:
     figure = Figure()
-    row: Row = {"learnt": 2, "smallest": 0.5, "task": 0}
-    draw(Look("assumption", INSTRUMENTS["assumption"], [row]), figure)
+    row: Row = {"learned": 2, "min_epsilon": 0.5, "task": 0}
+    draw(Measurement("assumption", INSTRUMENTS["assumption"], [row]), figure)
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
 
 
 def test_no_such_instrument(small: TrainingTrace) -> None:
     with pytest.raises(GlocalError, match=r"instrument 'flatnes'\. Did you mean 'flatness'"):
-        look(small, "flatnes")
+        measure(small, "flatnes")

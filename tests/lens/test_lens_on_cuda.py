@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import train
-from glocal.lens.approximation import order, own_curves, taylor_curves
+from glocal.lens.approximation import error_order, own_curves, taylor_curves
 from glocal.lens.examination import examine_trace
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
@@ -24,7 +24,7 @@ from glocal.lens.monitor import Monitor
 from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank
 from glocal.lens.record import record
-from glocal.lens.region import principal_directions, radii, random_directions
+from glocal.lens.region import principal_directions, random_directions, region_radii
 from glocal.lens.taylor import taylor
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
@@ -55,7 +55,7 @@ def trace() -> TrainingTrace:
 
 def regions(trace: TrainingTrace) -> Any:
     ways = torch.cat([principal_directions(trace, 0, 2), random_directions(trace, 0, 3)])
-    return radii(trace, 0, taylor(trace, 0, 2), ways, 0.05).radii
+    return region_radii(trace, 0, taylor(trace, 0, 2), ways, 0.05).radii
 
 
 INSTRUMENTS: dict[str, Callable[[TrainingTrace], Any]] = {
@@ -70,7 +70,7 @@ INSTRUMENTS: dict[str, Callable[[TrainingTrace], Any]] = {
     "rank, estimated": lambda s: rank(s, method="density", steps=10, probes=3),
     "perturbation": lambda s: perturbation(s, 1, eigenvectors=3, directions=3),
     "regions": regions,
-    "order": lambda s: order(s, 0, taylor(s, 0, 1), random_directions(s, 0, 1)[0]),
+    "order": lambda s: error_order(s, 0, taylor(s, 0, 1), random_directions(s, 0, 1)[0]),
 }
 
 

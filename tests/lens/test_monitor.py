@@ -85,19 +85,19 @@ def test_a_break_is_told_once_when_it_comes() -> None:
     epsilon = float(largest[0][1] + largest[0][2]) / 2  # the first run breaks between its second and third look
     assert largest[0][0] < epsilon and largest[0][1] < epsilon < largest[0][2]
     told: list[str] = []
-    monitor = Monitor(trained, epsilon, every=1, tell=told.append)
+    monitor = Monitor(trained, epsilon, every=1, on_violation=told.append)
     watched(monitor)
     for run, errors in enumerate(largest):
         outside = (errors >= epsilon).nonzero().flatten().tolist()
-        found = monitor.breaks[run]
+        found = monitor.violations[run]
         assert (found is None) == (not outside)
         if found is not None:
-            assert found.moment == outside[0] and found == monitor.assumption(run).first_break
-    first = monitor.breaks[0]
-    assert first is not None and (first.task, first.after, first.step) == (2, 20, 25)
-    assert len(told) == sum(b is not None for b in monitor.breaks)
+            assert found.snapshot == outside[0] and found == monitor.assumption(run).first_violation
+    first = monitor.violations[0]
+    assert first is not None and (first.task, first.last_step_inside, first.step) == (2, 20, 25)
+    assert len(told) == sum(b is not None for b in monitor.violations)
     (said,) = [sentence for sentence in told if sentence.startswith("sgd, lr 0.3, seed 0: ")]
-    assert "locality broke between steps 20 and 25, with 2 tasks finished" in said
+    assert "violated between steps 20 and 25, with 2 tasks finished" in said
 
 
 def test_who_knows_no_error_at_the_first_solution_says_nothing_of_it() -> None:
@@ -106,17 +106,17 @@ def test_who_knows_no_error_at_the_first_solution_says_nothing_of_it() -> None:
     watched(lost)
     own = Monitor(cohort(blobs(), ER(slots=2), runs=RUNS), 1e-12, "own", every=1)
     watched(own)
-    for found in (*lost.breaks, *own.breaks):
-        assert found is not None and found.after == -1 and str(found).startswith("locality broke at step 15")
+    for found in (*lost.violations, *own.violations):
+        assert found is not None and found.last_step_inside == -1 and "violated at step 15" in str(found)
 
 
 def test_a_break_at_the_first_look_is_after_the_first_task() -> None:
     """Ten steps a task: at its solution an expansion has no error."""
     monitor = Monitor(cohort(blobs(), SGD(), runs=RUNS), 1e-12, every=1)
     watched(monitor)
-    for found in monitor.breaks:
-        assert found is not None and (found.moment, found.after, found.step) == (0, 10, 15)
-        assert str(found).startswith("locality broke between steps 10 and 15, with 1 task finished")
+    for found in monitor.violations:
+        assert found is not None and (found.snapshot, found.last_step_inside, found.step) == (0, 10, 15)
+        assert "violated between steps 10 and 15, with 1 task finished" in str(found)
 
 
 @pytest.mark.parametrize(("epochs", "every", "steps"), [(5, 3, [40, 50]), (1, 3, [10]), (4, 2, [30, 40])])
@@ -124,7 +124,7 @@ def test_it_looks_every_few_epochs_and_at_the_last(epochs: int, every: int, step
     monitor = Monitor(cohort(blobs(2), SGD(), epochs=epochs), 1e9, every=every)
     watched(monitor)
     assert monitor.curves().step.tolist() == steps
-    assert monitor.assumption().first_break is None
+    assert monitor.assumption().first_violation is None
 
 
 def test_by_default_it_looks_more_seldom_as_tasks_become_more() -> None:
@@ -156,20 +156,20 @@ def test_replay_of_everything_is_seen_to_have_no_error() -> None:
         found = monitor.curves(run)
         assert found.known.sum() == 6 and found.error[found.known].max() < 1e-6
         assert found.distance[found.known].min() > 0
-    assert monitor.breaks == [None] * 3
+    assert monitor.violations == [None] * 3
 
 
 def test_columns_of_finished_tasks_are_seen_not_to_change() -> None:
     monitor = Monitor(cohort(blobs(), PNN()), 1e-4, "own")
     watched(monitor)
-    assert monitor.breaks == [None] and monitor.curves().known.any()
+    assert monitor.violations == [None] and monitor.curves().known.any()
 
 
 def test_a_run_that_diverges_breaks_and_the_others_go_on() -> None:
     trained = cohort(blobs(), SGD(), runs=[(0, 1e20), (1, 1e-4)])
     monitor = Monitor(trained, 1.0)
     watched(monitor)
-    lost, small = monitor.breaks
+    lost, small = monitor.violations
     assert lost is not None and lost.task == 1 and lost.error == float("inf")
     assert small is None and monitor.curves(1).error[monitor.curves(1).known].max() < 0.1
 
@@ -184,7 +184,7 @@ def test_it_watches_one_training_from_its_beginning() -> None:
     trained = cohort(blobs(), SGD())
     monitor = Monitor(trained, 1.0)
     watched(monitor)
-    with pytest.raises(GlocalError, match="task 0 is in training, and this monitor has seen 2 tasks end"):
+    with pytest.raises(GlocalError, match="task 0 is training, but this monitor has seen 2 tasks end"):
         watched(monitor)
     training = train(trained)
     next(training)
@@ -196,10 +196,10 @@ def test_it_watches_one_training_from_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"epsilon": -1.0}, "finite ε above 0; -1"),
+        ({"epsilon": -1.0}, "epsilon = -1"),
         ({"approximation": "diagnoal"}, "Did you mean 'diagonal'"),
-        ({"every": 0}, "every=0"),
-        ({"examples": 0}, "1 example of a task or more; 0"),
+        ({"every": 0}, "every = 0"),
+        ({"examples": 0}, "examples = 0"),
     ],
 )
 def test_bad_input_is_said(given: dict, message: str) -> None:
@@ -209,13 +209,13 @@ def test_bad_input_is_said(given: dict, message: str) -> None:
 
 @pytest.mark.parametrize("runs", [RUNS[:1], RUNS], ids=["one run", "several"])
 def test_who_cannot_be_expanded_is_watched_by_the_algorithms_own_approximation(runs: list) -> None:
-    with pytest.raises(GlocalError, match=r"cannot be watched by expansions, but by 'own'\..*two samples or more"):
+    with pytest.raises(GlocalError, match=r"cannot be monitored with expansions; use 'own'\..*two samples or more"):
         watched(Monitor(cohort(blobs(), SGD(), Together, runs), 1.0))
     monitor = Monitor(cohort(blobs(), ER(slots=240), Together, runs), 1e-5, "own")
     watched(monitor)
-    assert monitor.breaks == [None] * len(runs) and monitor.curves().known.any()
+    assert monitor.violations == [None] * len(runs) and monitor.curves().known.any()
 
 
 def test_networks_with_outputs_for_every_task_are_not_expanded() -> None:
-    with pytest.raises(GlocalError, match="pnn has outputs of their own for every task"):
+    with pytest.raises(GlocalError, match="pnn has separate outputs for every task"):
         Monitor(cohort(blobs(), PNN()), 1.0)

@@ -39,8 +39,8 @@ def test_it_changes_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one.arrays[name], array)
     assert [len(notes(plain, lr)) for lr in (0.01, 0.3)] == [0, 0]
     (near,), (far,) = notes(watched, 0.01), notes(watched, 0.3)
-    assert near.startswith("monitored with ε = 0.1: inside every old task's region, with errors up to")
-    assert far.startswith("monitored with ε = 0.1: locality broke between steps ")
+    assert near.startswith("monitored with ε = 0.1: the locality assumption holds; the largest error is")
+    assert far.startswith("monitored with ε = 0.1: the locality assumption is violated between steps ")
     assert all("monitored" not in run.info for run in plain)
     for run in watched:
         kept = run.info["monitored"]
@@ -54,14 +54,14 @@ def test_it_changes_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
 
 def test_partitioned_networks_by_their_own_approximation(tmp_path: Path) -> None:
     (note,) = notes(made(tmp_path, 0.1, "pnn"), 0.3)
-    assert note == "monitored with ε = 0.1: inside every old task's region, with errors up to 0"
+    assert note == "monitored with ε = 0.1: the locality assumption holds; the largest error is 0"
 
 
 def test_by_what_is_said(tmp_path: Path) -> None:
     """Replay of everything is exact; plain SGD's 0 is not, however near; and a chain has Kronecker factors."""
     how = {"epochs": 4, "batch_size": 10, "monitor": 0.1, "monitor_by": "own"}
     (exact,) = glocal.sweep(two_tasks(), [("er", {"slots": 180})], [0.1], [1], store=tmp_path / "a", **how)  # type: ignore[arg-type]
-    assert exact.info["notes"][-1].startswith("monitored with ε = 0.1 by own: inside every old task's region")
+    assert exact.info["notes"][-1].startswith("monitored with ε = 0.1 by own: the locality assumption holds")
     (none,) = glocal.sweep(two_tasks(), ["sgd"], [0.01], [1], store=tmp_path / "b", **how)  # type: ignore[arg-type]
     assert none.info["notes"][-1].startswith("monitored with ε = 0.1 by own: locality broke")
     run = ["run", "rotated-digits", "sgd", "--tasks", "2", "--epochs", "1", "--batch-size", "500"]

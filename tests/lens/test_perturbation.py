@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,7 @@ from torch.nn import functional
 from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.errors import GlocalError
-from glocal.lens import perturbation as module
-from glocal.lens.perturbation import RADII, perturbation, principal, unit_directions
+from glocal.lens.perturbation import RADII, perturbation, top_eigenpairs, unit_directions
 from glocal.lens.trace import TrainingTrace, trace_checkpoints
 from glocal.tree import Params
 
@@ -68,7 +68,7 @@ def test_a_quadratic_by_its_closed_form(off: float) -> None:
     np.testing.assert_allclose(found.score(), ratios.mean(1), rtol=1e-4)
     others = [np.abs(change(random)[[i]] / np.delete(change(random), i, 0)).mean(0) for i in range(7)]
     np.testing.assert_allclose(found.score(kind="random"), others, rtol=1e-4)
-    assert (found.known() == 7).all() and (found.known(kind="random") == 6).all()
+    assert (found.num_ratios() == 7).all() and (found.num_ratios(kind="random") == 6).all()
     if not off:  # at a minimum of a quadratic the radius cancels
         stiffness = ((random @ hessian) * random).sum(1)
         np.testing.assert_allclose(found.score()[:, -1], values[::-1] * (1 / stiffness).mean(), rtol=1e-9)
@@ -86,7 +86,7 @@ def test_beyond_the_largest_number() -> None:
     x, y, best = correlated()
     found = perturbation(regression(best, x, y), 0, eigenvectors=2, radii=[1.0, 1e200])
     assert found.losses["train"]["eigen"][:, 1].tolist() == [torch.inf] * 2
-    assert found.known()[:, 1].tolist() == [0, 0] and found.score()[:, 1].isnan().all()
+    assert found.num_ratios()[:, 1].tolist() == [0, 0] and found.score()[:, 1].isnan().all()
     assert found.score()[:, 0].isfinite().all()
 
     # Along the eigenvector the square of 1.5e154 is beyond; along a random direction a part of it is not.
@@ -95,13 +95,13 @@ def test_beyond_the_largest_number() -> None:
     edge = perturbation(regression(np.zeros(FEATURES), steep, np.zeros(1)), 0, eigenvectors=1, radii=[1.5e154])
     assert edge.losses["train"]["eigen"].item() == torch.inf
     assert edge.losses["train"]["random"].isfinite().all()
-    assert edge.score().item() == torch.inf and edge.known().item() == 10
+    assert edge.score().item() == torch.inf and edge.num_ratios().item() == 10
 
 
 def test_no_change_beside_no_change_is_no_ratio() -> None:
     found = perturbation(regression(np.zeros(2), np.zeros((3, 2)), np.ones(3)), 0, eigenvectors=1, radii=[1.0])
     assert found.losses["train"]["eigen"].item() == found.base["train"]
-    assert found.known().item() == 0 and found.score().isnan().all()
+    assert found.num_ratios().item() == 0 and found.score().isnan().all()
 
 
 def classifier(double: bool = False) -> tuple[nn.Module, TrainingTrace]:
@@ -133,7 +133,7 @@ def by_hand(network: nn.Module, trace: TrainingTrace, direction: Tensor, r: floa
 def test_losses_of_a_network_in_float32_are_taken_in_float64() -> None:
     network, trace = classifier()
     found = perturbation(trace, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3], chunk=7)
-    ways = {"eigen": principal(trace, 0, 2, 2_000, 0, 7).vectors, "random": unit_directions(trace, 0, 3, 0)}
+    ways = {"eigen": top_eigenpairs(trace, 0, 2, 2_000, 0, 7).vectors, "random": unit_directions(trace, 0, 3, 0)}
     for kind, vectors in ways.items():
         expected = [[by_hand(network, trace, v, r) for r in found.radii] for v in vectors]
         np.testing.assert_allclose(found.losses["train"][kind].numpy(), np.array(expected), rtol=1e-12)  # type: ignore[index]
@@ -148,7 +148,7 @@ def test_outputs_beyond_numbers_have_an_infinite_loss() -> None:
 
 def test_eigenvectors_are_those_of_the_dense_hessian() -> None:
     network, trace = classifier(double=True)
-    found = principal(trace, 0, 4, 2_000, 0, 13)
+    found = top_eigenpairs(trace, 0, 4, 2_000, 0, 13)
     theta = torch.cat([p.detach().flatten() for p in network.parameters()])
 
     def loss(theta: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class Stubborn(nn.Linear):
 def test_neither_chunks_nor_neighbours_change_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     _, trace = classifier()
     together = perturbation(trace, 0, eigenvectors=2, chunk=60).losses["train"]["random"]
-    monkeypatch.setattr(module, "AT_ONCE", 0)
+    monkeypatch.setattr(sys.modules["glocal.lens.approximation"], "MAX_BATCHED_BYTES", 0)
     torch.testing.assert_close(perturbation(trace, 0, eigenvectors=2, chunk=9).losses["train"]["random"], together)
 
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_measured_is_told() -> None:
     trace = regression(best, x, y)
     for wrong, told in (
         ({"task": 1}, "solutions of 1 tasks"),
-        ({"task": 0, "eigenvectors": 7}, "1 to 6 eigenvectors"),
+        ({"task": 0, "eigenvectors": 7}, "6 parameters has 1 to 6"),
         ({"task": 0, "eigenvectors": 1, "directions": 1}, "at least 2 random directions"),
         ({"task": 0, "eigenvectors": 1, "radii": []}, "radii are positive"),
         ({"task": 0, "eigenvectors": 1, "radii": [-1.0]}, "radii are positive"),

@@ -15,7 +15,7 @@ from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import own_curves, taylor_curves
 from glocal.lens.record import record, train_traces
-from glocal.lens.region import assumption
+from glocal.lens.region import locality_assumption
 from glocal.lens.trace import distance
 
 
@@ -57,9 +57,11 @@ def test_a_recording_of_every_step() -> None:
             assert all(torch.equal(same[k], p) for k, p in moment.checkpoint.params.items())
         moved = [distance(a.checkpoint, b.checkpoint) for a, b in pairwise(seen.snapshots) if a.step != b.step]
         assert min(moved) > 0
-    found = assumption(taylor_curves(seen.trace, snapshots=seen.snapshots), 1e-4)
-    assert found.first_break is not None and found.first_break.after == found.first_break.step - 1
-    assert f"at step {found.first_break.step}," in str(found.first_break)
+    found = locality_assumption(taylor_curves(seen.trace, snapshots=seen.snapshots), 1e-4)
+    assert (
+        found.first_violation is not None and found.first_violation.last_step_inside == found.first_violation.step - 1
+    )
+    assert f"at step {found.first_violation.step}," in str(found.first_violation)
     (some,) = record(cohort(blobs(2), SGD()), every_epochs=0, every_steps=2)
     assert [m.step for m in some.snapshots] == [0, 2, 4, 7, 9, 10, 12, 14, 17, 19, 20]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import (
     DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from glocal import losses
 from glocal.errors import GlocalError
 from glocal.lens import examine
 from glocal.lens.forgetting import forgetting
+from glocal.lens.inputs import read_task
 from glocal.lens.rank import rank
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth, ground_truth_of, theorem2
@@ -28,6 +34,80 @@ from glocal.lens.trace import trace_checkpoints
 from glocal.losses import AutogradLoss
 
 TEN = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(TEN)
+
+
+class Bare(Dataset[tuple[Tensor, int]]):
+    """A label is a number here."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.tensor([float(i)]), i
+
+
+def backwards(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = zip(*examples[::-1], strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+SPREAD, FIRST = [0, 3, 6, 9], [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("task", "taken"),
+    [
+        (TEN.tensors, SPREAD),
+        (tuple(part.numpy() for part in TEN.tensors), SPREAD),
+        (TEN, SPREAD),
+        (Bare(), SPREAD),
+        (DataLoader(TEN, batch_size=3), SPREAD),
+        (DataLoader(TEN, batch_size=3, shuffle=True, drop_last=True), SPREAD),
+        (DataLoader(TEN, batch_size=3, sampler=SubsetRandomSampler([4, 5])), {4, 5}),
+        (DataLoader(TEN, batch_size=3, sampler=WeightedRandomSampler([0.0] * 9 + [1.0], 10)), [9, 9, 9, 9]),
+        (DataLoader(TEN, batch_size=2, collate_fn=backwards), [1, 0, 3, 2]),
+        (Stream(), FIRST),
+        (DataLoader(Stream(), batch_size=3), FIRST),
+        ([(torch.arange(3.0), torch.arange(3)), (torch.arange(3.0, 9), torch.arange(3, 9))], FIRST),
+    ],
+)
+def test_which_examples_are_taken(task: Any, taken: Any) -> None:
+    x, y = read_task(task, 4)
+    assert x.flatten().tolist() == y.tolist()
+    assert (set(y.tolist()) if isinstance(taken, set) else y.tolist()) == taken
+
+
+def test_all_examples_unless_said() -> None:
+    tasks: list[Any] = [TEN.tensors, TEN, DataLoader(TEN, batch_size=3), Stream()]
+    for task in tasks:
+        assert read_task(task).y.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ((torch.zeros(4, 2), torch.zeros(3)), r"x of the task has shape \(4, 2\) and y \(3,\)"),
+        ((torch.zeros(4, 2), torch.tensor(1)), r"y \(\)"),
+        ((torch.zeros(0, 2), torch.zeros(0)), "no examples"),
+        ([(torch.zeros(4, 2), torch.zeros(3)), (torch.zeros(3, 2), torch.zeros(4))], "the same length"),
+        (
+            [(torch.zeros(2, 2), torch.zeros(2)), (torch.zeros(2, 3), torch.zeros(2))],
+            "differ in more than",
+        ),
+        ([(object(), object())], "x of the task cannot be converted"),
+        (DataLoader([object(), object()], batch_size=1), "item 0 of the task is a object"),  # type: ignore[arg-type]
+        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "no examples"),
+        (None, "the task is a NoneType"),
+    ],
+)
+def test_data_that_are_refused(task: Any, told: str) -> None:
+    with pytest.raises(GlocalError, match=told):
+        read_task(task, 4)
 
 
 def by_hand(outputs: Tensor, y: Tensor) -> Tensor:
@@ -147,9 +227,9 @@ class Dropping(nn.Linear):
 
 def test_networks_that_are_no_function_of_one_sample_are_refused() -> None:
     x, y = torch.randn(40, 4), torch.arange(40) % 3
-    by_batch = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with_batch_statistics = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(GlocalError, match="depend on the other examples"):
-        trace_checkpoints(by_batch, "cross-entropy", [(x, y)], [by_batch.state_dict()] * 2)
+        trace_checkpoints(with_batch_statistics, "cross-entropy", [(x, y)], [with_batch_statistics.state_dict()] * 2)
     with pytest.raises(GlocalError, match="change from one pass to the next"):
         trace_checkpoints(Dropping(4, 3), "cross-entropy", [(x, y)], [nn.Linear(4, 3).state_dict()] * 2)
     running = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from glocal import challenges
-from glocal.lens.batch_statistics import by_batch
+from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.perturbation import SmallResNet18, quantiles, radius_curve
@@ -85,7 +85,7 @@ def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str
     make = mlp if statistics == "none" else SmallResNet18
     network: nn.Module = make(challenge.input_shape, challenge.outputs)
     network.load_state_dict(run.state(task + 1))
-    network = by_batch(network) if statistics == "batch" else network
+    network = with_batch_statistics(network) if statistics == "batch" else network
     test = challenge.task(task, run.seed).test
     chosen = np.linspace(0, len(test.y) - 1, 12).round().astype(int)
     x, y = test.x[chosen].double() / 255, test.y[chosen]

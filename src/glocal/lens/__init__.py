@@ -1,22 +1,78 @@
-"""The lens: instruments that show why a run forgets. Each measures one definition or theorem of the paper.
+r"""Instruments that show why a training forgets; each measures one definition or theorem of the paper.
 
-`examine` looks at a training of one's own; the other instruments are in the files of their names.
+Give `examine` your network, its loss, the tasks' data and the checkpoints between the tasks:
+
+>>> import torch
+>>> from glocal.lens import examine
+>>> _ = torch.manual_seed(0)
+>>> module = torch.nn.Linear(2, 1, bias=False).double()
+>>> x = torch.eye(2, dtype=torch.float64)
+>>> tasks = [(x[:1], torch.ones(1, 1).double()), (x[1:], torch.ones(1, 1).double())]
+>>> weights = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]  # θ_0, θ_1, θ_2: every task learns its own input
+>>> checkpoints = [{"weight": torch.tensor([w], dtype=torch.float64)} for w in weights]
+>>> result = examine(module, "squared-error", tasks, checkpoints, epsilon=0.1)
+>>> float(result.forgetting.measured[1, 0])  # L_0(θ_2) − L_0(θ_1)
+0.0
+>>> result.advice.locality
+'local'
+
+`trace_checkpoints`, `record` and `open_run` make the `TrainingTrace` that all other instruments take.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from glocal.lens.advice import Advice, advise
+from glocal.lens.approximation import ErrorCurves, error_curves, error_order, own_curves, taylor_curves
+from glocal.lens.examination import Examination, examine, examine_trace
+from glocal.lens.flatness import flatness
+from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.instruments import INSTRUMENTS, measure
+from glocal.lens.locality import locality
+from glocal.lens.monitor import Monitor
+from glocal.lens.perturbation import perturbation
+from glocal.lens.rank import rank
+from glocal.lens.record import RecordedRun, Snapshot, open_run, record, train_traces
+from glocal.lens.region import locality_assumption, region_radii, training_errors
+from glocal.lens.taylor import Taylor, exact_taylor, taylor
+from glocal.lens.theorem1 import theorem1
+from glocal.lens.theorem2 import ground_truth, theorem2
+from glocal.lens.trace import Checkpoint, TrainingTrace, trace_checkpoints
 
-if TYPE_CHECKING:
-    from glocal.lens.examination import Examination, examine
-
-__all__ = ["Examination", "examine"]
-
-
-def __getattr__(name: str) -> Any:
-    """Loaded when it is used: the other instruments do not need it."""
-    if name in __all__:
-        from glocal.lens import examination
-
-        return getattr(examination, name)
-    raise AttributeError(f"module 'glocal.lens' has no attribute '{name}'")
+__all__ = [
+    "INSTRUMENTS",
+    "Advice",
+    "Checkpoint",
+    "ErrorCurves",
+    "Examination",
+    "Monitor",
+    "RecordedRun",
+    "Snapshot",
+    "Taylor",
+    "TrainingTrace",
+    "advise",
+    "error_curves",
+    "error_order",
+    "exact_taylor",
+    "examine",
+    "examine_trace",
+    "flatness",
+    "forgetting",
+    "ground_truth",
+    "locality",
+    "locality_assumption",
+    "measure",
+    "open_run",
+    "own_curves",
+    "perturbation",
+    "rank",
+    "record",
+    "recursion",
+    "region_radii",
+    "taylor",
+    "taylor_curves",
+    "theorem1",
+    "theorem2",
+    "trace_checkpoints",
+    "train_traces",
+    "training_errors",
+]

@@ -1,22 +1,24 @@
 r"""The approximation error ξ_o(θ) = |\hat L_o(θ) − L_o(θ)| of finished tasks, along training and along rays (§3.2, §4).
 
-It is measured for Taylor expansions at θ_o (`taylor_curves`), and for the \hat L_o that an algorithm states
-(`own_curves`), with its memory M as it was at each moment. Not all of them mean a loss of task o alone:
+`error_curves` measures it for any approximation of θ alone, such as Taylor expansions at θ_o, and `own_curves` for the
+\hat L_o that an algorithm states (`Algorithm.approximation`), with its memory M at each snapshot. What \hat L_o means
+depends on the algorithm:
 
-- er, agem, gem, joint, ogd and its variants, ewc with anchors=each, pnn, packnet, hat: \hat L_o stands for L_o.
-- ewc, laplace, optimal-soft, optimal-hard: the memory holds the sum over finished tasks, of which every o has an equal
-  share beside its own L_o(θ_o). What such an algorithm approximates is the mean: `Curves.past` is its error. Weights λ
-  are in \hat L_o as they are in the objective.
-- si: an equal share, and no L_o(θ_o): known up to a constant. der, icarl: a distance to stored answers, which has its
-  minimum near θ_o but another value there, and in units of its own; derpp adds to it. sgd, stable-sgd: 0.
+- er, agem, gem, joint, ogd and its variants, ewc with anchors=each, pnn, packnet, hat: \hat L_o approximates L_o.
+- ewc, laplace, optimal-soft, optimal-hard: the memory holds the sum over finished tasks. Every o gets an equal share of
+  it plus its own L_o(θ_o), so only the mean over tasks is meaningful: see `ErrorCurves.mean_error`. Penalty weights λ
+  are included in \hat L_o as in the objective.
+- si: an equal share without L_o(θ_o), so \hat L_o is known up to a constant. der, icarl: a distance to stored outputs,
+  with a minimum near θ_o but another value and unit there; derpp adds to it. sgd, stable-sgd: 0.
 
-Training follows gradients, to which constants are nothing. With `levelled` both are counted from their values at θ_o,
+Training follows gradients, which constants do not change. With `relative_to_solution` both losses are measured from
+their values at θ_o,
 
     ξ_o(θ) = | ( \hat L_o(θ) − \hat L_o(θ_o) ) − ( L_o(θ) − L_o(θ_o) ) |,
 
-the error of the forgetting that \hat L_o foretells; for sgd that is forgetting itself.
+the error of the forgetting that \hat L_o predicts; for sgd that is forgetting itself.
 
-An error that is not a number, as of losses that are both beyond numbers, counts as infinite.
+An error that is NaN, for example of two infinite losses, counts as infinite.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,22 +36,22 @@ from glocal.algorithms.hessian_structures import Matrix, Structure
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.errors import require
-from glocal.lens.perturbation import AT_ONCE
 from glocal.lens.record import RecordedRun, Snapshot, snapshots_of
-from glocal.lens.taylor import taylor
+from glocal.lens.taylor import Approximation, taylor
 from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
 from glocal.networks.model import Model
 from glocal.tree import from_vector, to_vector
 
-Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
 RADII = tuple(10.0 ** (exponent / 4) for exponent in range(-8, 1))
+MAX_BATCHED_BYTES = 64 << 20
+"""Bytes of perturbed parameters that are evaluated as one batch: many small networks, or a large one at a time."""
 
 
 @dataclass(frozen=True)
-class Curves:
-    r"""L_o and \hat L_o at n moments, (n, T) each in float64; NaN where task o is not finished.
+class ErrorCurves:
+    r"""L_o and \hat L_o at n snapshots, (n, T) each in float64; NaN where task o is not finished.
 
-    distance[·, o] = ‖θ − θ_o‖₂, NaN where it is not known; finished and step are (n,).
+    distance[·, o] = ‖θ − θ_o‖₂, NaN where unknown; finished and step are (n,).
     """
 
     finished: Tensor
@@ -66,18 +67,18 @@ class Curves:
 
     @property
     def error(self) -> Tensor:
-        """ξ_o, (n, T); NaN where task o is not finished, and nowhere else."""
-        return torch.where(self.known, difference(self.approximate, self.true), torch.nan)
+        """ξ_o, (n, T); NaN exactly where task o is not finished."""
+        return torch.where(self.known, abs_difference(self.approximate, self.true), torch.nan)
 
     @property
-    def past(self) -> Tensor:
-        r"""| (1/t) Σ_o ( \hat L_o − L_o ) | over the t finished tasks, (n,); 0 where there is none."""
+    def mean_error(self) -> Tensor:
+        r"""| (1/t) Σ_o ( \hat L_o − L_o ) | over the t finished tasks, (n,); 0 if there are none."""
         signed = torch.where(self.known, self.approximate - self.true, 0).sum(1)
-        return difference(signed, torch.zeros_like(signed)) / self.finished.clamp(min=1)
+        return abs_difference(signed, torch.zeros_like(signed)) / self.finished.clamp(min=1)
 
 
-def difference(approximate: Tensor, true: Tensor) -> Tensor:
-    """|\\hat L − L|, inf where it is not a number."""
+def abs_difference(approximate: Tensor, true: Tensor) -> Tensor:
+    r"""Return |\hat L − L|, inf where it is NaN."""
     return (approximate - true).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
@@ -88,137 +89,150 @@ def taylor_curves(
     matrix: Matrix | None = None,
     rank: int = 20,
     snapshots: Sequence[Snapshot] | None = None,
-) -> Curves:
-    """ξ_o of the expansion of every finished task, at the moments of a trajectory or, if not said, at θ_0, θ_1, …"""
+) -> ErrorCurves:
+    """Measure ξ_o of the expansion of every finished task, at θ_0, θ_1, … unless other snapshots are given."""
     snapshots = snapshots_of(trace) if snapshots is None else snapshots
-    needed = max((s.finished for s in snapshots), default=0)
-    return curves(trace, snapshots, [taylor(trace, task, order, structure, matrix, rank) for task in range(needed)])
+    count = max((s.finished for s in snapshots), default=0)
+    expansions = [taylor(trace, task, order, structure, matrix, rank) for task in range(count)]
+    return error_curves(trace, snapshots, {"": expansions})[""]
 
 
-def curves(trace: TrainingTrace, moments: Sequence[Snapshot], approximations: Sequence[Approximation]) -> Curves:
-    r"""ξ_o of any \hat L_o, one for every task that is finished at the last of the moments.
-
-    Both are functions of θ alone: the network's other tensors, BatchNorm's statistics, are those of θ_o.
-    """
-    return curves_by(trace, moments, {"": approximations})[""]
-
-
-def curves_by(
+def error_curves(
     trace: TrainingTrace,
-    moments: Sequence[Snapshot],
+    snapshots: Sequence[Snapshot],
     approximations: Mapping[str, Sequence[Approximation]],
-    tell: Callable[[int], None] | None = None,
-) -> dict[str, Curves]:
-    """The same of several kinds of them, by their names. `tell` hears how many moments are done."""
+    on_progress: Callable[[int], None] | None = None,
+) -> dict[str, ErrorCurves]:
+    r"""Measure ξ_o of several kinds of approximations.
 
-    def all_of_them(moment: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
-        there = Checkpoint(moment.checkpoint.params, trace.solution(task).buffers)
-        return trace.value(task, there), {name: each[task](there.params) for name, each in approximations.items()}
+    L_o and \hat L_o are functions of θ alone: BatchNorm statistics are those of θ_o.
 
-    return _curves(trace, moments, list(approximations), all_of_them, tell)
+    Args:
+        trace: the training.
+        snapshots: where to measure.
+        approximations: by name, one approximation for every task that is finished at the last snapshot.
+        on_progress: called with the number of snapshots done.
+    """
+
+    def measure(snapshot: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
+        point = Checkpoint(snapshot.checkpoint.params, trace.solution(task).buffers)
+        return trace.value(task, point), {name: kind[task](point.params) for name, kind in approximations.items()}
+
+    return _measure_curves(trace, snapshots, list(approximations), measure, on_progress)
 
 
-def own_curves(trajectory: RecordedRun, levelled: bool = False) -> Curves:
-    r"""ξ_o of the algorithm's own \hat L_o, with its memory at each moment; `levelled`, counted from θ_o."""
-    algorithm, model, trace = trajectory.algorithm, trajectory.model, trajectory.trace
+def own_curves(run: RecordedRun, relative_to_solution: bool = False) -> ErrorCurves:
+    r"""Measure ξ_o of the algorithm's own \hat L_o, with its memory at each snapshot."""
+    algorithm, model, trace = run.algorithm, run.model, run.trace
 
-    def both(moment: Snapshot, task: int) -> tuple[Tensor, Tensor]:
-        true = own_loss(algorithm, model, moment, trace.tasks[task], task)
-        return true, own_approximation(algorithm, model, moment, task)
+    def both(snapshot: Snapshot, task: int) -> tuple[Tensor, Tensor]:
+        true = own_loss(algorithm, model, snapshot, trace.tasks[task], task)
+        return true, own_approximation(algorithm, model, snapshot, task)
 
-    def counted(moment: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
-        true, approximate = both(moment, task)
-        if levelled:
-            then_true, then_approximate = both(moment._replace(checkpoint=trace.checkpoints[task + 1]), task)
-            approximate = approximate - then_approximate + then_true
+    def measure(snapshot: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
+        true, approximate = both(snapshot, task)
+        if relative_to_solution:
+            true_then, approximate_then = both(snapshot._replace(checkpoint=trace.solution(task)), task)
+            approximate = approximate - approximate_then + true_then
         return true, {"own": approximate}
 
-    return _curves(trace, trajectory.snapshots, ["own"], counted)["own"]
+    return _measure_curves(trace, run.snapshots, ["own"], measure)["own"]
 
 
-def own_loss(algorithm: Algorithm, model: Model, moment: Snapshot, data: Data, task: int) -> Tensor:
-    """L_o(θ) as the run itself computes it: of the network's outputs, and where parameters are split among the tasks,
-    of its outputs for task o. iCaRL's nearest mean is how it answers, and not what its network is trained by."""
-    bound, params = model.bind(moment.checkpoint.buffers, training=False), moment.checkpoint.params
+def own_loss(algorithm: Algorithm, model: Model, snapshot: Snapshot, data: Data, task: int) -> Tensor:
+    """Return L_o(θ) of the outputs that the run trains: those for task o if parameters are split among tasks.
+
+    iCaRL's nearest-mean classifier is how it predicts, not what its network is trained on.
+    """
+    (params, buffers), memory = snapshot.checkpoint, snapshot.memory
+    bound = model.bind(buffers, training=False)
 
     def outputs(x: Tensor) -> Tensor:
         if isinstance(algorithm, Partition):
-            return algorithm.predict(bound, params, moment.memory, x, task)
+            return algorithm.predict(bound, params, memory, x, task)
         return bound.outputs(params, x)
 
-    parts = zip(data.x.split(MAX_EXAMPLES), data.y.split(MAX_EXAMPLES), strict=True)
-    return torch.stack([model.criterion.per_sample(outputs(x), y).sum() for x, y in parts]).sum() / len(data.y)
+    chunks = zip(data.x.split(MAX_EXAMPLES), data.y.split(MAX_EXAMPLES), strict=True)
+    return torch.stack([model.criterion.per_sample(outputs(x), y).sum() for x, y in chunks]).sum() / len(data.y)
 
 
-def own_approximation(algorithm: Algorithm, model: Model, moment: Snapshot, task: int) -> Tensor:
-    r"""\hat L_o(θ) by the algorithm's memory at the moment."""
-    bound = model.bind(moment.checkpoint.buffers, training=False)
-    return algorithm.approximation(bound, moment.memory, task)(moment.checkpoint.params)
+def own_approximation(algorithm: Algorithm, model: Model, snapshot: Snapshot, task: int) -> Tensor:
+    r"""Return \hat L_o(θ) of the algorithm's memory at the snapshot."""
+    params, buffers = snapshot.checkpoint
+    return algorithm.approximation(model.bind(buffers, training=False), snapshot.memory, task)(params)
 
 
 @torch.no_grad()
-def _curves(
+def _measure_curves(
     trace: TrainingTrace,
-    moments: Sequence[Snapshot],
+    snapshots: Sequence[Snapshot],
     names: Sequence[str],
     measure: Callable[[Snapshot, int], tuple[Tensor, Mapping[str, Tensor]]],
-    tell: Callable[[int], None] | None = None,
-) -> dict[str, Curves]:
-    """From L_o at a moment, and every \\hat L_o there by its name."""
-    require(bool(moments), "no moment was given; allowed: one and more.")
-    found = len(trace.checkpoints) - 1
-    latest = max(m.finished for m in moments)
-    require(latest <= found, f"a moment with {latest} finished tasks was given; the trace has solutions of {found}.")
-    unknown = torch.full((2 + len(names), len(moments), len(trace.tasks)), torch.nan, dtype=torch.float64)
-    true, distances, approximate = unknown[0], unknown[1], dict(zip(names, unknown[2:], strict=True))
-    for i, moment in enumerate(moments):
-        for o in range(moment.finished):
-            true[i, o], each = measure(moment, o)
-            for name, value in each.items():
+    on_progress: Callable[[int], None] | None = None,
+) -> dict[str, ErrorCurves]:
+    r"""Collect L_o and every named \hat L_o at all snapshots."""
+    require(bool(snapshots), "no snapshots were given; at least one is needed.")
+    solved, latest = len(trace.checkpoints) - 1, max(s.finished for s in snapshots)
+    require(
+        latest <= solved,
+        f"a snapshot with {latest} finished tasks was given; the trace has solutions of {solved}.",
+    )
+    blank = torch.full((2 + len(names), len(snapshots), len(trace.tasks)), torch.nan, dtype=torch.float64)
+    true, distances, approximate = blank[0], blank[1], dict(zip(names, blank[2:], strict=True))
+    for i, snapshot in enumerate(snapshots):
+        for o in range(snapshot.finished):
+            true[i, o], values = measure(snapshot, o)
+            for name, value in values.items():
                 approximate[name][i, o] = value
-            distances[i, o] = distance(moment.checkpoint, trace.checkpoints[o + 1])
-        if tell is not None:
-            tell(i + 1)
-    finished, step = (torch.tensor([getattr(m, name) for m in moments]) for name in ("finished", "step"))
-    return {name: Curves(finished, step, true, values, distances) for name, values in approximate.items()}
+            distances[i, o] = distance(snapshot.checkpoint, trace.checkpoints[o + 1])
+        if on_progress is not None:
+            on_progress(i + 1)
+    finished, step = (torch.tensor([getattr(s, name) for s in snapshots]) for name in ("finished", "step"))
+    return {name: ErrorCurves(finished, step, true, values, distances) for name, values in approximate.items()}
 
 
 @torch.no_grad()
-def on_rays(
-    trace: TrainingTrace, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""L_o and \hat L_o at θ_o + r u for unit vectors u, (k, P), and radii r, (k, m) or (m,): (k, m) each, in float64.
+def map_rays(
+    function: Callable[[Tensor], tuple[Tensor, ...]], origin: Tensor, directions: Tensor, radii: Tensor
+) -> list[Tensor]:
+    """Evaluate scalars at θ + r v for directions v (k, P) and radii r (k, m) or (m,): (k, m) each in float64, on CPU.
 
-    Many small networks are evaluated side by side; large ones, and those that cannot be mapped, one after the other.
+    Small networks are evaluated as a batch; large ones, and functions that `vmap` does not support, one at a time.
     """
-    point = trace.solution(task)
-    origin = to_vector(point.params)
-    units = directions.to(origin)
-    radii = radii.to(origin).expand(len(units), -1)
-
-    def one(unit: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        params = from_vector(origin + radius * unit, point.params)
-        return trace.value(task, Checkpoint(params, point.buffers)), approximation(params)
-
-    rows = torch.arange(len(units), device=origin.device).repeat_interleave(radii.shape[1])
-    together = min(32, max(1, AT_ONCE // (origin.element_size() * origin.numel())))
-    found: list[tuple[Tensor, Tensor]] = []
-    for some, r in zip(rows.split(together), radii.reshape(-1).split(together), strict=True):
-        if together > 1:
+    directions, radii = directions.to(origin), radii.to(origin).expand(len(directions), -1)
+    rows = torch.arange(len(directions), device=origin.device).repeat_interleave(radii.shape[1])
+    batch_size = min(32, max(1, MAX_BATCHED_BYTES // (origin.element_size() * origin.numel())))
+    values: list[tuple[Tensor, ...]] = []
+    for row, radius in zip(rows.split(batch_size), radii.reshape(-1).split(batch_size), strict=True):
+        points = origin + radius.unsqueeze(1) * directions[row]
+        if batch_size > 1 and len(points) > 1:
             try:
-                found.append(vmap(one)(units[some], r))
+                values.append(vmap(function)(points))
                 continue
             except RuntimeError:
-                together = 1  # a network or an approximation that cannot be mapped
-        each = [one(units[i], radius) for i, radius in zip(some.tolist(), r, strict=True)]
-        found.append((torch.stack([a for a, _ in each]), torch.stack([b for _, b in each])))
-    true, approximate = (torch.cat(parts).double().view(radii.shape).cpu() for parts in zip(*found, strict=True))
+                batch_size = 1  # not supported by vmap
+        single = [function(point) for point in points]
+        values.append(tuple(torch.stack(column) for column in zip(*single, strict=True)))
+    return [torch.cat(column).double().view(radii.shape).cpu() for column in zip(*values, strict=True)]
+
+
+def losses_on_rays(
+    trace: TrainingTrace, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Return L_o and \hat L_o at θ_o + r u for unit vectors u (k, P) and radii r (k, m) or (m,): (k, m) each."""
+    params, buffers = trace.solution(task)
+
+    def both(theta: Tensor) -> tuple[Tensor, Tensor]:
+        point = from_vector(theta, params)
+        return trace.value(task, Checkpoint(point, buffers)), approximation(point)
+
+    true, approximate = map_rays(both, to_vector(params), directions, radii)
     return true, approximate
 
 
 @dataclass(frozen=True)
-class Order:
-    """ξ ≈ C rᵖ along a ray: p with its standard error, fitted to log ξ against log r where `used`. NaN: not known."""
+class ErrorOrder:
+    """ξ ≈ C rᵖ along a ray: p and its standard error, fitted to log ξ over log r where `used`. NaN: unknown."""
 
     exponent: float
     standard_error: float
@@ -227,37 +241,41 @@ class Order:
     used: Tensor
 
 
-def order(
+def error_order(
     trace: TrainingTrace, task: int, approximation: Approximation, direction: Tensor, radii: Sequence[float] = RADII
-) -> Order:
-    """How ξ_o grows with the distance from θ_o, along the ray θ_o + r u, u the direction (P,) scaled to length 1.
+) -> ErrorOrder:
+    """Measure how ξ_o grows with r along the ray θ_o + r u, u the direction (P,) scaled to length 1.
 
-    The paper bounds the error of an expansion of order p by O(rᵖ); where the loss is smooth, and r small, the first
-    term that is left out makes it r^{p+1}. Errors that are no more than rounding of the losses are left out of the fit.
-    In single precision rounding hides what is of higher order: take `trace.double()` and an approximation of it.
+    The paper bounds the error of an expansion of order p by O(rᵖ); for a smooth loss and small r the first omitted term
+    gives r^{p+1}. Errors within the rounding of the losses are not fitted. In single precision rounding hides high
+    orders: use `trace.double()` and an approximation of it.
     """
     length = direction.norm()
-    require(bool(0 < length < torch.inf), f"a ray's direction has a finite length above 0; {float(length)} was given.")
-    at = torch.tensor(radii, dtype=torch.float64)
-    require(len(at) > 0 and bool(((at > 0) & (at < torch.inf)).all()), f"radii are positive; {radii} were given.")
-    true, approximate = (rows[0] for rows in on_rays(trace, task, approximation, (direction / length)[None], at))
-    return fit(at, difference(approximate, true), floor(trace, task, true, approximate))
+    require(bool(0 < length < torch.inf), f"the direction has length {float(length)}; it must be finite and above 0.")
+    grid = torch.tensor(radii, dtype=torch.float64)
+    require(len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all()), f"radii must be positive; got {radii}.")
+    rays = losses_on_rays(trace, task, approximation, (direction / length)[None], grid)
+    true, approximate = (rows[0] for rows in rays)
+    return fit_order(grid, abs_difference(approximate, true), rounding_error(trace, true, approximate))
 
 
-def floor(trace: TrainingTrace, task: int, true: Tensor, approximate: Tensor) -> Tensor:
-    """What rounding of the two losses may make of their difference."""
-    rounding = torch.finfo(to_vector(trace.checkpoints[task + 1].params).dtype).eps
-    return 100 * rounding * torch.maximum(true.abs(), approximate.abs())
+def rounding_error(trace: TrainingTrace, true: Tensor, approximate: Tensor) -> Tensor:
+    """Return a bound on the rounding error of the difference of two losses."""
+    eps = torch.finfo(trace.theta(-1).dtype).eps
+    return 100 * eps * torch.maximum(true.abs(), approximate.abs())
 
 
-def fit(radii: Tensor, errors: Tensor, least: Tensor | float = 0.0) -> Order:
-    """Least squares of log ξ = log C + p log r over finite errors above the least: two give p, three its error."""
-    used = (errors > least) & (errors > 0) & errors.isfinite()
+def fit_order(radii: Tensor, errors: Tensor, threshold: Tensor | float = 0.0) -> ErrorOrder:
+    """Fit log ξ = log C + p log r by least squares to finite errors above the threshold.
+
+    Two errors determine p, three its standard error.
+    """
+    used = (errors > threshold) & (errors > 0) & errors.isfinite()
     x, y = radii[used].double().log(), errors[used].double().log()
-    spread = float((x - x.mean()).square().sum()) if len(x) else 0.0
-    if spread == 0:
-        return Order(math.nan, math.nan, radii, errors, used)
-    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
-    left = float((y - y.mean() - slope * (x - x.mean())).square().sum())
-    deviation = math.sqrt(left / (len(x) - 2) / spread) if len(x) > 2 else math.nan
-    return Order(slope, deviation, radii, errors, used)
+    variance = float((x - x.mean()).square().sum()) if len(x) else 0.0
+    if variance == 0:
+        return ErrorOrder(math.nan, math.nan, radii, errors, used)
+    exponent = float(((x - x.mean()) * (y - y.mean())).sum()) / variance
+    residual = float((y - y.mean() - exponent * (x - x.mean())).square().sum())
+    standard_error = math.sqrt(residual / (len(x) - 2) / variance) if len(x) > 2 else math.nan
+    return ErrorOrder(exponent, standard_error, radii, errors, used)

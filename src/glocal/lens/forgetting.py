@@ -8,12 +8,12 @@ and Eq. eqt:forgetting-rec what the update Δ_t = θ_t − θ_{t−1} adds to th
 
     v = Σ_{o<t} H_o (θ_{t−1} − θ_o).
 
-Both are exact for quadratic losses, wherever the θ_t are. The equation is that of E(t) averaged over t, though the
-sentence before it averages over t − 1; then the factors are (t−2)/(t−1) and 1/(t−1), and the bracket is the same.
+Both are exact for quadratic losses, for any θ_t. The equation holds for E(t) averaged over t tasks, though the sentence
+before it averages over t − 1; then the factors are (t−2)/(t−1) and 1/(t−1), and the bracket is the same.
 
-Matrices are (N, N) over the N learnt tasks, [t, o] for task o after task t, both counted from 0, and NaN where o > t.
-The network's other tensors (BatchNorm's statistics) change L_o too, and no expansion in θ sees it: of the remainder
-it is a part of its own, L_o(θ_t) with those of θ_t less L_o(θ_t) with those of θ_o.
+Matrices are (N, N) over the N learned tasks, [t, o] for task o after task t, both counted from 0, NaN where o > t.
+BatchNorm statistics change L_o too, which no expansion in θ describes. This part of the remainder is L_o(θ_t) with the
+statistics of θ_t minus L_o(θ_t) with those of θ_o.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from glocal.metrics import OVER, Over
 
 
 class Shares(NamedTuple):
-    """How much of forgetting each term makes, by magnitude: they sum to 1, and are NaN where all terms are 0."""
+    """The share of each term by magnitude; they sum to 1, and are NaN where all terms are 0."""
 
     gradient: Tensor
     quadratic: Tensor
@@ -39,7 +39,7 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Every pair's forgetting and the terms that predict it; and what the update Δ_t adds to each of them."""
+    """The forgetting of every pair, the terms that predict it, and what the update Δ_t adds to each of them."""
 
     measured: Tensor  # L_o(θ_t) − L_o(θ_o)
     gradient: Tensor  # (θ_t − θ_o)ᵀ ∇L_o(θ_o)
@@ -47,7 +47,7 @@ class Forgetting:
     added_gradient: Tensor  # Δ_tᵀ ∇L_o(θ_o)
     added_quadratic: Tensor  # ½ Δ_tᵀ H_o Δ_t
     added_v: Tensor  # (θ_{t−1} − θ_o)ᵀ H_o Δ_t
-    statistics: Tensor  # what of `measured` the network's other tensors make
+    statistics: Tensor  # the part of `measured` due to BatchNorm statistics
 
     @property
     def predicted(self) -> Tensor:
@@ -56,12 +56,12 @@ class Forgetting:
 
     @property
     def remainder(self) -> Tensor:
-        """What is beyond the second order."""
+        """What the second-order prediction misses."""
         return self.measured - self.predicted
 
     @property
     def error(self) -> Tensor:
-        """ξ_o(θ_t) with its sign, L_o being a function of θ alone: the remainder without the statistics' part."""
+        """ξ_o(θ_t) with its sign, for L_o as a function of θ alone: the remainder without the statistics' part."""
         return self.remainder - self.statistics
 
     @property
@@ -72,91 +72,84 @@ class Forgetting:
 
 @dataclass(frozen=True)
 class Recursion:
-    """Eq. eqt:forgetting-rec after every task t, each (N,): `predicted` is the sum of the four terms below it."""
+    """Eq. eqt:forgetting-rec after every task t, each (N,); `predicted` is the sum of the four terms after it."""
 
     over: Over
     measured: Tensor  # E(t)
     predicted: Tensor  # E(t) by Eq. forgetting-quadratic
-    before: Tensor  # E(t−1), with its factor
+    before: Tensor  # E(t−1) times its factor
     gradient: Tensor
     quadratic: Tensor
     v: Tensor
 
 
 def forgetting(trace: TrainingTrace) -> Forgetting:
-    """All pairs: one gradient a task and one Hessian product a pair o < t."""
+    """Measure all pairs: one gradient per task and one Hessian-vector product per pair o < t."""
     n = trace.num_learned
     terms = torch.full((5, n, n), torch.nan, dtype=torch.float64, device=trace.device)
     for o in range(n):
-        slope, times, origin = (
-            trace.gradient(o),
-            trace.hessian(o),
-            trace.theta(o),
-        )
-        moved = bent = torch.zeros_like(origin)  # θ_t − θ_o, and H_o times it
+        gradient, hessian, theta = trace.gradient(o), trace.hessian(o), trace.theta(o)
+        delta = product = torch.zeros_like(theta)  # θ_t − θ_o, and H_o times it
         terms[:, o, o] = 0
         for t in range(o + 1, n):
             update = trace.update(t)
-            turned = times @ update
-            added = [
-                dot(slope, update),
-                dot(update, turned) / 2,
-                dot(moved, turned),
-            ]
-            moved, bent = trace.theta(t) - origin, bent + turned
-            terms[:, t, o] = torch.stack([dot(slope, moved), dot(moved, bent) / 2, *added])
-    gradient, quadratic, *added = terms.cpu()
-    return Forgetting(measured(trace), gradient, quadratic, added[0], added[1], added[2], by_statistics(trace))
+            update_product = hessian @ update
+            added = [dot(gradient, update), dot(update, update_product) / 2, dot(delta, update_product)]
+            delta, product = trace.theta(t) - theta, product + update_product
+            terms[:, t, o] = torch.stack([dot(gradient, delta), dot(delta, product) / 2, *added])
+    first, second, added_first, added_second, added_v = terms.cpu()
+    effect = _statistics_effect(trace)
+    return Forgetting(measured_forgetting(trace), first, second, added_first, added_second, added_v, effect)
 
 
-def measured(trace: TrainingTrace) -> Tensor:
-    """L_o(θ_t) − L_o(θ_o) for every pair."""
+@torch.no_grad()
+def measured_forgetting(trace: TrainingTrace) -> Tensor:
+    """Return E_o(θ_t) = L_o(θ_t) − L_o(θ_o) of every pair, (N, N)."""
     n = trace.num_learned
-    found = torch.full((n, n), torch.nan, dtype=torch.float64, device=trace.device)
-    with torch.no_grad():
-        for o in range(n):
-            learnt = trace.value(o, trace.solution(o)).double()
-            for t in range(o, n):
-                found[t, o] = trace.value(o, trace.solution(t)).double() - learnt
-    return found.cpu()
+    pairs = torch.full((n, n), torch.nan, dtype=torch.float64, device=trace.device)
+    for o in range(n):
+        learned = trace.value(o, trace.solution(o)).double()
+        for t in range(o, n):
+            pairs[t, o] = trace.value(o, trace.solution(t)).double() - learned
+    return pairs.cpu()
 
 
-def by_statistics(trace: TrainingTrace) -> Tensor:
-    """L_o(θ_t) less what it would be with the network's other tensors as they were at θ_o, for every pair."""
+@torch.no_grad()
+def _statistics_effect(trace: TrainingTrace) -> Tensor:
+    """Return L_o(θ_t) minus its value with the BatchNorm statistics of θ_o, for every pair."""
     n = trace.num_learned
-    found = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), 0.0, torch.nan).double()
-    with torch.no_grad():
-        for o in range(n):
-            then = trace.solution(o).buffers
-            for t in range(o + 1, n):
-                now = trace.solution(t)
-                if any(not torch.equal(now.buffers[k], b) for k, b in then.items() if b.is_floating_point()):
-                    found[t, o] = trace.value(o, now) - trace.value(o, now._replace(buffers=then))
-    return found
+    effect = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), 0.0, torch.nan).double()
+    for o in range(n):
+        buffers = trace.solution(o).buffers
+        for t in range(o + 1, n):
+            later = trace.solution(t)
+            if any(not torch.equal(later.buffers[k], b) for k, b in buffers.items() if b.is_floating_point()):
+                effect[t, o] = trace.value(o, later) - trace.value(o, later._replace(buffers=buffers))
+    return effect
 
 
 def recursion(pairs: Forgetting, over: Over = "t") -> Recursion:
-    """The average over o, term by term, as Eq. eqt:forgetting-rec adds it up."""
-    predicted = total(pairs.predicted)
+    """Return E(t) term by term, Eq. eqt:forgetting-rec."""
+    predicted = _row_sums(pairs.predicted)
     before = torch.cat([torch.zeros(1, dtype=torch.float64), predicted[:-1]])
-    sums = [total(pairs.measured), predicted, before]
-    sums += [total(part) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v)]
-    count = averaged(len(predicted), over)
+    sums = [_row_sums(pairs.measured), predicted, before]
+    sums += [_row_sums(part) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v)]
+    count = task_counts(len(predicted), over)
     return Recursion(over, *(part / count for part in sums))
 
 
 def average(pairs: Tensor, over: Over) -> Tensor:
-    """E(t) after every task, (N,): over 't', or over 't-1' and undefined (NaN) after the first."""
-    return total(pairs) / averaged(len(pairs), over)
+    """Return E(t) after every task, (N,): averaged over t tasks, or over t − 1 and NaN after the first."""
+    return _row_sums(pairs) / task_counts(len(pairs), over)
 
 
-def total(pairs: Tensor) -> Tensor:
-    """Σ_{o≤t} of a matrix of pairs, after every task t."""
+def _row_sums(pairs: Tensor) -> Tensor:
+    """Return Σ_{o≤t} of a matrix of pairs, after every task t."""
     return torch.where(torch.ones_like(pairs, dtype=torch.bool).tril(), pairs, 0.0).sum(1)
 
 
-def averaged(tasks: int, over: Over) -> Tensor:
-    """How many tasks E(t) is averaged over, after each of them."""
+def task_counts(tasks: int, over: Over) -> Tensor:
+    """Return how many tasks E(t) is averaged over, after every task."""
     if over not in OVER:
         raise unknown("average of forgetting over", over, OVER)
     first = 1 if over == "t" else 0

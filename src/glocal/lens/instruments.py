@@ -1,299 +1,280 @@
 r"""Every instrument by its name, on any trace: rows of numbers, a table, a figure.
 
-    error         ξ_o after every task, of expansions of order 0, 1 and 2, the Hessian whole and by the forms that the
-                  network allows, and the order p of its growth (Eq. taylor-p)
-    assumption    the smallest ε for which θ_t ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t (§3.2), and whose error it is
-    forgetting    L_o(θ_t) − L_o(θ_o) of every pair, predicted and measured, with the share of each term (Eq.
-                  forgetting-quadratic)
+    error         ξ_o after every task, of expansions of order 0, 1 and 2 with the exact Hessian and its approximations
+                  that the network supports, and the order p of its growth (Eq. taylor-p)
+    assumption    the smallest ε for which θ_t ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t (Assumption 3.2), and the task that determines it
+    forgetting    L_o(θ_t) − L_o(θ_o) of every pair, predicted and measured, and the share of each term
+                  (Eq. forgetting-quadratic)
     recursion     E(t) predicted and measured, term by term (Eq. eqt:forgetting-rec)
-    theorem1      E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the theorem's premises
-    theorem2      Δ_tᵀ H_o Δ_t and its outer-product and functional parts
+    theorem1      E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the premises of Theorem 4.1
+    theorem2      Δ_tᵀ H_o Δ_t and its outer-product and functional parts (Theorem 5.1)
     ground-truth  the true label's entry of ∇²_f ℓ (appendix)
-    perturbation  the score of eigenvectors beside that of random directions (Eq. score-ptb)
-    flatness      λ_max and tr H_o beside the forgetting that followed
+    perturbation  the scores of eigenvectors and of random directions (Eq. score-ptb)
+    flatness      λ_max and tr H_o, and the forgetting that followed
     rank          the rank of \bar H_{<t} = (1/t) Σ_{o<t} H_o, a sum over t − 1 tasks, by several definitions
-    spectrum      how its eigenvalues are spread
+    spectrum      the distribution of its eigenvalues
 
-    look(trace, "theorem1").plot("theorem1.png")
+    measure(trace, "theorem1").plot("theorem1.png")
 
-Tasks are counted from 0; `learnt` says after how many of them.
+Tasks are counted from 0; the column `learned` is the number of learned tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from glocal.errors import GlocalError, unknown
-from glocal.lens.approximation import Approximation, curves, curves_by, order
+from glocal.errors import unknown
+from glocal.lens.approximation import error_curves, error_order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
-from glocal.lens.input_checks import twice_differentiable
+from glocal.lens.inputs import explain_missing_derivatives
 from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.record import snapshots_of
-from glocal.lens.taylor import taylor
-from glocal.lens.taylor_full import whole
+from glocal.lens.region import Rows
+from glocal.lens.taylor import EXPANSIONS, exact_taylor, expansions
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.precision import full_precision
 
-Row: TypeAlias = dict[str, str | int | float | bool | None]
-Rows: TypeAlias = list[Row]
-
 
 @dataclass(frozen=True)
 class Instrument:
-    """What it says, how its rows are measured, and what of them is drawn: `lines` over `x`, one for each `by`."""
+    """An instrument: its title, how its rows are measured, and how they are plotted."""
 
     title: str
     measure: Callable[[TrainingTrace], Rows]
     x: str
-    lines: tuple[str, ...]
-    by: str | None = None
+    y: tuple[str, ...]
+    group: str | None = None
+    """The column of which every value is a line of its own."""
     log: bool = False
-    """Whether both axes are logarithmic; else numbers of both signs are drawn as they are."""
-    joined: bool = True
-    """Whether points are joined to lines."""
-    counted: bool = False
-    """Whether numbers from 1 on are drawn by their logarithms."""
-    compared: bool = False
-    """Whether panels stand beside each other to be compared, on one axis."""
+    """Whether both axes are logarithmic."""
+    symlog: bool = False
+    """Whether the y axis is logarithmic above 1."""
+    connect: bool = True
+    """Whether points are connected by lines."""
+    share_y: bool = False
+    """Whether all panels have the same y axis."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What an instrument found; of a single task those that ask what later ones did have no rows."""
+class Measurement:
+    """The rows of an instrument; without rows if it needs more than one task."""
 
     name: str
     instrument: Instrument
     rows: Rows
 
     def plot(self, path: str | Path) -> Path:
-        """The figure, as PNG, PDF or SVG by the suffix."""
+        """Save the figure as PNG, PDF or SVG."""
         from glocal.report.instruments import save
 
         return save(self, path)
 
 
 @full_precision()
-@twice_differentiable()
-def look(trace: TrainingTrace, name: str) -> Look:
+@explain_missing_derivatives()
+def measure(trace: TrainingTrace, name: str) -> Measurement:
     """Measure a trace with one of the instruments."""
     if name not in INSTRUMENTS:
         raise unknown("instrument", name, INSTRUMENTS)
-    return Look(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(trace))
-
-
-EXPANSIONS: dict[str, Callable[[TrainingTrace, int], Approximation]] = {
-    "order 0": partial(taylor, order=0),
-    "order 1": partial(taylor, order=1),
-    "order 2": whole,
-    "order 2, low-rank": partial(taylor, structure="low-rank"),
-    "order 2, kronecker": partial(taylor, structure="kronecker"),
-    "order 2, diagonal": partial(taylor, structure="diagonal"),
-}
-
-
-def expansions(trace: TrainingTrace) -> dict[str, list[Approximation]]:
-    """All kinds that this network has, one of each for every task that was learnt."""
-    made: dict[str, list[Approximation]] = {}
-    for name, make in EXPANSIONS.items():
-        try:
-            made[name] = [make(trace, o) for o in range(trace.num_learned)]
-        except GlocalError:
-            continue  # a form that this network does not have, or that is longer than it
-    return made
+    return Measurement(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(trace))
 
 
 SUFFIXES: dict[Split, str] = {"train": "", "test": "_test"}
 KINDS: tuple[Kind, ...] = ("eigen", "random")
-BINS = 41
-"""Parts of the axis of eigenvalues, from the largest magnitude's negative to itself; 0 is in the middle of one."""
+NUM_BINS = 41
+"""Bins of the eigenvalues, between ± the largest magnitude; 0 is in the middle of one."""
 
 
 def _error(trace: TrainingTrace) -> Rows:
-    """After every task but the first, and the power of its growth on the way from θ_1 to θ_2."""
+    """ξ_o after every task but the first, and its order along the direction from θ_1 to θ_2."""
     if trace.num_learned < 2:
         return []
     exact = trace.double()
-    way = exact.update(1)
+    update = exact.update(1)
+    moved = 0 < float(update.norm()) < torch.inf
     rows: Rows = []
-    for name, found in curves_by(trace, snapshots_of(trace)[2:], expansions(trace)).items():
+    for name, curves in error_curves(trace, snapshots_of(trace)[2:], expansions(trace)).items():
         try:
-            p = (
-                order(exact, 0, EXPANSIONS[name](exact, 0), way).exponent
-                if 0 < float(way.norm()) < torch.inf
-                else torch.nan
-            )
+            p = error_order(exact, 0, EXPANSIONS[name](exact, 0), update).exponent if moved else torch.nan
         except RuntimeError:
-            p = torch.nan  # of a network that makes tensors in single precision itself
-        for i, finished in enumerate(found.finished.tolist()):
+            p = torch.nan  # for example a network that creates float32 tensors itself
+        columns = {k: getattr(curves, k) for k in ("distance", "error", "true", "approximate")}
+        for i, finished in enumerate(curves.finished.tolist()):
             for o in range(finished - 1):
-                numbers = {"distance": found.distance[i, o], "error": found.error[i, o], "true": found.true[i, o]}
-                numbers |= {"approximate": found.approximate[i, o]}
-                row = {"expansion": name, "learnt": finished, "task": o, **_floats(numbers)}
-                rows.append({**row, "order": float(p)})
+                values = {k: float(column[i, o]) for k, column in columns.items()}
+                rows.append({"expansion": name, "learned": finished, "task": o, **values, "order": float(p)})
     return rows
 
 
 def _assumption(trace: TrainingTrace) -> Rows:
-    """By the whole second-order expansions, at every θ_t, t > 1, of the tasks before the last."""
-    rows: Rows = []
+    """The smallest ε by exact second-order expansions, at every θ_t, t > 1, for the tasks before the last."""
     if trace.num_learned < 2:
-        return rows
-    found = curves(trace, snapshots_of(trace)[2:], [whole(trace, o) for o in range(trace.num_learned)])
-    for i, finished in enumerate(found.finished.tolist()):
-        errors = found.error[i, : finished - 1]
+        return []
+    exact = [exact_taylor(trace, o) for o in range(trace.num_learned)]
+    curves = error_curves(trace, snapshots_of(trace)[2:], {"exact": exact})["exact"]
+    rows: Rows = []
+    for i, finished in enumerate(curves.finished.tolist()):
+        errors = curves.error[i, : finished - 1]
         worst = int(errors.argmax())
-        rows.append({"learnt": finished, "smallest": float(errors[worst]), "task": worst})
+        rows.append({"learned": finished, "min_epsilon": float(errors[worst]), "task": worst})
     return rows
 
 
 def _forgetting(trace: TrainingTrace) -> Rows:
-    found = forgetting(trace)
-    columns = {name: getattr(found, name) for name in ("measured", "predicted", "gradient", "quadratic", "remainder")}
-    columns |= {f"{name}_share": part for name, part in found.shares._asdict().items()}
-    return [
-        {"learnt": t + 1, "task": o, **_floats({k: v[t, o] for k, v in columns.items()})}
-        for t in range(1, len(found.measured))
-        for o in range(t)
-    ]
+    result = forgetting(trace)
+    columns = _columns(result, ("measured", "predicted", "gradient", "quadratic", "remainder"))
+    return _pair_rows(columns | {f"{name}_share": part for name, part in result.shares._asdict().items()})
 
 
 def _recursion(trace: TrainingTrace) -> Rows:
-    found = recursion(forgetting(trace))
-    names = ("measured", "predicted", "before", "gradient", "quadratic", "v")
-    columns = {name: getattr(found, name) for name in names}
-    return [{"learnt": t + 1, **_floats({k: v[t] for k, v in columns.items()})} for t in range(1, len(found.measured))]
+    result = recursion(forgetting(trace))
+    return _task_rows(_columns(result, ("measured", "predicted", "before", "gradient", "quadratic", "v")))
 
 
 def _theorem1(trace: TrainingTrace) -> Rows:
-    found = theorem1(trace)
-    columns = {name: getattr(found, name) for name in ("measured", "quadratic", "condition", "relative")}
-    columns |= {name: getattr(found.premises, name) for name in ("forgotten", "slope", "lowest", "reach")}
-    return [{"learnt": t + 1, **_floats({k: v[t] for k, v in columns.items()})} for t in range(1, len(found.measured))]
+    result = theorem1(trace)
+    columns = _columns(result, ("measured", "quadratic", "condition", "relative"))
+    premises = ("max_forgetting", "max_gradient", "min_eigenvalue", "max_distance_cubed")
+    return _task_rows(columns | _columns(result.premises, premises))
 
 
 def _theorem2(trace: TrainingTrace) -> Rows:
-    found = theorem2(trace)
-    columns = {
-        name: getattr(found, name) for name in ("hessian", "outer", "functional", "functional_share", "relative")
-    }
+    return _pair_rows(_columns(theorem2(trace), ("hessian", "outer", "functional", "functional_share", "relative")))
+
+
+def _columns(result: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    return {name: getattr(result, name) for name in names}
+
+
+def _task_rows(columns: dict[str, Tensor]) -> Rows:
+    """Return a row for every task from the second on."""
+    n = len(next(iter(columns.values())))
+    return [{"learned": t + 1, **{k: float(v[t]) for k, v in columns.items()}} for t in range(1, n)]
+
+
+def _pair_rows(columns: dict[str, Tensor]) -> Rows:
+    """Return a row for every pair o < t."""
+    n = len(next(iter(columns.values())))
     return [
-        {"learnt": t + 1, "task": o, **_floats({k: v[t, o] for k, v in columns.items()})}
-        for t in range(1, len(found.lengths))
+        {"learned": t + 1, "task": o, **{k: float(v[t, o]) for k, v in columns.items()}}
+        for t in range(1, n)
         for o in range(t)
     ]
 
 
 def _ground_truth(trace: TrainingTrace) -> Rows:
-    """Medians over a task's examples at its solution; the share of the trace also of all of them together."""
+    """Medians over a task's examples at its solution; `of_total_trace` is over all of them together."""
     rows: Rows = []
     for o in range(trace.num_learned):
-        found = ground_truth_of(trace, o)
-        each = {k: getattr(found, k).nanmedian() for k in ("confidence", "dominance", "of_trace", "of_squares")}
-        rows.append({"task": o, **_floats(each), "of_total_trace": float(found.of_total_trace)})
+        result = ground_truth_of(trace, o)
+        columns = _columns(result, ("confidence", "dominance", "of_trace", "of_squares"))
+        medians = {k: float(v.nanmedian()) for k, v in columns.items()}
+        rows.append({"task": o, **medians, "of_total_trace": float(result.of_total_trace)})
     return rows
 
 
 def _perturbation(trace: TrainingTrace) -> Rows:
-    """The median scores over directions, at every task's solution; on test data too, where they are known."""
+    """The median scores over directions, at every task's solution; on test data too if known."""
     rows: Rows = []
     for o in range(trace.num_learned):
-        count = min(10, trace.num_params)
-        found = perturbation(trace, o, trace.tests[o] if trace.tests else None, eigenvectors=count)
+        test = trace.tests[o] if trace.tests else None
+        result = perturbation(trace, o, test, eigenvectors=min(10, trace.num_params))
         scores = {
-            f"{kind}{suffix}": found.score(split, kind).nanmedian(0).values
+            f"{kind}{suffix}": result.score(split, kind).nanmedian(0).values
             for split, suffix in SUFFIXES.items()
-            if split in found.losses
+            if split in result.losses
             for kind in KINDS
         }
-        for i, r in enumerate(found.radii):
-            rows.append({"task": o, "radius": r, **_floats({name: score[i] for name, score in scores.items()})})
+        for i, r in enumerate(result.radii):
+            rows.append({"task": o, "radius": r, **{name: float(score[i]) for name, score in scores.items()}})
     return rows
 
 
 def _flatness(trace: TrainingTrace) -> Rows:
-    found = flatness(trace)
     names = ("top", "top_error", "trace", "trace_error", "after_next", "at_end", "moved")
-    columns = {name: getattr(found, name) for name in names}
-    return [{"task": o, **_floats({k: v[o] for k, v in columns.items()})} for o in range(len(found.top))]
+    columns = _columns(flatness(trace), names)
+    return [{"task": o, **{k: float(v[o]) for k, v in columns.items()}} for o in range(trace.num_learned)]
 
 
 def _rank(trace: TrainingTrace) -> Rows:
-    """With standard errors, which are 0 where all eigenvalues are known."""
+    """Ranks with standard errors, which are 0 if all eigenvalues are known."""
     rows: Rows = []
-    found = rank(trace)
-    absolute, relative = (list(enumerate(x)) for x in (found.absolute_thresholds, found.relative_thresholds))
-    for t in range(len(found.top)):
-        both = {
-            **{f"|λ| > {x:g}": (found.absolute[t, i], found.absolute_errors[t, i]) for i, x in absolute},
-            **{f"|λ| > {x:g} of the largest": (found.relative[t, i], found.relative_errors[t, i]) for i, x in relative},
-            "effective": (found.effective[t], found.effective_errors[t]),
-            "participation": (found.participation[t], found.participation_errors[t]),
+    result = rank(trace)
+    absolute, relative = (list(enumerate(x)) for x in (result.absolute_thresholds, result.relative_thresholds))
+    for t in range(len(result.top)):
+        ranks = {
+            **{f"|λ| > {x:g}": (result.absolute[t, i], result.absolute_errors[t, i]) for i, x in absolute},
+            **{
+                f"|λ| > {x:g} of the largest": (result.relative[t, i], result.relative_errors[t, i])
+                for i, x in relative
+            },
+            "effective": (result.effective[t], result.effective_errors[t]),
+            "participation": (result.participation[t], result.participation_errors[t]),
         }
-        for kind, (number, error) in both.items():
-            rows.append({"tasks": t + 1, "definition": kind, "rank": float(number), "error": float(error)})
+        for kind, (value, error) in ranks.items():
+            rows.append({"tasks": t + 1, "definition": kind, "rank": float(value), "error": float(error)})
     return rows
 
 
 def _spectrum(trace: TrainingTrace) -> Rows:
-    """How many eigenvalues are in each part of their axis."""
+    """A histogram of the eigenvalues."""
     rows: Rows = []
     for t, density in enumerate(spectra(trace)):
         radius = float(density.radius)
         if not 0 < radius < torch.inf:
             continue
-        bins = ((density.nodes.cpu() / radius + 1) * (BINS / 2)).long().clamp(max=BINS - 1)
-        counts = torch.zeros(BINS, dtype=torch.float64)
+        bins = ((density.nodes.cpu() / radius + 1) * (NUM_BINS / 2)).long().clamp(max=NUM_BINS - 1)
+        counts = torch.zeros(NUM_BINS, dtype=torch.float64)
         counts.index_add_(0, bins.flatten(), density.weights.cpu().flatten().double() / len(bins))
         for i, count in enumerate(counts.tolist()):
-            middle = radius * ((2 * i + 1) / BINS - 1)
+            middle = radius * ((2 * i + 1) / NUM_BINS - 1)
             rows.append({"tasks": t + 1, "eigenvalue": middle, "eigenvalues": count})
     return rows
 
 
-def _floats(numbers: dict[str, torch.Tensor]) -> dict[str, float]:
-    return {name: float(number) for name, number in numbers.items()}
-
-
 INSTRUMENTS: dict[str, Instrument] = {
     "error": Instrument(
-        "how far expansions err as tasks are learnt", _error, "distance", ("error",), "expansion", True, False
+        "error of expansions as tasks are learned",
+        _error,
+        "distance",
+        ("error",),
+        "expansion",
+        log=True,
+        connect=False,
     ),
-    "assumption": Instrument("the smallest ε of the locality assumption", _assumption, "learnt", ("smallest",)),
+    "assumption": Instrument("smallest ε of the locality assumption", _assumption, "learned", ("min_epsilon",)),
     "forgetting": Instrument(
         "forgetting of every pair, predicted and measured",
         _forgetting,
-        "learnt",
+        "learned",
         ("measured", "predicted"),
         "task",
-        compared=True,
+        share_y=True,
     ),
-    "recursion": Instrument("forgetting, predicted and measured", _recursion, "learnt", ("measured", "predicted")),
-    "theorem1": Instrument("Theorem 1: E(t) beside its quadratic", _theorem1, "learnt", ("measured", "quadratic")),
+    "recursion": Instrument("forgetting, predicted and measured", _recursion, "learned", ("measured", "predicted")),
+    "theorem1": Instrument("Theorem 4.1: E(t) and its quadratic form", _theorem1, "learned", ("measured", "quadratic")),
     "theorem2": Instrument(
-        "Theorem 2: the curvature of old losses along updates", _theorem2, "learnt", ("outer", "functional"), "task"
+        "Theorem 5.1: curvature of old losses along updates", _theorem2, "learned", ("outer", "functional"), "task"
     ),
     "ground-truth": Instrument(
-        "the true label's entry of the outputs' Hessian",
-        _ground_truth,
-        "task",
-        ("confidence", "of_trace", "of_squares"),
+        "true label's entry of the outputs' Hessian", _ground_truth, "task", ("confidence", "of_trace", "of_squares")
     ),
     "perturbation": Instrument(
-        "perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", True, compared=True
+        "perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", log=True, share_y=True
     ),
-    "flatness": Instrument("curvature, and the forgetting that followed", _flatness, "top", ("at_end",), joined=False),
+    "flatness": Instrument("curvature and the forgetting that followed", _flatness, "top", ("at_end",), connect=False),
     "rank": Instrument(
-        "the rank of the average Hessian, (1/t) Σ H_o of t − 1 tasks", _rank, "tasks", ("rank",), "definition"
+        "rank of the average Hessian, (1/t) Σ H_o of t − 1 tasks", _rank, "tasks", ("rank",), "definition"
     ),
     "spectrum": Instrument(
         "eigenvalues of the average Hessian, (1/t) Σ H_o of t − 1 tasks",
@@ -301,6 +282,6 @@ INSTRUMENTS: dict[str, Instrument] = {
         "eigenvalue",
         ("eigenvalues",),
         "tasks",
-        counted=True,
+        symlog=True,
     ),
 }

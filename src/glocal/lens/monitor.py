@@ -1,23 +1,22 @@
-r"""The locality assumption, watched while a cohort trains (§3.2): ξ_o of every finished task, every few epochs.
+r"""Check the locality assumption (Assumption 3.2) while a cohort trains: ξ_o of every finished task, every few epochs.
 
-    monitor = Monitor(cohort, epsilon=0.1, tell=print)
+    monitor = Monitor(cohort, epsilon=0.1, on_violation=print)
     for snapshot in train(cohort, watch=monitor):
         ...
-    monitor.assumption(run=0).first_break
+    monitor.assumption(run=0).first_violation
 
-By default \hat L_o is the second-order expansion with a diagonal ggn, and both it and L_o are taken on the same few
-examples of task o: the expansion is of the very loss that it is compared with, so that no error comes from the sample,
-and with BatchNorm's statistics of θ_o. From the first one on it has room for all tasks but the last, 3 P numbers for
-each of them and each run. With 'own' it is the algorithm's \hat L_o, from the live memory.
-That was made with all of the task's data, or with others, and ξ_o then contains the difference between the samples.
+By default \hat L_o is the second-order expansion with a diagonal ggn. Expansion and L_o are computed on the same few
+examples of task o, with the BatchNorm statistics of θ_o, so that sampling causes no error. The monitor allocates memory
+for all tasks but the last at once: 3 P numbers per task and run. With 'own', \hat L_o is the algorithm's own, from the
+live memory; that was built from other examples, so ξ_o includes the difference between the samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,105 +30,111 @@ from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
 from glocal.inputs import evenly_spaced_indices
-from glocal.lens.approximation import Curves, difference, own_approximation, own_loss
-from glocal.lens.map_runs import Runwise
+from glocal.lens.approximation import ErrorCurves, abs_difference, own_approximation, own_loss
 from glocal.lens.record import Snapshot
-from glocal.lens.region import Assumption, Break, assumption, positive
-from glocal.lens.taylor import after, chosen, expand
+from glocal.lens.region import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
+from glocal.lens.taylor import evaluate, expand, resolve_structure
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.sweeps.training import MonitorSummary
 from glocal.tree import Params, Tree
 
-Watched: TypeAlias = Literal["diagonal", "kronecker", "own"]
-WATCHED = ("diagonal", "kronecker", "own")
-LEAST, MOST, PART = 8, 100, 300
-"""Examples that are kept of a task: one for PART that are trained on, epochs counted, within these bounds. So what an
-expansion costs is a small part of training too. 'own' makes none and keeps MOST."""
-AT_ONCE = 500
-"""Examples that go through the network at once."""
+MonitoredApproximation: TypeAlias = Literal["diagonal", "kronecker", "own"]
+APPROXIMATIONS = ("diagonal", "kronecker", "own")
+MIN_EXAMPLES, MAX_EXAMPLES, TRAINED_PER_EXAMPLE = 8, 100, 300
+"""A task keeps one example per TRAINED_PER_EXAMPLE that it trains on, counting epochs, within these bounds, so that its
+expansion costs a small part of training. 'own' needs no expansion and keeps MAX_EXAMPLES."""
+CHUNK_SIZE = 500
+"""Examples that pass through the network at once."""
 
 
 class Monitor:
-    """Watches all runs of one cohort through one training: hand it to `engine.train` as `watch`.
+    """Monitors all runs of a cohort: pass it to `engine.loop.train` as `watch`.
 
-    breaks: every run's first moment outside, as far as it was looked at; None where there was none.
+    violations: the first violation of every run, None where there was none so far.
     """
 
     def __init__(
         self,
         cohort: Cohort,
         epsilon: float,
-        approximation: Watched = "diagonal",
+        approximation: MonitoredApproximation = "diagonal",
         every: int | None = None,
         examples: int | None = None,
-        tell: Callable[[str], None] | None = None,
+        on_violation: Callable[[str], None] | None = None,
     ) -> None:
-        """Looks at the end of every `every`-th epoch of a task and of its last, on at most `examples` examples of each
-        finished task; if not said, of every third epoch, and more seldom as tasks to look at become more, on as many as
-        cost little beside training. Who is given as `tell` hears of every run's first break, in a sentence."""
-        positive(epsilon)
-        if approximation not in WATCHED:
-            raise unknown("approximation to watch", approximation, WATCHED)
-        require(every is None or every >= 1, f"a monitor looks every 1, 2, … epochs; every={every} was given.")
-        allowed = examples is None or examples >= 1
-        require(allowed, f"a monitor needs 1 example of a task or more; {examples} were asked for.")
-        algorithm = cohort.algorithm
-        if isinstance(algorithm, Partition) and approximation != "own":
+        r"""Make a monitor.
+
+        Args:
+            cohort: the runs.
+            epsilon: ε.
+            approximation: which \hat L_o.
+            every: measure after every so many epochs of a task and after its last one; by default every third epoch,
+                and less often as more tasks are finished.
+            examples: the largest number of examples per finished task; by default so few that they cost little.
+            on_violation: called with one sentence about every run's first violation.
+        """
+        require_epsilon(epsilon)
+        if approximation not in APPROXIMATIONS:
+            raise unknown("monitored approximation", approximation, APPROXIMATIONS)
+        require(every is None or every >= 1, f"every = {every} was given; it must be at least 1.")
+        require(examples is None or examples >= 1, f"examples = {examples} was given; it must be at least 1.")
+        if isinstance(cohort.algorithm, Partition) and approximation != "own":
             raise GlocalError(
-                f"{algorithm.name} has outputs of their own for every task, which are not expanded: "
-                f"approximation={approximation!r} was given; allowed: 'own'."
+                f"{cohort.algorithm.name} has separate outputs for every task, which are not expanded; "
+                f"approximation={approximation!r} was given, use 'own'."
             )
-        self.cohort, self.epsilon, self.every, self.examples, self.tell = cohort, epsilon, every, examples, tell
-        self.form = None if approximation == "own" else chosen(2, approximation)
-        self.breaks: list[Break | None] = [None] * len(cohort)
-        self._runwise = Runwise(cohort)
+        self.cohort, self.epsilon, self.every, self.examples = cohort, epsilon, every, examples
+        self.on_violation = on_violation
+        self.structure = None if approximation == "own" else resolve_structure(2, approximation)
+        self.violations: list[LocalityViolation | None] = [None] * len(cohort)
+        self._map_runs = MapRuns(cohort)
         self._data: list[Data] = []  # of every finished task, (groups, n, ...)
-        self._together: list[Tensor] = []  # x and y of all of them, one task's after the other's, (groups, N, ...)
-        self._held: Tree = {}  # (runs, T − 1, ...): the parts of the finished tasks' expansions, or each θ_o alone
-        self._looks: list[tuple[int, int, Tensor]] = []  # finished, step, (3, runs, T)
-        self._began = -1  # the step at which the first task was learnt
+        self._all_data: list[Tensor] = []  # x and y of all finished tasks, concatenated, (groups, N, ...)
+        self._expansions: Tree = {}  # (runs, T − 1, ...): the parts of all expansions, or θ_o alone
+        self._measurements: list[tuple[int, int, Tensor]] = []  # finished, step, (3, runs, T)
+        self._first_solution_step = -1
 
     @torch.no_grad()
     def __call__(self, task: int, epoch: int, state: State, loader: Loader) -> None:
-        """Called by training at the end of an epoch, before the task is consolidated."""
-        # The last task is not kept: nothing follows it.
+        """Measure at the end of an epoch, before the task is consolidated."""
         require(
             task == len(self._data),
-            f"task {task} is in training, and this monitor has seen {len(self._data)} tasks end: it knows no solution "
-            "of the others. Watch a cohort from its beginning, once.",
+            f"task {task} is training, but this monitor has seen {len(self._data)} tasks end. Use one monitor from the "
+            "beginning of one training.",
         )
         last = epoch + 1 == self.cohort.epochs
         if task and (last or (epoch + 1) % (self.every or max(3, task)) == 0):
-            self._look(task, state)
-        if last and task + 1 < self.cohort.challenge.tasks:
-            self._finish(task, state, loader)
+            self._measure(task, state)
+        if last and task + 1 < self.cohort.challenge.tasks:  # nothing follows the last task
+            self._finish_task(task, state, loader)
 
-    def curves(self, run: int = 0) -> Curves:
-        """What was seen of a run."""
-        finished, step = (torch.tensor([look[i] for look in self._looks], dtype=torch.long) for i in (0, 1))
-        seen = [look[2][:, run] for look in self._looks]
-        none = torch.zeros(3, 0, self.cohort.challenge.tasks, dtype=torch.float64)
-        return Curves(finished, step, *(torch.stack(seen, 1) if seen else none))
+    def curves(self, run: int = 0) -> ErrorCurves:
+        """Return the measurements of a run."""
+        finished, step = (torch.tensor([m[i] for m in self._measurements], dtype=torch.long) for i in (0, 1))
+        values = [m[2][:, run] for m in self._measurements]
+        empty = torch.zeros(3, 0, self.cohort.challenge.tasks, dtype=torch.float64)
+        return ErrorCurves(finished, step, *(torch.stack(values, 1) if values else empty))
 
-    def assumption(self, run: int = 0) -> Assumption:
-        """The locality assumption along what was seen of a run."""
-        found = assumption(self.curves(run), self.epsilon)
-        if found.first_break is None or found.first_break.moment or self.form is None:
-            return found
-        if not all(bool(leaf[run, 0].isfinite().all()) for leaf in tree.flatten(self._held).values()):
-            return found
-        # It held at the first task's solution, where an expansion has no error.
-        return replace(found, first_break=found.first_break._replace(after=self._began))
+    def assumption(self, run: int = 0) -> LocalityAssumption:
+        """Check the locality assumption at the measurements of a run."""
+        result = locality_assumption(self.curves(run), self.epsilon)
+        violation = result.first_violation
+        if violation is None or violation.snapshot or self.structure is None:
+            return result
+        if not all(bool(leaf[run, 0].isfinite().all()) for leaf in tree.flatten(self._expansions).values()):
+            return result
+        # At the first task's solution an expansion has no error: the assumption held there.
+        return result._replace(first_violation=violation._replace(last_step_inside=self._first_solution_step))
 
     def summary(self, run: int) -> MonitorSummary:
         """Return where a run left an old task's ε-region, and all measurements, for its record in a store."""
         result, curves = self.assumption(run), self.curves(run)
-        outcome = f"{result.first_break}"
-        if result.first_break is None:
-            largest = float(result.smallest.max()) if len(result.smallest) else 0.0
-            outcome = f"inside every old task's region, with errors up to {largest:.3g}"
+        outcome = f"{result.first_violation}"
+        if result.first_violation is None:
+            largest = float(result.min_epsilon.max()) if len(result.min_epsilon) else 0.0
+            outcome = f"the locality assumption holds; the largest error is {largest:.3g}"
         finished, steps = curves.finished.tolist(), curves.step.tolist()
         errors = [
             [error if math.isfinite(error) else None for error in row[:tasks]]
@@ -138,83 +143,122 @@ class Monitor:
         record = {"epsilon": result.epsilon, "finished": finished, "step": steps, "errors": errors}
         return MonitorSummary(outcome, record)
 
-    def _finish(self, task: int, state: State, loader: Loader) -> None:
-        """Keep some of the task's examples, and what its expansion is made of; θ is at the task's solution."""
-        data = self._some(loader)
+    def _finish_task(self, task: int, state: State, loader: Loader) -> None:
+        """Store some of the task's examples and the parts of its expansion; θ is the task's solution."""
+        data = self._subset(loader)
         self._data.append(data)
-        self._together = [torch.cat(parts, 1) for parts in zip(*self._data, strict=True)]
-        made: Tree = {"centre": state.params}
-        if self.form is not None:
-            made = self._runwise(self._expand, (state.params, state.buffers), data)
+        self._all_data = [torch.cat(parts, 1) for parts in zip(*self._data, strict=True)]
+        parts: Tree = {"center": state.params}
+        if self.structure is not None:
+            parts = self._map_runs(self._expand, (state.params, state.buffers), data)
         if not task:
-            self._began, later = state.clock, self.cohort.challenge.tasks - 1
-            self._held = tree.map_tree(lambda leaf: leaf.new_empty(leaf.shape[0], later, *leaf.shape[1:]), made)
-        tree.map_tree(lambda held, leaf: held[:, task].copy_(leaf), self._held, made)
+            self._first_solution_step, count = state.clock, self.cohort.challenge.tasks - 1
+            self._expansions = tree.map_tree(lambda leaf: leaf.new_empty(leaf.shape[0], count, *leaf.shape[1:]), parts)
+        tree.map_tree(lambda stored, leaf: stored[:, task].copy_(leaf), self._expansions, parts)
 
-    def _some(self, loader: Loader) -> Data:
-        """Some of the examples that the groups are trained on, (groups, n, ...); the loader writes the next task where
-        this one is."""
-        few = MOST if self.form is None else max(LEAST, self.cohort.epochs * loader.examples // PART)
-        rows = evenly_spaced_indices(loader.examples, self.examples or min(MOST, few)).to(loader.x.device)
+    def _subset(self, loader: Loader) -> Data:
+        """Copy some of the examples that the groups train on, (groups, n, ...); the loader reuses its memory."""
+        share = self.cohort.epochs * loader.examples // TRAINED_PER_EXAMPLE
+        default = MAX_EXAMPLES if self.structure is None else min(MAX_EXAMPLES, max(MIN_EXAMPLES, share))
+        rows = evenly_spaced_indices(loader.examples, self.examples or default).to(loader.x.device)
         x, y = (part.unflatten(0, (-1, loader.examples)).index_select(1, rows) for part in (loader.x, loader.y))
         return Data(self.cohort.transform.normalize(x), y)
 
     def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:
-        """Of one run."""
+        """Expand one run's loss."""
         risk = Risk.from_model(model.bind(buffers, training=False), params, x, y)
         try:
-            return {**expand(risk, 2, self.form).parts, "buffers": buffers}
+            return {**expand(risk, 2, self.structure).parts, "buffers": buffers}
         except GlocalError as error:
-            raise GlocalError(f"this run cannot be watched by expansions, but by 'own'. {error}") from error
+            raise GlocalError(f"this run cannot be monitored with expansions; use 'own'. {error}") from error
 
-    def _look(self, task: int, state: State) -> None:
-        seen = torch.full((3, len(self.cohort), self.cohort.challenge.tasks), torch.nan, dtype=torch.float64)
-        seen[:, :, :task] = self._own(task, state) if self.form is None else self._expansions(task, state)
-        self._looks.append((task, state.clock, seen))
-        outside = ~(difference(seen[1, :, :task], seen[0, :, :task]) < self.epsilon).all(1)
+    def _measure(self, task: int, state: State) -> None:
+        values = torch.full((3, len(self.cohort), self.cohort.challenge.tasks), torch.nan, dtype=torch.float64)
+        measure = self._measure_own if self.structure is None else self._measure_expansions
+        values[:, :, :task] = measure(task, state)
+        self._measurements.append((task, state.clock, values))
+        outside = ~(abs_difference(values[1, :, :task], values[0, :, :task]) < self.epsilon).all(1)
         for run in outside.nonzero().flatten().tolist():
-            if self.breaks[run] is None:
-                self._judge(run)
+            if self.violations[run] is None:
+                self._report(run)
 
-    def _judge(self, run: int) -> None:
-        self.breaks[run] = self.assumption(run).first_break
-        if self.tell is not None:
+    def _report(self, run: int) -> None:
+        self.violations[run] = self.assumption(run).first_violation
+        if self.on_violation is not None:
             member = self.cohort.members[run]
-            self.tell(f"{member.algorithm.name}, lr {member.lr:g}, seed {member.seed}: {self.breaks[run]}")
+            self.on_violation(f"{member.algorithm.name}, lr {member.lr:g}, seed {member.seed}: {self.violations[run]}")
 
-    def _own(self, task: int, state: State) -> Tensor:
-        r"""L_o, \hat L_o and ‖θ − θ_o‖, (3, runs, finished tasks), by the algorithm's own approximation."""
-        found = torch.full((3, len(self.cohort), task), torch.nan, dtype=torch.float64)
+    def _measure_own(self, task: int, state: State) -> Tensor:
+        r"""Return L_o, \hat L_o and ‖θ − θ_o‖, (3, runs, finished tasks), by the algorithm's own approximation."""
+        values = torch.full((3, len(self.cohort), task), torch.nan, dtype=torch.float64)
+        model, center = self._map_runs.model, self._expansions["center"]
         for group, runs in enumerate(self.cohort.groups):
             for run in range(runs.start, runs.stop):
-                own, algorithm = state.select(run), self.cohort.members[run].algorithm
-                moment = Snapshot(task, state.clock, Checkpoint(own.params, own.buffers), own.memory)
+                member, algorithm = state.select(run), self.cohort.members[run].algorithm
+                snapshot = Snapshot(task, state.clock, Checkpoint(member.params, member.buffers), member.memory)
                 for o, (x, y) in enumerate(self._data):
-                    centre = self._held["centre"]
-                    found[0, run, o] = own_loss(algorithm, self._runwise.model, moment, Data(x[group], y[group]), o)
-                    found[1, run, o] = own_approximation(algorithm, self._runwise.model, moment, o)
-                    found[2, run, o] = _length({k: p - centre[k][run, o] for k, p in own.params.items()})
-        return found
+                    values[0, run, o] = own_loss(algorithm, model, snapshot, Data(x[group], y[group]), o)
+                    values[1, run, o] = own_approximation(algorithm, model, snapshot, o)
+                    values[2, run, o] = _norm({k: p - center[k][run, o] for k, p in member.params.items()})
+        return values
 
-    def _expansions(self, task: int, state: State) -> Tensor:
-        """The same by the expansions."""
-        held = tree.map_tree(lambda leaf: leaf[:, :task], self._held)
-        return self._runwise(self._one, (state.params, held), self._together)["seen"].movedim(1, 0).double().cpu()
+    def _measure_expansions(self, task: int, state: State) -> Tensor:
+        """Return the same by the expansions."""
+        parts = tree.map_tree(lambda leaf: leaf[:, :task], self._expansions)
+        values = self._map_runs(self._measure_run, (state.params, parts), self._all_data)["values"]
+        return values.movedim(1, 0).double().cpu()
 
-    def _one(self, model: Model, params: Params, held: Tree, x: Tensor, y: Tensor) -> Tree:
-        """Of one run, (3, finished tasks)."""
-        tasks = [data.y.shape[1] for data in self._data]
-        sizes = tasks if held["buffers"] else [len(y)]  # without any, all tasks are one pass
+    def _measure_run(self, model: Model, params: Params, parts: Tree, x: Tensor, y: Tensor) -> Tree:
+        """Measure one run, (3, finished tasks)."""
+        sizes = [data.y.shape[1] for data in self._data]
+        passes = sizes if parts["buffers"] else [len(y)]  # without buffers all tasks share one pass
         losses = []
-        for o, data in enumerate(zip(x.split(sizes), y.split(sizes), strict=True)):
-            bound = model.bind(tree.select(held["buffers"], o), training=False)
-            rows = zip(*(part.split(AT_ONCE) for part in data), strict=True)
-            losses += [bound.losses(params, *some) for some in rows]
-        true = torch.stack([part.mean() for part in torch.cat(losses).split(tasks)])
-        moves = {k: params[k] - centre for k, centre in held["centre"].items()}
-        approximate = vmap(lambda parts, moved: after(parts, self.form, moved))(held, moves)
-        return {"seen": torch.stack([true, approximate, vmap(_length)(moves)])}
+        for o, data in enumerate(zip(x.split(passes), y.split(passes), strict=True)):
+            bound = model.bind(tree.select(parts["buffers"], o), training=False)
+            chunks = zip(*(part.split(CHUNK_SIZE) for part in data), strict=True)
+            losses += [bound.losses(params, *chunk) for chunk in chunks]
+        true = torch.stack([part.mean() for part in torch.cat(losses).split(sizes)])
+        deltas = {k: params[k] - center for k, center in parts["center"].items()}
+        approximate = vmap(lambda stored, delta: evaluate(stored, self.structure, delta))(parts, deltas)
+        return {"values": torch.stack([true, approximate, vmap(_norm)(deltas)])}
 
 
-def _length(moved: Params) -> Tensor:
-    return tree.total(part.square() for part in moved.values()).sqrt()
+def _norm(delta: Params) -> Tensor:
+    return tree.total(part.square() for part in delta.values()).sqrt()
+
+
+RunFunction = Callable[..., Tree]
+"""A function of the cohort's model, of trees of one run, and of tensors that the runs of a group share."""
+
+
+class MapRuns:
+    """Maps a function over the runs of a cohort with `vmap`, or run by run from the first failure on.
+
+    On a GPU one call costs more than the work in it.
+    """
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.groups = cohort.groups
+        self.model, self._vectorised_model = (cohort.model(vectorised) for vectorised in (False, True))
+        self.vectorised = len(cohort) > 1
+
+    def __call__(self, function: RunFunction, trees: Sequence[Tree], data: Sequence[Tensor]) -> Tree:
+        """Return the results of all runs, stacked. Leaves of `trees` are per run, tensors of `data` per group."""
+        if self.vectorised:
+            try:
+                return self._vmap(partial(function, self._vectorised_model), trees, data)
+            except (RuntimeError, GlocalError):
+                self.vectorised = False
+        runs = [(group, run) for group, runs in enumerate(self.groups) for run in range(runs.start, runs.stop)]
+        return tree.stack([_call(partial(function, self.model), trees, data, *indices) for indices in runs])
+
+    def _vmap(self, function: RunFunction, trees: Sequence[Tree], data: Sequence[Tensor]) -> Tree:
+        map_group: Callable[..., Any] = vmap(function, in_dims=(*(0 for _ in trees), *(None for _ in data)))
+        if len({runs.stop - runs.start for runs in self.groups}) > 1:
+            return tree.concatenate([_call(map_group, trees, data, *indices) for indices in enumerate(self.groups)])
+        grouped = [tree.map_tree(lambda leaf: leaf.unflatten(0, (len(self.groups), -1)), part) for part in trees]
+        return tree.map_tree(lambda leaf: leaf.flatten(0, 1), vmap(map_group)(*grouped, *data))
+
+
+def _call(function: RunFunction, trees: Sequence[Tree], data: Sequence[Tensor], group: int, runs: int | slice) -> Tree:
+    return function(*(tree.select(part, runs) for part in trees), *(part[group] for part in data))

@@ -1,183 +1,319 @@
-r"""The ε-region of an approximation, Ω^ε_o = {θ : ξ_o(θ) < ε}, and the locality assumption (§3.2),
+r"""The ε-region of an approximation, Ω^ε_o = {θ : ξ_o(θ) < ε}, and Assumption 3.2 (the locality assumption),
 
-    θ ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t   while task t + 1 is learnt:
+    θ ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t   while task t + 1 is learned.
 
-how far from θ_o the error stays below ε, along rays and along the way that training took, and when it no longer does.
+`region_radii` measures how far from θ_o the error stays below ε along rays, `locality_assumption` whether the
+assumption holds along training, and `training_errors` checks it for a recorded run by the algorithm's own \hat L_o and
+by the Taylor expansions at θ_o:
+
+    errors = training_errors(open_run("runs/runs/0123456789abcdef").retrace(every_steps=10).run)
+    print(errors)
+    errors.plot("errors.png")
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from glocal.algorithms.partition import Partition
 from glocal.errors import require
-from glocal.lens.approximation import Approximation, Curves, difference, floor, on_rays
-from glocal.lens.perturbation import principal, unit_directions
+from glocal.lens.approximation import (
+    ErrorCurves,
+    abs_difference,
+    error_curves,
+    losses_on_rays,
+    own_curves,
+    own_loss,
+    rounding_error,
+)
+from glocal.lens.perturbation import top_eigenpairs, unit_directions
+from glocal.lens.record import RecordedRun
+from glocal.lens.taylor import Approximation, expansions
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace
+from glocal.precision import full_precision
 
+Rows: TypeAlias = list[dict[str, str | int | float | bool | None]]
 GRID = tuple(10.0 ** (exponent / 4) for exponent in range(-16, 17))
-"""Radii that are looked at first: 10⁻⁴ to 10⁴, four a decade."""
-NEAR, FINER = 0.1, 8
-"""Between two radii, one of which has an error of NEAR · ε or more, the border is looked for at FINER more."""
-SMALLEST = 1e-30
-"""Below it a radius is as good as 0."""
+"""Radii that are tried first: 10⁻⁴ to 10⁴, four per decade."""
+REFINE_FROM, REFINE_STEPS = 0.1, 8
+"""An interval of the grid with an error of REFINE_FROM · ε or more at an end is divided at REFINE_STEPS radii."""
+ZERO_RADIUS = 1e-30
+"""A radius below this counts as 0."""
+DEFAULT_EPSILON = 0.1
+"""The default ε as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), averaged over the tasks."""
 
 
-@dataclass(frozen=True)
-class Radii:
+class RegionRadii(NamedTuple):
     """How far ξ_o stays below ε along unit vectors (k, P): the largest radius before the first crossing, (k,).
 
-    0 where ξ_o(θ_o) itself is not below ε; inf where no radius up to `largest` has an error of ε or more.
+    0 where ξ_o(θ_o) is not below ε; inf where no radius up to `limit` has an error of ε or more.
     """
 
     epsilon: float
     directions: Tensor
     radii: Tensor
-    largest: float
+    limit: float
 
 
-def radii(
+def region_radii(
     trace: TrainingTrace,
     task: int,
     approximation: Approximation,
     directions: Tensor,
     epsilon: float,
     grid: tuple[float, ...] = GRID,
+    *,
     tolerance: float = 1e-4,
-) -> Radii:
-    """The radius of Ω^ε_o along every direction, which is scaled to length 1.
+) -> RegionRadii:
+    r"""Measure the radius of Ω^ε_o along directions.
 
-    The first radius of a grid with an error of ε or more is found, and between it and the one before the crossing, by
-    bisection, to within `tolerance` of itself. The grid is made finer where errors are near ε; a region that is left
-    and entered again between two radii of the finer one is still missed.
+    The first radius of the grid with an error of ε or more is found, and the crossing before it by bisection. The grid
+    is refined where errors are near ε; a region that is left and reentered within a refined interval is missed.
+
+    Args:
+        trace: the training.
+        task: o, counted from 0.
+        approximation: \hat L_o.
+        directions: rows (k, P), scaled to length 1.
+        epsilon: ε.
+        grid: increasing radii.
+        tolerance: the relative precision of the radii.
     """
-    positive(epsilon)
-    require(0 < tolerance < 1, f"a tolerance is between 0 and 1; {tolerance} was given.")
-    rising = len(grid) > 0 and all(a < b for a, b in zip((0.0, *grid), grid, strict=False)) and grid[-1] < torch.inf
-    require(rising, f"a grid is of rising radii above 0; {grid} was given.")
+    require_epsilon(epsilon)
+    require(0 < tolerance < 1, f"tolerance = {tolerance} was given; it must be between 0 and 1.")
+    increasing = len(grid) > 0 and all(a < b for a, b in zip((0.0, *grid), grid, strict=False)) and grid[-1] < torch.inf
+    require(increasing, f"the grid must be of increasing radii above 0; {grid} was given.")
     lengths = directions.norm(dim=-1, keepdim=True)
-    allowed = directions.dim() == 2 and bool(((lengths > 0) & lengths.isfinite()).all())
-    require(allowed, "directions are rows of P numbers, of finite lengths above 0; others were given.")
+    valid = directions.dim() == 2 and bool(((lengths > 0) & lengths.isfinite()).all())
+    require(valid, "directions must be rows (k, P) of finite lengths above 0.")
     units = directions / lengths
 
-    def errors(which: Tensor, at: Tensor) -> Tensor:
-        """Along some of the directions, at radii (directions, m)."""
-        true, approximate = on_rays(trace, task, approximation, units[which.to(units.device)], at)
-        found = difference(approximate, true)
-        # What is no more than rounding of large losses is no error, and ends no region.
-        rounded = found.isfinite() & (found <= floor(trace, task, true, approximate))
-        return torch.where(rounded, 0.0, found)
+    def errors(rows: Tensor, radii: Tensor) -> Tensor:
+        """ξ_o along some of the directions, at radii (rows, m)."""
+        true, approximate = losses_on_rays(trace, task, approximation, units[rows.to(units.device)], radii)
+        error = abs_difference(approximate, true)
+        # The rounding of large losses is not an error and ends no region.
+        rounded = error.isfinite() & (error <= rounding_error(trace, true, approximate))
+        return torch.where(rounded, 0.0, error)
 
-    everywhere = torch.arange(len(units))
-    before = errors(everywhere, torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
-    last = torch.zeros(len(units), dtype=torch.float64)
-    first = torch.where(before < epsilon, torch.inf, last)
+    rows = torch.arange(len(units))
+    previous = errors(rows, torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
+    inside = torch.zeros(len(units), dtype=torch.float64)
+    outside = torch.where(previous < epsilon, torch.inf, inside)
     for low, high in pairwise((0.0, *grid)):
-        walking = first.isinf().nonzero().flatten()
-        if not len(walking):
+        active = outside.isinf().nonzero().flatten()
+        if not len(active):
             break
-        here = errors(walking, torch.full((len(walking), 1), high, dtype=torch.float64))[:, 0]
-        near = walking[~(torch.maximum(before[walking], here) < NEAR * epsilon)]
-        before[walking], last[walking] = here, high
+        current = errors(active, torch.full((len(active), 1), high, dtype=torch.float64))[:, 0]
+        near = active[~(torch.maximum(previous[active], current) < REFINE_FROM * epsilon)]
+        previous[active], inside[active] = current, high
         if len(near):
-            finer = torch.linspace(low, high, FINER + 2, dtype=torch.float64)
-            out = ~(errors(near, finer[1:].expand(len(near), -1)) < epsilon)
-            crossed, at = near[out.any(1)], out.long().argmax(1)[out.any(1)]
-            last[crossed], first[crossed] = finer[at], finer[at + 1]
-    while len(wide := (first.isfinite() & (first - last > tolerance * first.clamp(min=SMALLEST))).nonzero().flatten()):
-        middle = (last[wide] + first[wide]) / 2
-        holds = errors(wide, middle.unsqueeze(-1))[:, 0] < epsilon
-        last[wide] = torch.where(holds, middle, last[wide])
-        first[wide] = torch.where(holds, first[wide], middle)
-    return Radii(epsilon, units, torch.where(first.isfinite(), last, torch.inf), grid[-1])
+            finer = torch.linspace(low, high, REFINE_STEPS + 2, dtype=torch.float64)
+            above = ~(errors(near, finer[1:].expand(len(near), -1)) < epsilon)
+            crossed, index = near[above.any(1)], above.long().argmax(1)[above.any(1)]
+            inside[crossed], outside[crossed] = finer[index], finer[index + 1]
+    while len(wide := _wider_than(inside, outside, tolerance)):
+        middle = (inside[wide] + outside[wide]) / 2
+        below = errors(wide, middle.unsqueeze(-1))[:, 0] < epsilon
+        inside[wide] = torch.where(below, middle, inside[wide])
+        outside[wide] = torch.where(below, outside[wide], middle)
+    return RegionRadii(epsilon, units, torch.where(outside.isfinite(), inside, torch.inf), grid[-1])
+
+
+def _wider_than(inside: Tensor, outside: Tensor, tolerance: float) -> Tensor:
+    wide = outside.isfinite() & (outside - inside > tolerance * outside.clamp(min=ZERO_RADIUS))
+    return wide.nonzero().flatten()
 
 
 def principal_directions(
     trace: TrainingTrace, task: int, count: int = 10, samples: int = MAX_EXAMPLES, seed: int = 0
 ) -> Tensor:
-    """v_1, …, v_k, −v_1, …, −v_k: the eigenvectors of H_o at θ_o of largest |eigenvalue|, in both senses, (2k, P)."""
-    found = principal(trace, task, count, samples, seed).vectors
-    return torch.cat([found, -found])
+    """Return v_1, …, v_k, −v_1, …, −v_k: the eigenvectors of H_o at θ_o of largest |eigenvalue|, (2k, P)."""
+    vectors = top_eigenpairs(trace, task, count, samples, seed).vectors
+    return torch.cat([vectors, -vectors])
 
 
 def random_directions(trace: TrainingTrace, task: int, count: int = 10, seed: int = 0) -> Tensor:
-    """Uniform on the unit sphere, (count, P)."""
+    """Return random unit vectors, uniform on the sphere, (count, P)."""
     return unit_directions(trace, task, count, seed)
 
 
-class Stay(NamedTuple):
-    """How long training stayed in Ω^ε_o after task o, (T,) each. Moments are all that is known of its way.
+class TrajectoryRadii(NamedTuple):
+    """How far training moved within Ω^ε_o after task o, as seen at the snapshots, (T,) each.
 
-    inside: the largest ‖θ − θ_o‖ before it was first left; NaN where task o was never looked at, or never inside.
-    outside: ‖θ − θ_o‖ where it was first seen outside; inf where it never was, NaN where o was never looked at.
+    last_inside: the largest ‖θ − θ_o‖ before Ω^ε_o was first left; NaN if never measured or never inside.
+    first_outside: ‖θ − θ_o‖ where it was first left; inf if never left, NaN if never measured.
     """
 
-    inside: Tensor
-    outside: Tensor
+    last_inside: Tensor
+    first_outside: Tensor
 
 
-def stay(curves: Curves, epsilon: float) -> Stay:
-    """The radius of every Ω^ε_o along the trajectory."""
-    positive(epsilon)
-    known, out = curves.known, ~(curves.error < epsilon)
-    left = (known & out).long().cumsum(0) > 0
+def trajectory_radii(curves: ErrorCurves, epsilon: float) -> TrajectoryRadii:
+    """Measure the radius of every Ω^ε_o along training."""
+    require_epsilon(epsilon)
+    known = curves.known
+    left = (known & ~(curves.error < epsilon)).long().cumsum(0) > 0
     before = torch.where(known & ~left, curves.distance, -torch.inf).amax(0)
-    inside = torch.where(before.isinf(), torch.nan, before)
-    first = (left & known).long().argmax(0)
-    at_first = curves.distance.gather(0, first.unsqueeze(0))[0]
-    outside = torch.where(left.any(0), at_first, torch.where(known.any(0), torch.inf, torch.nan))
-    return Stay(inside, outside)
+    exit_index = (left & known).long().argmax(0)
+    exit_distance = curves.distance.gather(0, exit_index.unsqueeze(0))[0]
+    never_left = torch.where(known.any(0), torch.inf, torch.nan)
+    return TrajectoryRadii(
+        torch.where(before.isinf(), torch.nan, before), torch.where(left.any(0), exit_distance, never_left)
+    )
 
 
-class Break(NamedTuple):
-    """The first moment at which the locality assumption does not hold."""
+class LocalityViolation(NamedTuple):
+    """The first snapshot at which the locality assumption does not hold."""
 
-    moment: int
+    snapshot: int  # its index
     task: int  # the task in training, which is the number of finished ones
     step: int
-    broken: tuple[int, ...]  # the finished tasks whose Ω^ε was left
+    tasks: tuple[int, ...]  # the finished tasks whose Ω^ε was left
     error: float  # the largest of their ξ
-    after: int = -1  # the step of the moment before, at which it still held; −1: not known
+    last_step_inside: int = -1  # the step of the snapshot before; −1: unknown
 
     def __str__(self) -> str:
-        tasks = f"task{'s' if len(self.broken) > 1 else ''} {', '.join(map(str, self.broken))}"
-        done = f"{self.task} task{'s' if self.task > 1 else ''} finished"
-        when = f"at step {self.step}" if self.step >= 0 else f"at moment {self.moment}"
-        if 0 <= self.after < self.step - 1:
-            when = f"between steps {self.after} and {self.step}"
-        return f"locality broke {when}, with {done}: the error on {tasks} reached {self.error:.3g}"
+        tasks = f"task{'s' if len(self.tasks) > 1 else ''} {', '.join(map(str, self.tasks))}"
+        finished = f"{self.task} task{'s' if self.task > 1 else ''} finished"
+        when = f"at step {self.step}" if self.step >= 0 else f"at snapshot {self.snapshot}"
+        if 0 <= self.last_step_inside < self.step - 1:
+            when = f"between steps {self.last_step_inside} and {self.step}"
+        return f"the locality assumption is violated {when}, with {finished}: the error on {tasks} is {self.error:.3g}"
 
 
-@dataclass(frozen=True)
-class Assumption:
-    """Whether θ ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t at every moment, (n,); `smallest`, (n,): it does for every ε above. Without a
-    finished task it always does, and `smallest` is 0."""
+class LocalityAssumption(NamedTuple):
+    """Whether θ ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t at every snapshot, (n,). It would hold for every ε above `min_epsilon`, (n,), which
+    is 0 without finished tasks."""
 
     epsilon: float
     holds: Tensor
-    smallest: Tensor
-    first_break: Break | None
+    min_epsilon: Tensor
+    first_violation: LocalityViolation | None
 
 
-def assumption(curves: Curves, epsilon: float) -> Assumption:
-    """The locality assumption along a trajectory."""
-    positive(epsilon)
+def locality_assumption(curves: ErrorCurves, epsilon: float) -> LocalityAssumption:
+    """Check Assumption 3.2 along training."""
+    require_epsilon(epsilon)
     errors = torch.where(curves.known, curves.error, 0)
-    smallest = errors.amax(1)
-    holds = smallest < epsilon
+    min_epsilon = errors.amax(1)
+    holds = min_epsilon < epsilon
     if bool(holds.all()):
-        return Assumption(epsilon, holds, smallest, None)
+        return LocalityAssumption(epsilon, holds, min_epsilon, None)
     i = int((~holds).long().argmax())
-    broken = tuple((~(errors[i] < epsilon)).nonzero().flatten().tolist())
-    after = int(curves.step[i - 1]) if i else -1
-    found = Break(i, int(curves.finished[i]), int(curves.step[i]), broken, float(smallest[i]), after)
-    return Assumption(epsilon, holds, smallest, found)
+    tasks = tuple((~(errors[i] < epsilon)).nonzero().flatten().tolist())
+    before = int(curves.step[i - 1]) if i else -1
+    violation = LocalityViolation(i, int(curves.finished[i]), int(curves.step[i]), tasks, float(min_epsilon[i]), before)
+    return LocalityAssumption(epsilon, holds, min_epsilon, violation)
 
 
-def positive(epsilon: float) -> None:
-    """Refuse an ε that no region has."""
-    require(0 < epsilon < torch.inf, f"an ε-region has a finite ε above 0; {epsilon} was given.")
+OWN, OWN_RELATIVE = "own", "own, from θ_o"
+r"""\hat L_o itself, which some algorithms know up to a constant, and the forgetting that it predicts: \hat L_o and L_o
+relative to their values at θ_o."""
+
+
+@dataclass(frozen=True)
+class TrainingErrors:
+    r"""L_o, \hat L_o and ‖θ − θ_o‖ along a recorded run, by the name of the approximation."""
+
+    algorithm: str
+    epsilon: float
+    curves: dict[str, ErrorCurves]
+
+    @cached_property
+    def assumptions(self) -> dict[str, LocalityAssumption]:
+        """Whether the locality assumption holds by each approximation."""
+        return {name: locality_assumption(curves, self.epsilon) for name, curves in self.curves.items()}
+
+    @cached_property
+    def radii(self) -> dict[str, TrajectoryRadii]:
+        """How far from θ_o the error of each approximation stayed below ε."""
+        return {name: trajectory_radii(curves, self.epsilon) for name, curves in self.curves.items()}
+
+    def rows(self) -> Rows:
+        """Return a row for every approximation, snapshot and finished task."""
+        rows: Rows = []
+        for name, curves in self.curves.items():
+            columns = {k: getattr(curves, k) for k in ("true", "approximate", "error", "distance")}
+            for i, (finished, step) in enumerate(zip(curves.finished.tolist(), curves.step.tolist(), strict=True)):
+                for o in range(finished):
+                    values = {k: float(column[i, o]) for k, column in columns.items()}
+                    rows.append({"approximation": name, "step": step, "learned": finished, "task": o, **values})
+        return rows
+
+    def plot(self, path: str | Path) -> Path:
+        """Save the figure as PNG, PDF or SVG."""
+        from glocal.report.error_curves import save
+
+        return save(self, path)
+
+    def __str__(self) -> str:
+        lines = [f"{self.algorithm}, ε = {self.epsilon:.3g}"]
+        for name, check in self.assumptions.items():
+            holds = f"the locality assumption holds; the largest error is {float(check.min_epsilon.max()):.3g}"
+            lines.append(f"{name}: {check.first_violation or holds}")
+        return "\n".join(lines)
+
+
+@full_precision()
+def training_errors(
+    run: RecordedRun, epsilon: float | None = None, on_progress: Callable[[int, int, str], None] | None = None
+) -> TrainingErrors:
+    """Check the locality assumption at every snapshot of a recorded run.
+
+    Args:
+        run: the run. If its outputs are split among the tasks, Taylor expansions are left out.
+        epsilon: ε; by default a tenth of what learning a task gains.
+        on_progress: called with the number of snapshots done, their total and what is measured.
+    """
+    trace, snapshots = run.trace, run.snapshots
+    require(len(trace.tasks) > 1, "the run has a single task: there is no forgetting to measure.")
+    epsilon = _run_epsilon(run) if epsilon is None else epsilon
+    require_epsilon(epsilon)
+    report = on_progress or (lambda done, total, what: None)
+    report(0, len(snapshots), OWN)
+    curves = {OWN: own_curves(run), OWN_RELATIVE: own_curves(run, relative_to_solution=True)}
+    if not isinstance(run.algorithm, Partition):
+        progress = lambda done: report(done, len(snapshots), "expansions")  # noqa: E731
+        curves |= error_curves(trace, snapshots, expansions(trace), progress)
+    return TrainingErrors(run.algorithm.name, epsilon, curves)
+
+
+@torch.no_grad()
+def _run_epsilon(run: RecordedRun) -> float:
+    """Return the default ε from losses as the run computes them."""
+    first = {s.finished: s for s in reversed(run.snapshots)}  # the first snapshot with this many finished tasks
+    gains = []
+    for o, data in enumerate(run.trace.tasks):
+        before, after = (own_loss(run.algorithm, run.model, first[t], data, o) for t in (0, o + 1))
+        gains.append(before - after)
+    return epsilon_from_gains(torch.stack(gains))
+
+
+@torch.no_grad()
+def default_epsilon(trace: TrainingTrace) -> float:
+    """Return a tenth of what learning a task gained, averaged over tasks."""
+    tasks, start = range(trace.num_learned), trace.checkpoints[0]
+    return epsilon_from_gains(torch.stack([trace.value(o, start) - trace.value(o, trace.solution(o)) for o in tasks]))
+
+
+def epsilon_from_gains(gains: Tensor) -> float:
+    """Return the default ε from the gains L_o(θ_0) − L_o(θ_o)."""
+    finite = gains.double()[gains.isfinite()]
+    mean = float(finite.mean()) if len(finite) else math.nan
+    require(mean > 0, f"training lowered the losses by {mean:.3g} on average, so there is no default ε: give epsilon.")
+    return DEFAULT_EPSILON * mean
+
+
+def require_epsilon(epsilon: float) -> None:
+    """Raise unless ε is finite and positive."""
+    require(0 < epsilon < torch.inf, f"epsilon = {epsilon} was given; it must be finite and above 0.")

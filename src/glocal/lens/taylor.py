@@ -2,40 +2,62 @@ r"""The Taylor expansion of a task's loss at its solution, Eq. taylor-p (§4), o
 
     \hat L_o(θ) = L_o(θ_o) + (θ − θ_o)ᵀ ∇L_o(θ_o) + ½ (θ − θ_o)ᵀ H_o (θ − θ_o).
 
-H_o has the structures of `algorithms.hessian_structures`: full, the top eigenpairs by Lanczos's method,
-Kronecker factors, a diagonal. The first two are of the Hessian or of its outer-product part, the ggn; the others are of
-the ggn, and so is a full one on request.
+`taylor` stores H_o in one of the structures of `algorithms.hessian_structures`: full, low-rank (eigenpairs), Kronecker
+factors or a diagonal. The first two are of the Hessian or of its outer-product part (ggn), the others of the ggn.
+`exact_taylor` uses the exact H_o through Hessian-vector products, for networks of any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure
+from glocal.curvature.products import Operator
 from glocal.errors import GlocalError, require
 from glocal.lens.trace import TrainingTrace
 from glocal.risk import Risk, unfused_ops
-from glocal.tree import Params, Tree, inner
+from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
 ORDERS = (0, 1, 2)
+Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
+
+
+class HessianProduct(Protocol):
+    """Multiplies a stored Hessian with a vector."""
+
+    def product(self, held: Tree, vector: Params) -> Params: ...
 
 
 @dataclass(frozen=True)
 class Taylor:
-    """θ ↦ \\hat L_o(θ). `parts` is a tree of tensors, so that expansions of many runs or tasks can be stacked:
+    r"""θ ↦ \hat L_o(θ).
 
-    level, L_o(θ_o); centre, θ_o; from the first order on slope, ∇L_o(θ_o); in the second hessian, H_o in its form.
+    `parts` is a tree of tensors, so that expansions of several runs or tasks can be stacked: value, L_o(θ_o); center,
+    θ_o; from order 1 on gradient, ∇L_o(θ_o); in order 2 hessian, H_o as `structure` stores it.
     """
 
     parts: Tree
-    form: HessianStructure | None
+    structure: HessianProduct | None
 
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
-        return value(self.parts, self.form, params)
+        return evaluate(self.parts, self.structure, {k: params[k] - c for k, c in self.parts["center"].items()})
+
+
+def evaluate(parts: Tree, structure: HessianProduct | None, delta: Params) -> Tensor:
+    r"""Return \hat L_o(θ_o + δ), Eq. taylor-p."""
+    value: Tensor = parts["value"]
+    if "gradient" not in parts:
+        return value.clone()
+    if structure is None:
+        return value + inner(delta, parts["gradient"])
+    product = structure.product(parts["hessian"], delta)
+    return value + inner(delta, {k: gradient + product[k] / 2 for k, gradient in parts["gradient"].items()})
 
 
 def taylor(
@@ -46,48 +68,105 @@ def taylor(
     matrix: Matrix | None = None,
     rank: int = 20,
 ) -> Taylor:
-    """The expansion of L_o at θ_o on the trace's data. `matrix` is the hessian for full and low-rank structures and
-    the ggn for the others, if not said; `rank` is the number of eigenpairs of a low-rank one."""
-    kept = chosen(order, structure, matrix, rank)
-    return expand(trace.risk(task), order, kept)
+    """Expand L_o at θ_o on the trace's data.
+
+    Args:
+        trace: the training.
+        task: o, counted from 0.
+        order: 0, 1 or 2.
+        structure: how H_o is stored.
+        matrix: hessian or ggn; by default the hessian for full and low-rank structures, the ggn for the others.
+        rank: the number of eigenpairs of a low-rank H_o.
+    """
+    resolved = resolve_structure(order, structure, matrix, rank)
+    return expand(trace.risk(task), order, resolved)
 
 
-def chosen(order: int, structure: Structure, matrix: Matrix | None = None, rank: int = 20) -> HessianStructure | None:
-    """The form of H_o, where the order asks for one."""
-    require(order in ORDERS, f"a Taylor expansion of order {order!r} was asked for; allowed: 0, 1, 2.")
-    require(rank >= 1, f"a low-rank Hessian has a rank of at least 1; {rank} was given.")
+def exact_taylor(trace: TrainingTrace, task: int, directions: Tensor | None = None) -> Taylor:
+    """Expand L_o at θ_o to second order with the exact H_o.
+
+    Without `directions` every evaluation costs one Hessian-vector product. With directions (k, P), H_o is projected
+    onto their span, which costs at most k products now and none later: for points θ with θ − θ_o in the span, the
+    expansion is the same.
+    """
+    risk, hessian = trace.risk(task), trace.hessian(task)
+    with torch.no_grad():
+        parts: Tree = {"value": risk.value(), "center": risk.params, "gradient": risk.gradient(), "hessian": {}}
+        if directions is None:
+            return Taylor(parts, _Exact(hessian))
+        basis = _orthonormal(directions).to(trace.theta(task))
+        projected = torch.stack([hessian @ row for row in basis])
+        parts["hessian"] = {"basis": basis, "matrix": (basis.double() @ projected.double().mT).to(basis)}
+    return Taylor(parts, _Projected())
+
+
+@dataclass(frozen=True)
+class _Exact:
+    hessian: Operator
+
+    def product(self, held: Tree, vector: Params) -> Params:
+        return self.hessian @ vector
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """H ≈ Qᵀ K Q with orthonormal rows Q."""
+
+    def product(self, held: Tree, vector: Params) -> Params:
+        coordinates = held["basis"] @ to_vector(vector)
+        return from_vector((held["matrix"] @ coordinates) @ held["basis"], vector)
+
+
+def _orthonormal(directions: Tensor) -> Tensor:
+    """Return an orthonormal basis of the span of the rows, (rank, P), in float64."""
+    _, values, rows = torch.linalg.svd(directions.double(), full_matrices=False)
+    tolerance = max(directions.shape) * torch.finfo(directions.dtype).eps * values[0]
+    return rows[values > tolerance]
+
+
+def resolve_structure(
+    order: int, structure: Structure, matrix: Matrix | None = None, rank: int = 20
+) -> HessianStructure | None:
+    """Return the structure of H_o, or None below order 2."""
+    require(order in ORDERS, f"order = {order!r} was given; a Taylor expansion has order 0, 1 or 2.")
+    require(rank >= 1, f"rank = {rank} was given; it must be at least 1.")
     matrix = matrix or ("hessian" if structure in ("full", "low-rank") else "ggn")
-    found = hessian_structure("a Taylor expansion", structure, matrix, rank)
-    return found if order == 2 else None
+    resolved = hessian_structure("a Taylor expansion", structure, matrix, rank)
+    return resolved if order == 2 else None
 
 
-def expand(risk: Risk, order: int, kept: HessianStructure | None) -> Taylor:
+def expand(risk: Risk, order: int, structure: HessianStructure | None) -> Taylor:
     """Expand a risk at its parameters."""
     with torch.no_grad(), unfused_ops(risk.module):
-        parts: Tree = {"level": risk.value(), "centre": {k: p.detach().clone() for k, p in risk.params.items()}}
+        parts: Tree = {"value": risk.value(), "center": {k: p.detach().clone() for k, p in risk.params.items()}}
         if order >= 1:
-            parts["slope"] = risk.gradient()
-        if kept is not None:
-            kept.check(dict(risk.params))
+            parts["gradient"] = risk.gradient()
+        if structure is not None:
+            structure.check(dict(risk.params))
             try:
-                parts["hessian"] = kept.at(risk)
-            except RuntimeError as error:  # of torch: samples of recurrent layers cannot be mapped, for one
+                parts["hessian"] = structure.at(risk)
+            except RuntimeError as error:  # for example vmap over recurrent layers
                 reason = str(error).strip().splitlines()[0]
-                raise GlocalError(f"the Hessian of this network is not made in this form: {reason}.") from error
-    return Taylor(parts, kept)
+                raise GlocalError(f"this Hessian structure does not support the network: {reason}.") from error
+    return Taylor(parts, structure)
 
 
-def value(parts: Tree, kept: HessianStructure | None, params: Mapping[str, Tensor]) -> Tensor:
-    """Eq. taylor-p from its parts, as far as they go."""
-    return after(parts, kept, {k: params[k] - centre for k, centre in parts["centre"].items()})
+EXPANSIONS: dict[str, Callable[[TrainingTrace, int], Approximation]] = {
+    "order 0": partial(taylor, order=0),
+    "order 1": partial(taylor, order=1),
+    "order 2": exact_taylor,
+    "order 2, low-rank": partial(taylor, structure="low-rank"),
+    "order 2, kronecker": partial(taylor, structure="kronecker"),
+    "order 2, diagonal": partial(taylor, structure="diagonal"),
+}
 
 
-def after(parts: Tree, kept: HessianStructure | None, moved: Params) -> Tensor:
-    """The same at θ = θ_o + `moved`."""
-    level: Tensor = parts["level"]
-    if "slope" not in parts:
-        return level.clone()
-    if kept is None:
-        return level + inner(moved, parts["slope"])
-    bent = kept.product(parts["hessian"], moved)
-    return level + inner(moved, {k: slope + bent[k] / 2 for k, slope in parts["slope"].items()})
+def expansions(trace: TrainingTrace) -> dict[str, list[Approximation]]:
+    """Expand every learned task in all ways that the network supports."""
+    supported: dict[str, list[Approximation]] = {}
+    for name, make in EXPANSIONS.items():
+        try:
+            supported[name] = [make(trace, o) for o in range(trace.num_learned)]
+        except GlocalError:
+            continue  # for example a rank above the number of parameters
+    return supported

@@ -1,15 +1,15 @@
-r"""Theorem 2 (prop:ogd): updates orthogonal to the gradients of old outputs meet Theorem 1's constraint. The proof has
+r"""Theorem 5.1 (prop:ogd): updates orthogonal to the gradients of old outputs meet the constraint of Theorem 4.1, with
 
     Δ_tᵀ H_o Δ_t = Δ_tᵀ G_o Δ_t + Δ_tᵀ F_o Δ_t,   G_o = (1/n) Σ_i J_iᵀ [∇²_f ℓ_i] J_i,
 
-drops the functional part F_o, which is small at a minimum, and takes Δ_tᵀ G_o Δ_t = 0 from J_i Δ_t = 0 (Eq.
-eqt:opt-cond-revisited). `theorem2` measures all three for any updates.
+The proof drops the functional part F_o, which is small at a minimum, and takes Δ_tᵀ G_o Δ_t = 0 from J_i Δ_t = 0
+(Eq. eqt:opt-cond-revisited). `theorem2` measures all three for any updates.
 
-OGD-GTL keeps the true label's gradient alone. The appendix explains it by the entry of ∇²_f ℓ at that label y, for
-cross-entropy the largest entry of diag(p) − p pᵀ when K ≫ 1. `ground_truth` measures it on a network's outputs, and
-`equal_split` gives it where the other labels share 1 − p_y equally. A confident network's entry is K − 1 times the next
-largest, as is said there. But there are K − 1 of these, and they weigh as much together: the entry has
-p_y (1 − p_y) / (1 − Σ_k p_k²) of the trace, which is at most one half whatever K and p are.
+OGD-GTL stores the gradient of the true label's output only. The appendix justifies this by the entry of ∇²_f ℓ at the
+true label y, for cross-entropy the largest entry of diag(p) − p pᵀ if K ≫ 1. `ground_truth` measures it on a network's
+outputs, and `equal_split` computes it if the other labels share 1 − p_y equally. The entry of a confident network is
+K − 1 times the next largest one, as the appendix says. But there are K − 1 of those, with the same sum: the entry is
+p_y (1 − p_y) / (1 − Σ_k p_k²) of the trace, which is at most one half for any K and p.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Theorem2:
 
     @property
     def functional_share(self) -> Tensor:
-        """The functional part's, by magnitude; NaN where both parts are 0."""
+        """The share of the functional part, by magnitude; NaN if both parts are 0."""
         return self.functional.abs() / (self.outer.abs() + self.functional.abs())
 
     @property
@@ -52,35 +52,35 @@ class Theorem2:
 
     @property
     def relative(self) -> Tensor:
-        """The same as a part of ‖H_o‖, between −1 and 1."""
+        """The Rayleigh quotient divided by ‖H_o‖, between −1 and 1."""
         return self.rayleigh / self.norms
 
 
 def theorem2(trace: TrainingTrace, steps: int = 30, seed: int = 0) -> Theorem2:
-    """All pairs: two products each, and `steps` products a task for ‖H_o‖.
+    """Measure all pairs, with two products per pair and `steps` products per task for ‖H_o‖.
 
-    The functional part has products of its own: as a difference of the others it would drown in their rounding.
+    The functional part is computed by its own products: as a difference of the others it would be lost in rounding.
     """
     n = trace.num_learned
     require_positive(steps=steps)
-    begin = trace.random_start(seed)
-    found = torch.full((2, n, n), torch.nan, dtype=torch.float64, device=trace.device)
+    start = trace.random_start(seed)
+    pairs = torch.full((2, n, n), torch.nan, dtype=torch.float64, device=trace.device)
     norms = []
     for o in range(n):
-        norms.append(lanczos(trace.hessian(o), begin, 1, steps).values[0].abs().double())
+        norms.append(lanczos(trace.hessian(o), start, 1, steps).values[0].abs().double())
         if o + 1 < n:
             operators = ggn_operator(trace.risk(o)), functional_operator(trace.risk(o))
         for t in range(o + 1, n):
             update = trace.update(t)
-            found[:, t, o] = torch.stack([dot(update, operator @ update) for operator in operators])
+            pairs[:, t, o] = torch.stack([dot(update, operator @ update) for operator in operators])
     lengths = torch.stack([trace.update(t).double().norm() for t in range(n)])
-    outer, functional = found.cpu()
+    outer, functional = pairs.cpu()
     return Theorem2(outer, functional, lengths.cpu(), torch.stack(norms).cpu())
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """∇²_f ℓ of every sample, and in it the entry at the true label y; each (n,). All are 0 where it underflows."""
+    """∇²_f ℓ of every sample and its entry at the true label y, each (n,); 0 where ∇²_f ℓ underflows."""
 
     confidence: Tensor  # p(y | x)
     entry: Tensor  # [∇²_f ℓ]_yy
@@ -90,7 +90,7 @@ class GroundTruth:
 
     @property
     def of_trace(self) -> Tensor:
-        """The entry's share of the trace. For cross-entropy also the share of its row in all magnitudes."""
+        """The entry's share of the trace; for cross-entropy also the share of its row in the sum of all magnitudes."""
         return self.entry / self.trace
 
     @property
@@ -100,43 +100,43 @@ class GroundTruth:
 
     @property
     def dominance(self) -> Tensor:
-        """How many times as large the entry is as the next largest."""
+        """The entry divided by the next largest one."""
         return self.entry / self.largest_other
 
     @property
     def of_total_trace(self) -> Tensor:
-        """The entries' share of the trace of all samples together, which confident ones hardly weigh in."""
+        """The entries' share of the trace summed over samples, to which confident ones contribute little."""
         return self.entry.sum() / self.trace.sum()
 
 
 def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
-    """From outputs (n, K); y are classes (n,), or (n, K): shares, the largest the true label's, or one 1 among −1s."""
+    """Measure outputs (n, K); y are classes (n,), or (n, K): probabilities, or ±1 with 1 for the label."""
     require(
         outputs.dim() == 2 and len(outputs) > 0 and outputs.shape[1] > 1,
-        f"outputs of the shape {tuple(outputs.shape)} were given; allowed: (n, K), n of at least 1, K of at least 2.",
+        f"outputs have the shape {tuple(outputs.shape)}; they must be (n, K) with n ≥ 1 and K ≥ 2.",
     )
     require(
         _is_label(y, outputs),
-        "the true label's entry asks for classes (n,), for shares of each, (n, K), that add up to 1, or for one 1 "
-        f"among −1s; y of the shape {tuple(y.shape)} and {y.dtype} was given, which is none of these.",
+        f"y of shape {tuple(y.shape)} and {y.dtype} has no true label; give classes (n,), probabilities (n, K) that "
+        "sum to 1, or 1 for the true label and −1 for the others.",
     )
     k = outputs.shape[1]
     parts = zip(*(part.split(max(1, (1 << 22) // k**2)) for part in (outputs.detach().double(), y)), strict=True)
-    found = [_entries(loss, f, labels) for f, labels in parts]
-    entries = (torch.cat(columns).cpu() for columns in zip(*found, strict=True))
+    chunks = [_entries(loss, f, labels) for f, labels in parts]
+    entries = (torch.cat(columns).cpu() for columns in zip(*chunks, strict=True))
     return GroundTruth(_confidence(loss, outputs.detach().double(), y).cpu(), *entries)
 
 
 def ground_truth_of(trace: TrainingTrace, task: int) -> GroundTruth:
-    """The same for a task's data at its solution θ_o."""
+    """Measure a task's data at its solution θ_o."""
     with torch.no_grad():
         outputs = torch.cat([trace.outputs(trace.solution(task), x) for x in trace.tasks[task].x.split(MAX_EXAMPLES)])
     return ground_truth(trace.loss, outputs, trace.tasks[task].y)
 
 
 def equal_split(confidence: Tensor, classes: int) -> GroundTruth:
-    """Cross-entropy in closed form where p_y = `confidence` and every other label has (1 − p_y) / (K − 1)."""
-    require(classes > 1, f"{classes} classes were given; allowed: at least 2.")
+    """Return the closed form of cross-entropy if p_y = `confidence` and every other label has (1 − p_y) / (K − 1)."""
+    require(classes > 1, f"classes = {classes} was given; it must be at least 2.")
     p = confidence.double()
     q, others = (1 - p) / (classes - 1), classes - 1
     entry, diagonal = p * (1 - p), q * (1 - q)
@@ -167,14 +167,14 @@ def _is_label(y: Tensor, outputs: Tensor) -> bool:
 
 
 def _confidence(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
-    """p(y | x); of a loss of one's own where that is cross-entropy, of outputs or of logarithms of p; else NaN."""
+    """Return p(y | x); NaN for a user's loss that is not cross-entropy of logits or of log-probabilities."""
     if not isinstance(loss, AutogradLoss):
         return loss.likelihood(outputs, y)
     if y.dim() == 1:
-        each = loss.per_sample(outputs, y)
+        sample_losses = loss.per_sample(outputs, y)
         for logarithms in (outputs.log_softmax(-1), outputs):
-            found = logarithms.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-            known = bool(((logarithms.exp().sum(-1) - 1).abs() < 1e-3).all())
-            if known and torch.allclose(-found, each, rtol=1e-4, atol=1e-6):
-                return found.exp()
+            label_logs = logarithms.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+            normalized = bool(((logarithms.exp().sum(-1) - 1).abs() < 1e-3).all())
+            if normalized and torch.allclose(-label_logs, sample_losses, rtol=1e-4, atol=1e-6):
+                return label_logs.exp()
     return torch.full_like(outputs[:, 0], torch.nan)

@@ -27,8 +27,8 @@ from glocal.curvature.lanczos import start_vector
 from glocal.curvature.products import Operator, hessian_operator
 from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, require
-from glocal.lens import input_checks, task_inputs
-from glocal.lens.task_inputs import AnyLoss, TaskData
+from glocal.lens import inputs
+from glocal.lens.inputs import AnyLoss, TaskData
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, to_vector
@@ -193,7 +193,7 @@ def trace_checkpoints(
         complete: require θ_0 and one checkpoint per task, and that every task changed something.
     """
     require(isinstance(module, nn.Module), f"the network must be an nn.Module; a {type(module).__name__} was given.")
-    states, task_list = task_inputs.listed("checkpoints", checkpoints), task_inputs.listed("tasks", tasks)
+    states, task_list = inputs.as_list("checkpoints", checkpoints), inputs.as_list("tasks", tasks)
     if complete:
         require(len(states) >= 2, f"{len(states)} checkpoints were given; at least θ_0 and θ_1 are needed.")
         require(
@@ -214,14 +214,14 @@ def trace_checkpoints(
         f"the network {name} has parameters of {', '.join(map(str, half))}, too coarse for curvature: give "
         "module.float().",
     )
-    resolved_loss = task_inputs.chosen(loss)
+    resolved_loss = inputs.resolve_loss(loss)
     device = learned[0].device
-    data = [task_inputs.gathered(task, examples, device, f"task {o}") for o, task in enumerate(task_list)]
+    data = [inputs.read_task(task, examples, device, f"task {o}") for o, task in enumerate(task_list)]
     points = [_read_state_dict(module, state) for state in states]
     _check_finite(points)
     _check_frozen(module, points)
     trace = TrainingTrace(module, resolved_loss, data, points)
-    input_checks.check(trace)
+    inputs.check(trace)
     if complete:
         _check_distinct(points)
     return trace

@@ -169,7 +169,7 @@ def _make_monitor(context: SweepContext, cohort: Cohort) -> TrainingMonitor | No
     from glocal.lens.monitor import Monitor
 
     by = options.monitor_by or ("own" if isinstance(cohort.algorithm, Partition) else "diagonal")
-    return Monitor(cohort, options.monitor, by, options.monitor_every, tell=context.progress.message)
+    return Monitor(cohort, options.monitor, by, options.monitor_every, on_violation=context.progress.message)
 
 
 def _monitor_info(

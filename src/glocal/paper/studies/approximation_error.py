@@ -23,10 +23,17 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import Structure
-from glocal.lens.approximation import Approximation, Curves, curves, fit, order, own_approximation, own_curves
+from glocal.lens.approximation import (
+    Approximation,
+    ErrorCurves,
+    error_curves,
+    error_order,
+    fit_order,
+    own_approximation,
+    own_curves,
+)
 from glocal.lens.record import RecordedRun, Snapshot, record
-from glocal.lens.taylor import taylor
-from glocal.lens.taylor_full import whole, within
+from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.paper.studies.common import (
     DEMO,
@@ -150,7 +157,7 @@ class ApproximationError:
 STUDIES = (ApproximationError(),)
 
 
-def _own(trajectory: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[str, Curves, MakeApproximation]]:
+def _own(trajectory: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[str, ErrorCurves, MakeApproximation]]:
     r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 with its memory after the first task."""
     up_to_constant = trajectory.algorithm.name in UP_TO_CONSTANT
     first = next(m for m in trajectory.snapshots if m.finished == 1)
@@ -166,27 +173,27 @@ def _own(trajectory: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[st
 
 def _expansions(
     trace: TrainingTrace, ends: Sequence[Snapshot], rank: int
-) -> Iterator[tuple[str, Curves, MakeApproximation]]:
+) -> Iterator[tuple[str, ErrorCurves, MakeApproximation]]:
     """Expansions of order 0 and 1, and of order 2 with each structure of the Hessian."""
     makers: dict[str, Callable[..., Approximation]] = {f"order {p}": partial(taylor, order=p) for p in (0, 1)}
     makers |= {name: partial(taylor, structure=name, rank=rank) for name in STRUCTURES}
-    makers["whole"] = whole
+    makers["whole"] = exact_taylor
     for name, make in makers.items():
-        errors = curves(trace, ends, [make(trace, o) for o in range(len(ends))])
+        errors = error_curves(trace, ends, {"": [make(trace, o) for o in range(len(ends))]})[""]
         yield name, errors, _whole_on_ray if name == "whole" else partial(lambda s, make: make(s, 0), make=make)
 
 
 def _whole_on_ray(trace: TrainingTrace) -> Approximation:
     """The whole Hessian of the first task: on a ray a single product suffices."""
     direction = _direction(trace)
-    return whole(trace, 0) if direction is None else within(trace, 0, direction[None])
+    return exact_taylor(trace, 0) if direction is None else exact_taylor(trace, 0, direction[None])
 
 
-def _training_rows(errors: Curves) -> Iterator[Row]:
+def _training_rows(errors: ErrorCurves) -> Iterator[Row]:
     """After every task: the mean over all old tasks, and the first tasks one by one."""
     for i, finished in enumerate(errors.finished.tolist()):
         known = [part[i, :finished] for part in (errors.true, errors.approximate, errors.distance)]
-        yield _row(finished + 1, None, float(errors.past[i]), *(float(part.mean()) for part in known))
+        yield _row(finished + 1, None, float(errors.mean_error[i]), *(float(part.mean()) for part in known))
         for o in range(min(finished, TASKS_WITH_ROWS)):
             yield _row(finished + 1, o, float(errors.error[i, o]), *(float(part[o]) for part in known))
 
@@ -196,11 +203,11 @@ def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Ro
     direction = _direction(trace)
     errors, exponent = [np.nan] * len(RADII), np.nan
     if direction is not None:
-        measured = order(trace, 0, approximation, direction, RADII)
+        measured = error_order(trace, 0, approximation, direction, RADII)
         near = measured.used & (measured.radii <= FIT_RADIUS * (1 + 1e-9))
         # Finite errors that are not used are rounding.
         errors = torch.where(measured.used | measured.errors.isinf(), measured.errors, np.nan).tolist()
-        exponent = fit(measured.radii[near], measured.errors[near]).exponent
+        exponent = fit_order(measured.radii[near], measured.errors[near]).exponent
     for r, error in zip(RADII, errors, strict=True):
         yield _row(1, 0, error, np.nan, np.nan, r) | {"ray": True, "exponent": exponent}
 

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from glocal.lens.approximation import Curves, curves
+from glocal.lens.approximation import ErrorCurves, error_curves
 from glocal.lens.record import record
-from glocal.lens.region import assumption, principal_directions, radii, random_directions, stay
-from glocal.lens.taylor import taylor
-from glocal.lens.taylor_full import whole, within
+from glocal.lens.region import (
+    locality_assumption,
+    principal_directions,
+    random_directions,
+    region_radii,
+    trajectory_radii,
+)
+from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies.common import (
     DEMO,
@@ -90,7 +95,7 @@ class EpsilonRegion:
         for member, trajectory in zip(cohort.members, record(cohort, examples=item["examples"]), strict=True):
             trace = trajectory.trace
             moments = [m for m in trajectory.snapshots if m.finished]
-            errors = curves(trace, moments, [whole(trace, o) for o in range(len(trace.tasks))])
+            errors = error_curves(trace, moments, {"": [exact_taylor(trace, o) for o in range(len(trace.tasks))]})[""]
             steps_per_task = trajectory.snapshots[-1].step / len(trace.tasks)
             measured = [*_assumption_rows(errors, steps_per_task), *_trajectory_rows(errors, item["measured_tasks"])]
             for task in item["measured_tasks"]:
@@ -145,37 +150,39 @@ def _radius_rows(trace: TrainingTrace, task: int, principal: int, random: int) -
     for order in (0, 1, 2):
         # An eigenvector and its opposite have the same curvature.
         independent = torch.cat([eigenvectors[:principal], drawn, update[None]])
-        expansion = within(trace, task, independent) if known and order == 2 else taylor(trace, task, min(order, 1))
+        expansion = (
+            exact_taylor(trace, task, independent) if known and order == 2 else taylor(trace, task, min(order, 1))
+        )
         for epsilon in EPSILONS:
             values = torch.full((len(kinds),), torch.nan)
             if known:
-                values = radii(trace, task, expansion, directions, epsilon, GRID, TOLERANCE).radii
+                values = region_radii(trace, task, expansion, directions, epsilon, GRID, tolerance=TOLERANCE).radii
             for kind, radius in zip(kinds, values.tolist(), strict=True):
                 row = _row("radius", task=task, order=order, epsilon=epsilon, direction=kind, radius=radius)
                 yield row | {"distance": float(update.double().norm())}
 
 
-def _trajectory_rows(errors: Curves, tasks: Sequence[int]) -> Iterator[Row]:
+def _trajectory_rows(errors: ErrorCurves, tasks: Sequence[int]) -> Iterator[Row]:
     """The largest distance from θ_o before training left Ω^ε_o; inf if it never did."""
     for epsilon in EPSILONS:
-        found = stay(errors, epsilon)
-        inside = torch.where(found.outside.isinf(), torch.inf, found.inside.nan_to_num(nan=0.0))
+        found = trajectory_radii(errors, epsilon)
+        inside = torch.where(found.first_outside.isinf(), torch.inf, found.last_inside.nan_to_num(nan=0.0))
         for o in tasks:
             yield _row("radius", task=o, order=2, epsilon=epsilon, direction="trajectory", radius=float(inside[o]))
 
 
-def _assumption_rows(errors: Curves, steps_per_task: float) -> Iterator[Row]:
+def _assumption_rows(errors: ErrorCurves, steps_per_task: float) -> Iterator[Row]:
     """The smallest ε of the locality assumption at every moment, and its first violation for every ε."""
-    for i, smallest in enumerate(assumption(errors, SHOWN_EPSILON).smallest.tolist()):
+    for i, smallest in enumerate(locality_assumption(errors, SHOWN_EPSILON).min_epsilon.tolist()):
         step = int(errors.step[i])
         yield _row("moment", learnt=step / steps_per_task, step=step, smallest=smallest)
     for epsilon in EPSILONS:
-        first = assumption(errors, epsilon).first_break
+        first = locality_assumption(errors, epsilon).first_violation
         if first is None:
             yield _row("break", epsilon=epsilon, learnt=np.inf)
         else:
             known = {"learnt": first.step / steps_per_task, "step": first.step, "smallest": first.error}
-            yield _row("break", epsilon=epsilon, task=first.broken[0], **known)
+            yield _row("break", epsilon=epsilon, task=first.tasks[0], **known)
 
 
 def _row(kind: str, **values: Scalar) -> Row:

@@ -31,8 +31,7 @@ from glocal.challenges.challenge import Data
 from glocal.engine.cohort import seeded_network
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import require
-from glocal.lens.batch_statistics import by_batch
-from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation
+from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation, with_batch_statistics
 from glocal.lens.trace import TrainingTrace, trace_checkpoints
 from glocal.networks import ResNet18
 from glocal.networks.model import MakeNetwork
@@ -208,7 +207,7 @@ def _solution(run: Run, item: WorkItem, context: Context) -> tuple[TrainingTrace
     states = [run.state(item["task"]), run.state(item["task"] + 1)]
     trace = trace_checkpoints(module.to(context.device), challenge.loss, [prepare(task.train)], states)
     if item["statistics"] == "batch":
-        trace = replace(trace, module=by_batch(module))
+        trace = replace(trace, module=with_batch_statistics(module))
     return trace, prepare(task.test)
 
 
@@ -216,7 +215,11 @@ def _rows(scores: Perturbation) -> list[Row]:
     rows: list[Row] = []
     for split in SPLITS:
         for kind in KINDS:
-            losses, values, known = scores.losses[split][kind], scores.score(split, kind), scores.known(split, kind)
+            losses, values, known = (
+                scores.losses[split][kind],
+                scores.score(split, kind),
+                scores.num_ratios(split, kind),
+            )
             for i in range(len(losses)):
                 eigen = kind == "eigen"
                 direction: Row = {"split": split, "kind": kind, "direction": i, "base": scores.base[split]}

@@ -108,10 +108,10 @@ class Theorem1Study:
                 "second_order": expansion.predicted,
                 "condition": sides.condition,
                 "relative": sides.relative,
-                "forgotten": sides.premises.forgotten,
-                "slope": sides.premises.slope,
-                "lowest": sides.premises.lowest,
-                "reach": sides.premises.reach,
+                "forgotten": sides.premises.max_forgetting,
+                "slope": sides.premises.max_gradient,
+                "lowest": sides.premises.min_eigenvalue,
+                "reach": sides.premises.max_distance_cubed,
             }
             rows += task_rows(item, member, columns)
         return rows

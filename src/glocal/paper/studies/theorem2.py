@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from glocal.lens.forgetting import average, measured
+from glocal.lens.forgetting import average, measured_forgetting
 from glocal.lens.theorem2 import theorem2
 from glocal.paper.studies import theorem1
 from glocal.paper.studies.common import (
@@ -86,7 +86,7 @@ class Theorem2Study:
                 "rayleigh": _mean_over_old(forms.rayleigh),
                 "relative": _mean_over_old(forms.relative),
                 "length": forms.lengths,
-                "forgetting": average(measured(trace), "t"),
+                "forgetting": average(measured_forgetting(trace), "t"),
             }
             rows += theorem1.task_rows(item, member, columns)
         return rows
