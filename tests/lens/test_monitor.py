@@ -189,7 +189,7 @@ def test_it_watches_one_training_from_its_beginning() -> None:
     training = train(trained)
     next(training)
     begin = next(training)
-    with pytest.raises(GlocalError, match="task 1 is in training, and this monitor has seen 0 tasks end"):
+    with pytest.raises(GlocalError, match="task 1 is training, but this monitor has seen 0 tasks end"):
         list(train(trained, begin, watch=Monitor(trained, 1.0)))
 
 
