@@ -28,7 +28,7 @@ Each approximates the losses of finished tasks in its own way; the file of its n
 {listed}
 
 P parameters, K outputs; other names are the algorithm's options, which `glocal list options` describes. `hat` takes
-networks whose units stay apart between layers, residual ones among them: units that are added up share a gate. It and
+`mlp`, `resnet18`, any `nn.Sequential`, and networks that declare their unit groups (`glocal.networks.hat`). It and
 `packnet` normalise by BatchNorm's statistics of the first task.
 
 ## Accuracy, forgetting and cost
