@@ -25,7 +25,7 @@ from glocal.engine.loader import Loader
 from glocal.engine.loop import choose, note_divergence
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State
-from glocal.fast.step_trace import Recorder
+from glocal.fast.step_trace import StepTracer
 from glocal.networks.mlp import mlp
 
 PATIENCE = 30
@@ -87,7 +87,9 @@ def _repeat(ready: Ready) -> None:
     """So many steps of the second task that they are replayed from now on, as in all but short runs, the short last one
     of an epoch too; unless steps are so long that nothing is gained."""
     state, begun = ready.copy(), time.perf_counter()
-    for number in range(1 + max(Recorder.again, Recorder.often // max(1, ready.loader.steps - 1))):
+    for number in range(
+        1 + max(StepTracer.min_calls_after_first, StepTracer.min_calls // max(1, ready.loader.steps - 1))
+    ):
         if time.perf_counter() - begun < PATIENCE:
             epoch(ready.executor, state, ready.loader, number)
 

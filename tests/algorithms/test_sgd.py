@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 import torch
 from small_problems import blobs, cohort_of, double_model, small_mlp
 from torch.nn import functional
 
+import glocal.algorithms
+import glocal.optimizers.sgd
 from glocal.algorithms.sgd import SGD
 from glocal.engine.loop import Execution, train
 from glocal.rng import generator
@@ -70,3 +74,9 @@ def test_it_remembers_nothing_and_approximates_the_past_by_zero() -> None:
     assert float(value(params)) == 0
     slopes = torch.func.grad(value)(params)
     assert all(torch.equal(slope, torch.zeros_like(params[k])) for k, slope in slopes.items())
+
+
+def test_the_examples_in_docstrings_run() -> None:
+    for module in (glocal.algorithms, glocal.optimizers.sgd):
+        results = doctest.testmod(module)
+        assert results.attempted > 0 and results.failed == 0

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from glocal.fast import op_trace
-from glocal.fast.op_trace import copied, record
-from glocal.fast.step_trace import alike
+from glocal.fast.op_trace import copy_with_strides, trace
+from glocal.fast.step_trace import bitwise_equal
 
 GIVEN = [torch.randn(4, 3, generator=torch.Generator().manual_seed(n)) for n in range(2)]
 
@@ -132,7 +132,7 @@ FUNCTIONS = [
 def test_the_same_results_on_other_numbers_again_and_again(
     function: Callable[[Sequence[Tensor]], list[Tensor]],
 ) -> None:
-    replay = record(function, GIVEN)
+    replay = trace(function, GIVEN)
     for n in range(3):
         given = [torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * n + k)) for k in range(2)]
         mine, theirs = [g.clone() for g in given], [g.clone() for g in given]
@@ -149,8 +149,8 @@ def test_the_same_results_on_other_numbers_again_and_again(
 
 def test_the_example_and_the_random_stream_are_left_alone() -> None:
     given, stream = [g.clone() for g in GIVEN], torch.get_rng_state()
-    record(writes_to_an_argument, given)
-    record(draws, given)
+    trace(writes_to_an_argument, given)
+    trace(draws, given)
     assert all(torch.equal(a, b) for a, b in zip(given, GIVEN, strict=True))
     assert torch.equal(torch.get_rng_state(), stream)
 
@@ -159,7 +159,7 @@ def test_what_is_always_the_same_is_made_once() -> None:
     def function(given: Sequence[Tensor]) -> list[Tensor]:
         return [given[0] + torch.arange(3).cumsum(0).flip(0)]
 
-    assert not {"f_arange", "f_cumsum", "f_flip"} & set(record(function, GIVEN).__code__.co_names)
+    assert not {"f_arange", "f_cumsum", "f_flip"} & set(trace(function, GIVEN).__code__.co_names)
 
 
 LOOKING: dict[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {
@@ -177,41 +177,41 @@ LOOKING: dict[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {
 @pytest.mark.parametrize("function", LOOKING.values(), ids=LOOKING)
 def test_who_looks_at_numbers_cannot_be_recorded(function: Callable[[Sequence[Tensor]], list[Tensor]]) -> None:
     with pytest.raises(RuntimeError):
-        record(function, GIVEN)
+        trace(function, GIVEN)
 
 
 def test_places_given_by_number_can_be_looked_up() -> None:
-    replay = record(lambda given: [given[0][given[1].argsort(0)[:, 0]]], GIVEN)
+    replay = trace(lambda given: [given[0][given[1].argsort(0)[:, 0]]], GIVEN)
     other = [GIVEN[1], GIVEN[0]]
     assert torch.equal(replay(other)[0], other[0][other[1].argsort(0)[:, 0]])
 
 
 def test_an_operation_that_checks_goes_on_checking() -> None:
-    replay = record(lambda given: [torch.linalg.cholesky(given[0])], [torch.eye(3)])
+    replay = trace(lambda given: [torch.linalg.cholesky(given[0])], [torch.eye(3)])
     with pytest.raises(torch.linalg.LinAlgError):
         replay([-torch.eye(3)])
 
 
 def test_no_more_is_held_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_trace, "MOST", 200)
-    record(lambda given: [given[0] + given[1]], GIVEN)
+    monkeypatch.setattr(op_trace, "MAX_TRACED_BYTES", 200)
+    trace(lambda given: [given[0] + given[1]], GIVEN)
     with pytest.raises(RuntimeError, match="results"):
-        record(lambda given: [given[0] + given[1] + torch.ones(50).sum()], GIVEN)
-    monkeypatch.setattr(op_trace, "MOST", 90)
+        trace(lambda given: [given[0] + given[1] + torch.ones(50).sum()], GIVEN)
+    monkeypatch.setattr(op_trace, "MAX_TRACED_BYTES", 90)
     with pytest.raises(RuntimeError, match="arguments"):
-        record(lambda given: [given[0] + given[1]], GIVEN)
+        trace(lambda given: [given[0] + given[1]], GIVEN)
 
 
 def test_copies_have_the_same_strides_and_memory_of_their_own() -> None:
     whole = torch.arange(24.0).reshape(2, 3, 4)
     for tensor in (whole, whole.mT, whole[:, ::2], whole[:, :1, 1:], torch.zeros(0, 3)):
-        copy = copied(tensor)
+        copy = copy_with_strides(tensor)
         assert copy.stride() == tensor.stride()
         assert torch.equal(copy, tensor)
         copy += 1
     assert torch.equal(whole, torch.arange(24.0).reshape(2, 3, 4))
     shared = torch.arange(2.0)[:, None, None].expand(2, 3, 4)
-    copy = copied(shared)
+    copy = copy_with_strides(shared)
     assert copy.stride() == shared.stride() == (1, 0, 0)
     copy[0, 0, 0] = 7
     assert torch.equal(copy[0], torch.full((3, 4), 7.0))
@@ -220,10 +220,12 @@ def test_copies_have_the_same_strides_and_memory_of_their_own() -> None:
 
 def test_alike_sees_every_difference() -> None:
     plus = lambda given: [given[0] + given[1]]  # noqa: E731
-    assert alike(plus, lambda given: [given[1] + given[0]], GIVEN)
-    assert not alike(plus, lambda given: [given[0] + given[1] + 1e-6], GIVEN)
-    assert not alike(plus, lambda given: [given[0].add_(given[1])], GIVEN), "another result is left in the argument"
-    assert not alike(plus, lambda given: [(given[0] + given[1]).double()], GIVEN)
-    assert alike(draws, draws, GIVEN)
+    assert bitwise_equal(plus, lambda given: [given[1] + given[0]], GIVEN)
+    assert not bitwise_equal(plus, lambda given: [given[0] + given[1] + 1e-6], GIVEN)
+    assert not bitwise_equal(plus, lambda given: [given[0].add_(given[1])], GIVEN), (
+        "another result is left in the argument"
+    )
+    assert not bitwise_equal(plus, lambda given: [(given[0] + given[1]).double()], GIVEN)
+    assert bitwise_equal(draws, draws, GIVEN)
     nothing = [torch.full((2,), torch.nan)]
-    assert alike(lambda given: [given[0] * 1], lambda given: [given[0]], nothing)
+    assert bitwise_equal(lambda given: [given[0] * 1], lambda given: [given[0]], nothing)

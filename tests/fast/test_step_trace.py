@@ -16,7 +16,7 @@ from glocal.algorithms.algorithm import Batch, Memory
 from glocal.engine.loop import Execution, Snapshot
 from glocal.fast import op_trace
 from glocal.fast.op_trace import Function
-from glocal.fast.step_trace import Recorder
+from glocal.fast.step_trace import StepTracer
 from glocal.networks.mlp import mlp
 from glocal.networks.model import MakeNetwork, Model
 from glocal.sweeps.resolve import label_of
@@ -30,9 +30,9 @@ RUNS = [(0, 0.05), (1, 0.1)]
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record after three steps, and count the steps that are replayed."""
     counted: list[int] = []
-    original = Recorder._record
+    original = StepTracer._trace
 
-    def counting(self: Recorder, *args: object) -> Function | None:
+    def counting(self: StepTracer, *args: object) -> Function | None:
         replay = original(self, *args)  # type: ignore[arg-type]
         if replay is None:
             return None
@@ -43,8 +43,8 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return counts
 
-    monkeypatch.setattr(Recorder, "often", 3)
-    monkeypatch.setattr(Recorder, "_record", counting)
+    monkeypatch.setattr(StepTracer, "min_calls", 3)
+    monkeypatch.setattr(StepTracer, "_trace", counting)
     return counted
 
 
@@ -64,7 +64,7 @@ def assert_same(a: Snapshot, b: Snapshot) -> None:
 def test_recorded_or_not_all_ends_the_same(algorithm: Algorithm, execution: Execution, replays: list[int]) -> None:
     recorded = trained(algorithm, execution)
     assert len(replays) > 10, "most of the steps were replayed"
-    Recorder.often = 10**9
+    StepTracer.min_calls = 10**9
     assert_same(recorded, trained(algorithm, execution))
 
 
@@ -83,7 +83,7 @@ def test_torchs_own_layers_with_dropout_and_statistics(
 ) -> None:
     recorded = trained(algorithm, "sequential", network)
     assert len(replays) > 10
-    Recorder.often = 10**9
+    StepTracer.min_calls = 10**9
     assert_same(recorded, trained(algorithm, "sequential", network))
 
 
@@ -166,6 +166,6 @@ def test_neither_a_decision_nor_a_count_is_replayed(algorithm: Algorithm, replay
 
 
 def test_what_is_too_large_to_copy_is_not_recorded(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_trace, "MOST", 1000)
+    monkeypatch.setattr(op_trace, "MAX_TRACED_BYTES", 1000)
     trained(SGD(), "vectorised")
     assert not replays

@@ -1,4 +1,11 @@
-"""The algorithms that have a name."""
+"""Continual-learning algorithms: small frozen dataclasses of pure functions for one run.
+
+>>> from glocal.algorithms import ALGORITHMS, EWC
+>>> ALGORITHMS["ewc"] is EWC, EWC.locality
+(True, 'local')
+>>> EWC(penalty=10.0).fisher
+'exact'
+"""
 
 from glocal.algorithms.agem import AGEM
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step

@@ -78,21 +78,21 @@ class Algorithm:
     """Where it makes sense: a task-incremental algorithm asks at test time which task an input belongs to."""
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
-        """The network that is trained: the given one, or one built around it with columns, gates, dropout."""
+        """Return the network that is trained: the given one, or one built around it with columns, gates or dropout."""
         return make
 
     def uniforms(self, model: Model) -> int:
-        """How many uniform random numbers one step needs."""
+        """Return how many uniform random numbers a step needs in `batch.random`."""
         return 0
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        """M_1: nothing remembered yet. `example` is a batch as the first step will see it, for its shapes."""
+        """Return M_1, before the first task. `example` is a batch with the shapes of a step."""
         return {}
 
     def before_epoch(
         self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
     ) -> tuple[Params, Memory]:
-        """Before epoch number `epoch` of the task's `epochs`: where parameters are pruned or reset."""
+        """Return θ and the memory at the start of an epoch, e.g. pruned or reset."""
         return params, memory
 
     def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
@@ -122,7 +122,7 @@ class Algorithm:
         return memory
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
-        """Logits for inputs of a task; only task-incremental algorithms may use its number."""
+        """Return logits for inputs of a task; only task-incremental algorithms may use its number."""
         return model.outputs(params, x)
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:

@@ -46,7 +46,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Cohort:
-    """What is trained: members, in the order of their seeds, on one challenge, with one network and one structure."""
+    """Runs to train together: members in the order of their seeds, with one challenge, network and structure."""
 
     challenge: Challenge
     make_network: MakeNetwork
@@ -69,7 +69,7 @@ class Cohort:
         return self.members[0].algorithm
 
     def hyper(self) -> Hyper:
-        """Every scalar hyperparameter as a tensor with one number a run."""
+        """Return every scalar hyperparameter as a tensor with one value per run."""
         columns = [{"lr": m.lr, **scalars(m.algorithm)} for m in self.members]
         return {k: torch.tensor([c[k] for c in columns], device=self.device) for k in columns[0]}
 
@@ -96,7 +96,7 @@ class Cohort:
 
     @cached_property
     def groups(self) -> list[slice]:
-        """Neighbouring members that meet the same data."""
+        """Slices of neighbouring members that share their data."""
         if not self.challenge.seeded:
             return [slice(0, len(self))]
         seeds = [m.seed for m in self.members]
@@ -109,7 +109,7 @@ class Cohort:
 
 
 def constants(network: nn.Module) -> Params:
-    """What gradients do not change: the network's buffers, and parameters that are frozen."""
+    """Return what gradients do not change: the network's buffers and its frozen parameters."""
     frozen = {k: p.detach() for k, p in network.named_parameters() if not p.requires_grad}
     return {**dict(network.named_buffers()), **frozen}
 

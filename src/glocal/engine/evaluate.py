@@ -1,4 +1,4 @@
-"""Every task, measured with the parameters as they are: accuracy and loss, among all classes and among the task's."""
+"""Evaluate every task at the current parameters: accuracy and loss, among all classes and among the task's own."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from glocal.engine.measurements import Record
 from glocal.engine.state import State
 
 CHUNK = {"cpu": 500, "cuda": 10_000}
-"""Examples that go through the network at once: constants, so that sums do not depend on the cohort."""
-LARGE = 1024
-"""Numbers of an example beyond which convolutions, which keep many numbers of each, take fewer at once."""
-FEWER = {"cpu": 5, "cuda": 10}
+"""Batch sizes of evaluation: constants, so that sums do not depend on the cohort."""
+LARGE_INPUT_NUMEL = 1024
+"""Convolutional networks evaluate inputs larger than this in smaller batches."""
+CONV_DIVISOR = {"cpu": 5, "cuda": 10}
 
 
-class Share(NamedTuple):
+class EvaluationGroup(NamedTuple):
     """Neighbouring runs in equal groups, what each group is measured on, (groups, n, ...), and a task's classes."""
 
     runs: slice
@@ -32,9 +32,9 @@ class Share(NamedTuple):
 
 
 class Evaluator:
-    """Keeps the evaluation data of all tasks on the device, as small as the challenge keeps them.
+    """Evaluates a cohort; keeps the data of all tasks on the device, as the challenge stores them.
 
-    On a GPU, where a call costs more than the work in it, groups that are alike are measured at once.
+    On a GPU, where a call costs more than the work in it, groups of equal shape are evaluated together.
     """
 
     def __init__(self, cohort: Cohort) -> None:
@@ -45,17 +45,17 @@ class Evaluator:
         self._convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in network.modules())
         self._data = lru_cache(maxsize=None)(self._load)
 
-    def _load(self, task: int) -> list[Share]:
-        each = [self._share(task, runs) for runs in self.cohort.groups]
+    def _load(self, task: int) -> list[EvaluationGroup]:
+        each = [self._load_group(task, runs) for runs in self.cohort.groups]
         sizes = {(s.runs.stop - s.runs.start, *(len(d.y[0]) for d in s.splits.values())) for s in each}
         masks = {None if s.mask is None else tuple(s.mask.tolist()) for s in each}
         if not self.at_once or len(each) == 1 or len(sizes) > 1 or len(masks) > 1:
             return each
         runs, of = slice(each[0].runs.start, each[-1].runs.stop), each[0].splits
         splits = {k: Data(*(torch.cat([s.splits[k][i] for s in each]) for i in range(2))) for k in of}
-        return [Share(runs, splits, each[0].mask)]
+        return [EvaluationGroup(runs, splits, each[0].mask)]
 
-    def _share(self, task: int, runs: slice) -> Share:
+    def _load_group(self, task: int, runs: slice) -> EvaluationGroup:
         device, challenge = self.cohort.device, self.cohort.challenge
         made = challenge.task(task, self.cohort.members[runs.start].seed if challenge.seeded else 0, device)
         splits = {"train": evenly_spaced(made.train, self.cohort.train_eval), "test": made.test}
@@ -63,10 +63,12 @@ class Evaluator:
         if 0 < len(made.classes) < challenge.outputs:
             mask = torch.zeros(challenge.outputs, dtype=torch.bool, device=device)
             mask[list(made.classes)] = True
-        return Share(runs, {k: Data(d.x[None].to(device), d.y[None].to(device)) for k, d in splits.items()}, mask)
+        return EvaluationGroup(
+            runs, {k: Data(d.x[None].to(device), d.y[None].to(device)) for k, d in splits.items()}, mask
+        )
 
     def measure(self, executor: Executor, state: State, record: Record, row: int) -> Tensor:
-        """Fill row t of every matrix; returns every run's mean loss.
+        """Fill row t of every matrix and return every run's mean loss.
 
         A run that has diverged, or whose loss is no longer finite, has no accuracy: its row stays empty.
         """
@@ -87,7 +89,7 @@ class Evaluator:
         sums: dict[str, Tensor] = {}
         kind, fewer = self.cohort.device.type, 1
         if self._convolves:
-            fewer = (FEWER[kind] if data.x[0, 0].numel() > LARGE else 1) * data.x.shape[0]
+            fewer = (CONV_DIVISOR[kind] if data.x[0, 0].numel() > LARGE_INPUT_NUMEL else 1) * data.x.shape[0]
         chunk = max(1, CHUNK[kind] // fewer)
         for x, y in zip(data.x.split(chunk, 1), data.y.split(chunk, 1), strict=True):
             outputs = executor.predict(state, runs, x, task)

@@ -1,4 +1,4 @@
-"""The whole of continual training: for every task, epochs of steps, consolidation, evaluation of all tasks."""
+"""The training loop: for every task, epochs of steps, consolidation, and evaluation on all tasks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Silent:
 
 @dataclass
 class Snapshot:
-    """A cohort at a task boundary: all that is needed to go on from there."""
+    """A cohort at a task boundary: all that is needed to resume."""
 
     finished: int
     state: State
@@ -145,7 +145,7 @@ def noted(executor: Executor) -> list[str]:
 
 
 def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
-    """The fastest executor that works for this cohort, found by trying, with a note if it is not the first choice."""
+    """Return the fastest executor that works for this cohort, found by a rehearsal; `note` says why if it is slow."""
     on_gpu = cohort.device.type == "cuda"
     if not on_gpu:
         keep_freed_memory()
@@ -164,7 +164,7 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
 
 
 def rehearse(executor: Vectorised, cohort: Cohort, loader: Loader) -> None:
-    """A step, a consolidation on a few examples, a step with that memory, a prediction; the state is thrown away."""
+    """Try a step, a consolidation on a few examples, a step with that memory and a prediction, on a separate state."""
     loader.load_epoch(0)
     ignored = lambda steps: None  # noqa: E731
     state = initial_state(cohort, loader)
@@ -176,13 +176,13 @@ def rehearse(executor: Vectorised, cohort: Cohort, loader: Loader) -> None:
 
 
 def distance(params: Params, origin: Params) -> Tensor:
-    """‖θ − θ'‖₂ over all parameters, one number a run."""
+    """Return ‖θ − θ'‖₂ over all parameters, one value per run."""
     squared = vmap(lambda a, b: tree.total((a[k] - b[k]).double().square() for k in a))
     return squared(params, origin).sqrt().cpu()
 
 
 def note_divergence(state: State, losses: Tensor) -> None:
-    """Remember the first step whose objective was not finite, and count the steps."""
+    """Record the first step whose objective was not finite, and advance the clock."""
     bad = ~losses.isfinite()
     first = state.clock + bad.long().argmax(1)
     state.diverged.copy_(torch.where((state.diverged < 0) & bad.any(1), first, state.diverged))
@@ -190,19 +190,19 @@ def note_divergence(state: State, losses: Tensor) -> None:
 
 
 def note_lost(state: State, measured: Tensor) -> None:
-    """A run whose parameters or losses are no longer finite has diverged, even if its last objective still was."""
+    """Mark runs whose parameters or losses are not finite as diverged, even if their last objective was finite."""
     lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
     state.diverged.masked_fill_(lost, state.clock)
 
 
 def settle(device: torch.device) -> None:
-    """Wait for what is under way on a GPU, so that it is not taken for the next epoch's work."""
+    """Wait for pending GPU work, so that it is not counted in the next epoch's time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory held so far: on a GPU what was allocated there, on a CPU what the process ever had resident."""
+    """Return peak memory: allocated bytes on a GPU, resident bytes of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""What is recorded of a cohort: the matrices R[t, o] that all metrics derive from, distances, losses, cost."""
+"""Measurements of a cohort: the matrices R[t, o] that all metrics derive from, distances, losses and cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Record:
     matrices[m][run, t, o]: measure m on task o with θ_t, the parameters after t tasks; t = 0 is the initialisation.
     distance_from_init[run, t − 1] = ‖θ_t − θ_0‖₂ and update_norm[run, t − 1] = ‖θ_t − θ_{t−1}‖₂ for t = 1…T.
     epoch_loss[run, t, e]: the mean objective over epoch e of task t.
-    memory_bytes[run, t]: what the algorithm remembers after t + 1 tasks.
+    memory_bytes[run, t]: the size of the algorithm's memory after t + 1 tasks.
     paces: a run's share of the seconds of a step, a number for every epoch but a task's first, where more follow it.
     """
 
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def step_seconds(self) -> float | None:
-        """What a step of a run took, without start-up, consolidation and measuring; None where no epoch was timed."""
+        """Return the median seconds of one run's step, without start-up, consolidation and evaluation, or None."""
         return median(self.paces) if self.paces else None
 
     def select(self, runs: Sequence[int]) -> Record:

@@ -1,4 +1,4 @@
-"""How many runs go side by side: as many as fit into the memory that is free."""
+"""How many runs are trained together: as many as fit into the free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glocal.errors import GlocalError
 from glocal.tree import Params
 
 SHARE = 0.6
-"""Of the free memory, the part that is planned with; the rest is for evaluation, the allocator and other people."""
+"""Share of the free memory that is planned for; the rest is for evaluation, the allocator and other processes."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -33,12 +33,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def initial_state(cohort: Cohort, loader: Loader) -> State:
-    """θ_0, the network's buffers and M_1 of every run."""
+    """Return θ_0, the network's buffers and M_1 of every run."""
     return state_at(cohort, loader, *cohort.initial())
 
 
 def state_at(cohort: Cohort, loader: Loader, params: Params, buffers: Params) -> State:
-    """These parameters and buffers with a fresh M_1; nobody has diverged."""
+    """Return a state with these parameters and buffers and a fresh M_1."""
     model = cohort.model(vectorised=False)
     memories = []
     for run, member in enumerate(cohort.members):
@@ -52,7 +52,7 @@ def state_at(cohort: Cohort, loader: Loader, params: Params, buffers: Params) ->
 
 
 def check_memory(memory: Mapping[str, Any]) -> None:
-    """A memory is a dict of tensors and of such dicts, and must survive being written down."""
+    """Raise unless a memory is a dict of tensors and of such dicts, which can be saved."""
     for key, leaf in memory.items():
         if isinstance(leaf, Mapping) and leaf:
             check_memory(leaf)
@@ -62,7 +62,7 @@ def check_memory(memory: Mapping[str, Any]) -> None:
 
 
 def data_bytes(cohort: Cohort) -> int:
-    """What the runs of one group share: the task in training and, of every task, what it is measured on."""
+    """Return the bytes of data that a group shares: the current task, and the evaluation data of all tasks."""
     task = cohort.challenge.task(0, cohort.members[0].seed)
     example = task.train.x[:1].nbytes + task.train.y[:1].nbytes
     measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
@@ -97,7 +97,7 @@ def bytes_per_run(cohort: Cohort) -> int:
 
 
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
-    """How many of the cohort's runs fit side by side into `budget` bytes (a share of what is free, unless given)."""
+    """Return how many runs of the cohort fit into `budget` bytes; by default a share of the free memory."""
     available = int(SHARE * free_bytes(cohort.device)) if budget is None else budget
     each = bytes_per_run(cohort) + data_bytes(cohort) * len(cohort.groups) // len(cohort)
     if each > available:

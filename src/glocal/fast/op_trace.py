@@ -1,13 +1,12 @@
-"""A function of tensors as the list of its operations, without the Python, autograd and `vmap` that found them.
+"""Trace a function of tensors into a flat list of operations, without the Python, autograd and `vmap` around them.
 
 A step of a small network is some fifty short operations, and most of its time goes to finding out which ones they are,
-though they are the same at every step. So they are recorded once, by `make_fx`, tidied, and written down as one
-straight Python function. It makes the same operations on the same numbers in the same order: results agree to the last
-bit.
+though they are the same at every step. `make_fx` traces them once; constants, repeated views and unused results are
+removed, and the rest is written as one straight Python function. It runs the same operations on the same numbers in the
+same order, so results agree bit by bit.
 
-What a recording holds is decided at the time. A function that looks at its tensors' values to choose its way, or makes
-results as long as there are values of some kind, cannot be recorded (an error); one that depends on anything else than
-its arguments must not be.
+A trace fixes everything that is decided in Python. A function that reads values of its tensors, or whose result shapes
+depend on values, cannot be traced (an error); one that depends on anything but its arguments must not be.
 """
 
 from __future__ import annotations
@@ -24,42 +23,42 @@ from torch.overrides import TorchFunctionMode
 
 Function: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
-SHAPED = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_full"}
-"""Operations that look at nothing but their argument's shape."""
-MOST = 1 << 29
-"""Bytes that may be held while a function is recorded. The time of larger ones goes elsewhere."""
+SHAPE_ONLY_OPS = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_full"}
+"""Operations that depend on the shape of their argument alone."""
+MAX_TRACED_BYTES = 1 << 29
+"""Limit on the memory held while tracing; functions of larger tensors do not gain from it."""
 
 
-def record(function: Function, example: Sequence[Tensor]) -> Function:
-    """The recorded function, for arguments of the example's shapes and strides. The example itself is left alone."""
+def trace(function: Function, example: Sequence[Tensor]) -> Function:
+    """Return the traced function, for arguments of the example's shapes and strides; the example is not changed."""
     from torch.fx.experimental.proxy_tensor import make_fx  # a second of imports, for those who need them
 
-    if sum(t.nbytes for t in example) > MOST:
-        raise RuntimeError(f"a function of more than {MOST} bytes of arguments is not recorded.")
+    if sum(t.nbytes for t in example) > MAX_TRACED_BYTES:
+        raise RuntimeError(f"a function of more than {MAX_TRACED_BYTES} bytes of arguments is not traced.")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        with Unseen():
-            traced = make_fx(lambda given: function(given))([copied(t) for t in example])
-        return Recording(traced, [copied(t) for t in example]).function
+        with ForbidDataAccess():
+            traced = make_fx(lambda given: function(given))([copy_with_strides(t) for t in example])
+        return Trace(traced, [copy_with_strides(t) for t in example]).function
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A copy with the same strides; a number that many places share is one there too."""
+def copy_with_strides(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides; expanded dimensions stay expanded."""
     tensor = tensor.detach()
     once = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
     return torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype).copy_(once).expand(tensor.shape)
 
 
-class Unseen(TorchFunctionMode):
-    """Refuses to hand out a tensor's numbers in ways that tracing does not notice."""
+class ForbidDataAccess(TorchFunctionMode):
+    """Raise where a function reads values of a tensor in a way that tracing does not notice."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
-            raise RuntimeError("a function that looks at its tensors' values cannot be recorded.")
+            raise RuntimeError("a function that reads its tensors' values cannot be traced.")
         return func(*args, **(kwargs or {}))
 
 
-class Recording:
-    """The operations of a traced graph that are left when views met twice, constants and unused results are gone."""
+class Trace:
+    """A traced graph without repeated views, constants and unused results."""
 
     def __init__(self, traced: torch.fx.GraphModule, example: list[Tensor]) -> None:
         self._traced = traced
@@ -72,7 +71,7 @@ class Recording:
         self.function = self._write()
 
     def _run(self, example: list[Tensor]) -> None:
-        """Make every operation once, to see what comes out. All results are kept: no two live at one address."""
+        """Run every operation once and keep all results, so that no two share an address."""
         places: dict[Hashable, Node] = {}
         sizes: dict[int, int] = {}
         given = iter(example)
@@ -88,8 +87,8 @@ class Recording:
             self._values[node] = value
             if isinstance(value, Tensor) and value.numel():
                 sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-                if sum(sizes.values()) > MOST:
-                    raise RuntimeError(f"a function of more than {MOST} bytes of results is not recorded.")
+                if sum(sizes.values()) > MAX_TRACED_BYTES:
+                    raise RuntimeError(f"a function of more than {MAX_TRACED_BYTES} bytes of results is not traced.")
                 where = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg())
                 first = places.setdefault(where, node)
                 if first is not node:
@@ -98,8 +97,8 @@ class Recording:
     def _call(self, node: Node) -> Any:
         args: Any = map_arg(node.args, self._values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, self._values.__getitem__)
-        if as_long_as_values_say(node, args):
-            raise RuntimeError(f"{name_of(node)} makes as many results as there are values of some kind.")
+        if has_dynamic_shape(node, args):
+            raise RuntimeError(f"{name_of(node)} has a result whose shape depends on values.")
         direct = binding(node.target)
         if direct is not None:
             try:
@@ -112,13 +111,13 @@ class Recording:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _fold(self) -> None:
-        """Results that are always the same, and that nobody writes to or is given, are kept instead of made."""
+        """Mark results that never change and are neither mutated nor returned: they are computed once."""
         output = next(iter(reversed(self._traced.graph.nodes)))
         touched = {self._storage(n) for n in output.all_input_nodes}
-        touched |= {self._storage(n) for node in self._calls for n in (written(node) or [node] * random(node))}
+        touched |= {self._storage(n) for node in self._calls for n in (mutated(node) or [node] * random(node))}
         self._constant: set[Node] = set()
         for node in self._calls:
-            fixed = name_of(node) in SHAPED or all(n in self._constant for n in node.all_input_nodes)
+            fixed = name_of(node) in SHAPE_ONLY_OPS or all(n in self._constant for n in node.all_input_nodes)
             if fixed and isinstance(self._values[node], Tensor) and self._storage(node) not in touched | {0}:
                 self._constant.add(node)
 
@@ -127,7 +126,7 @@ class Recording:
         return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
 
     def _write(self) -> Function:
-        """The function as text: a line an operation, each result forgotten after its last use."""
+        """Return the compiled function: one line per operation, each result released after its last use."""
         output = next(iter(reversed(self._traced.graph.nodes)))
         needed: set[Node] = set()
         lines: list[str] = []
@@ -135,7 +134,7 @@ class Recording:
             if node is output:
                 used = self._used(node)
                 lines.append(f"return {self._text(node.args[0])}")
-            elif node.op == "call_function" and (node in needed or acts(node)):
+            elif node.op == "call_function" and (node in needed or has_side_effects(node)):
                 used = self._used(node)
                 arguments = [self._text(a) for a in node.args]
                 arguments += [f"{k}={self._text(a)}" for k, a in node.kwargs.items()]
@@ -151,7 +150,7 @@ class Recording:
         return self._known["replay"]
 
     def _used(self, node: Node) -> set[Node]:
-        """The results that a call needs, made by calls or given."""
+        """Return the nodes that a call reads, without constants."""
         used = {self._same.get(n, n) for n in node.all_input_nodes}
         return {n for n in used if n not in self._constant and n.op != "get_attr"}
 
@@ -175,7 +174,7 @@ class Recording:
 
 
 def binding(target: Any) -> Callable[..., Any] | None:
-    """torch's own entry to an operation, a few times as quick to call as the operation's record."""
+    """Return torch's own binding of an operation, a few times faster to call than the `OpOverload`."""
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
     for holder, kind in ((torch, BuiltinFunctionType), (torch.Tensor, MethodDescriptorType)):
         found = getattr(holder, name, None) if name else None
@@ -189,8 +188,8 @@ def name_of(node: Node) -> str:
     return str(schema.name).split("::")[-1] if schema else node.target.__name__  # type: ignore[union-attr]
 
 
-def written(node: Node) -> list[Node]:
-    """The arguments that an operation writes to."""
+def mutated(node: Node) -> list[Node]:
+    """Return the arguments that an operation mutates."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
@@ -206,14 +205,14 @@ def random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def acts(node: Node) -> bool:
-    """Whether an operation does more than to return something: it writes, draws, or checks and complains."""
+def has_side_effects(node: Node) -> bool:
+    """Return whether an operation mutates, draws random numbers, or only checks its arguments."""
     schema = getattr(node.target, "_schema", None)
-    return bool(written(node)) or random(node) or (schema is not None and not schema.returns)
+    return bool(mutated(node)) or random(node) or (schema is not None and not schema.returns)
 
 
-def as_long_as_values_say(node: Node, args: Any) -> bool:
-    """Whether the shape of a result depends on values, and so on the step: what a mask picks, what is not zero."""
+def has_dynamic_shape(node: Node, args: Any) -> bool:
+    """Return whether the shape of the result depends on values, as with a mask or `nonzero`."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         return False
     masks = (torch.bool, torch.uint8)

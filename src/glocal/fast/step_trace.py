@@ -1,4 +1,4 @@
-"""Steps that are made often are recorded, and replayed from then on (`recording`)."""
+"""Trace steps that are taken often, and run the trace from then on (`op_trace`)."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from glocal import tree
 from glocal.algorithms.algorithm import Batch
 from glocal.engine.state import State
 from glocal.engine.step import Hyper
-from glocal.fast.op_trace import Function, copied, record
+from glocal.fast.op_trace import Function, copy_with_strides, trace
 
 StepOfRuns: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
 
-OFTEN, AGAIN = 500, 30
-"""Steps of one shape after which it is recorded, and after which another one is: recording takes a second at first,
-later a tenth."""
+MIN_CALLS, MIN_CALLS_AFTER_FIRST = 500, 30
+"""Steps of one shape after which it is traced: tracing takes a second the first time and a tenth of one later."""
 
 
-class Recorder:
-    """A step, the same to the last bit, that takes far less time once it has been made often.
+class StepTracer:
+    """A step that is traced once it has been taken often; results stay the same bit by bit.
 
-    Shapes decide which recording is replayed: an epoch's last batch may be short, a memory may have grown. What cannot
-    be recorded, or would come out differently, goes on being made as it was.
+    There is one trace per combination of shapes: the last batch of an epoch may be short, a memory may have grown. A
+    step that cannot be traced, or whose trace gives other results, keeps running as it is.
     """
 
-    often, again = OFTEN, AGAIN
+    min_calls, min_calls_after_first = MIN_CALLS, MIN_CALLS_AFTER_FIRST
 
     def __init__(self, step: StepOfRuns) -> None:
         self._step = step
         self._made: dict[Hashable, int] = {}
-        self._recordings: dict[Hashable, Function | None] = {}
+        self._traces: dict[Hashable, Function | None] = {}
 
     def __call__(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
         held = tree.flatten(state.parts())
         given = [*held.values(), *hyper.values(), *batch]
         shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
-        replay = self._recordings.get(shapes)
+        replay = self._traces.get(shapes)
         if replay is None:
-            if shapes not in self._recordings and self._count(shapes) >= self._enough():
-                self._recordings[shapes] = self._record(state, hyper, given)
+            if shapes not in self._traces and self._count(shapes) >= self._enough():
+                self._traces[shapes] = self._trace(state, hyper, given)
             return self._step(state, hyper, batch)
         with torch.no_grad():
             losses, *new = replay(given)
@@ -51,17 +50,17 @@ class Recorder:
         return losses
 
     def _enough(self) -> int:
-        return min(self.often, self.again) if any(self._recordings.values()) else self.often
+        return min(self.min_calls, self.min_calls_after_first) if any(self._traces.values()) else self.min_calls
 
     def _count(self, shapes: Hashable) -> int:
         if shapes not in self._made and len(self._made) > 64:  # a memory that grows at every step, say
             self._made.clear()
-            self._recordings.clear()
+            self._traces.clear()
         self._made[shapes] = self._made.get(shapes, 0) + 1
         return self._made[shapes]
 
-    def _record(self, like: State, hyper: Hyper, given: list[Tensor]) -> Function | None:
-        """The recording, if there can be one and it does what the step does."""
+    def _trace(self, like: State, hyper: Hyper, given: list[Tensor]) -> Function | None:
+        """Return the trace, or None if the step cannot be traced or its trace gives other results."""
         names = list(tree.flatten(like.parts()))
 
         def step(given: Sequence[Tensor]) -> list[Tensor]:
@@ -72,8 +71,8 @@ class Recorder:
             return [losses, *(new[name] for name in names)]
 
         try:
-            recorded = record(step, given)
-            return recorded if alike(step, recorded, given) else None
+            recorded = trace(step, given)
+            return recorded if bitwise_equal(step, recorded, given) else None
         except Exception:
             return None
 
@@ -87,14 +86,14 @@ def _put(state: State, leaves: Iterable[Tensor]) -> None:
 
 def compile_step(step: StepOfRuns, module: nn.Module, device: torch.device) -> StepOfRuns:
     """Trace the step once it has been taken often, on a CPU, where dispatch takes most of the time."""
-    return Recorder(step) if device.type == "cpu" and pure(module) else step
+    return StepTracer(step) if device.type == "cpu" and is_traceable(module) else step
 
 
-def alike(one: Function, other: Function, given: Sequence[Tensor]) -> bool:
-    """Whether two functions give the same numbers and leave the same in their arguments, to the last bit."""
+def bitwise_equal(one: Function, other: Function, given: Sequence[Tensor]) -> bool:
+    """Return whether two functions return the same and leave the same in their arguments, bit by bit."""
 
     def results(function: Function) -> list[Tensor]:
-        own = [copied(t) for t in given]
+        own = [copy_with_strides(t) for t in given]
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return [*function(own), *own]
 
@@ -104,9 +103,8 @@ def alike(one: Function, other: Function, given: Sequence[Tensor]) -> bool:
     return all(same(a, b) for a, b in zip(results(one), results(other), strict=True))
 
 
-def pure(network: nn.Module) -> bool:
-    """Whether all of a network's parts are known to do the same at every call, and to draw at random by torch alone:
-    they are torch's and ours, and nobody's own code hangs on them."""
+def is_traceable(network: nn.Module) -> bool:
+    """Return whether all modules are torch's or ours, without hooks: others may behave differently at every call."""
     return all(_known(part) for part in network.modules())
 
 
