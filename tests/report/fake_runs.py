@@ -1,4 +1,4 @@
-"""Runs whose every number follows from a formula, for the tests of tables, figures and sentences."""
+"""Runs whose every number follows from a formula, for the tests of tables and figures."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from glocal.store.run import Run
 ROTATED = COLUMNS["rotated-mnist"]
 T = ROTATED.tasks
 SPREAD = np.array([-1.0, 0.5, 0.0, 1.5, -1.0])
-"""What the five seeds add to a number, times something: their mean is 0."""
+"""Deviations of the five seeds, up to a factor; their mean is 0."""
 
 
 def run(row: str, lr: float, seed: int, acc: float, forgetting: float, **more: Any) -> Run:
@@ -53,15 +53,15 @@ def run(row: str, lr: float, seed: int, acc: float, forgetting: float, **more: A
     return replace(made, config={**made.config, "batch_size": ROTATED.batch_size})
 
 
-def runs_of(row: str, off: float, slope: float = 0.0) -> list[Run]:
-    """Five seeds at five rates; means `off` points above the published ones, forgetting `slope` more for every rate."""
+def runs_of(row: str, off: float, rise: float = 0.0) -> list[Run]:
+    """Five seeds at five rates; means `off` points above the published ones, forgetting rising by `rise` per rate."""
     made = []
     for i, lr in enumerate(ROTATED.lrs):
         theirs = ROTATED.published_cell(ROTATED.row(row), lr)
         acc, forgetting = (theirs.acc_mean, theirs.forgetting_mean) if theirs else (80.0, 10.0)
         for seed, extra in zip(published.SEEDS, SPREAD, strict=True):
             # Seeds differ more at higher rates: their differences between rates differ too.
-            made.append(run(row, lr, seed, acc + off + 2 * extra, forgetting + slope * i + (1 + i) * extra))
+            made.append(run(row, lr, seed, acc + off + 2 * extra, forgetting + rise * i + (1 + i) * extra))
     return made
 
 
@@ -70,7 +70,7 @@ def row_at(made: Comparison, algorithm: str, lr: float) -> ComparisonRow:
     return found
 
 
-def test_difference_in_standard_errors_and_its_mark() -> None:
+def test_z_score_and_its_mark() -> None:
     for off, far in ((0.5, False), (6.0, True), (-6.0, True)):
         found = row_at(compare(runs_of("ewc", off)), "ewc", 0.01).acc
         assert found.ours is not None and found.published is not None
@@ -85,7 +85,7 @@ def test_difference_in_standard_errors_and_its_mark() -> None:
 
 
 @pytest.mark.parametrize(("off", "far"), [(8.0, False), (10.0, True)])
-def test_one_seed_is_taken_to_vary_as_the_published_ones_do(off: float, far: bool) -> None:
+def test_one_seed_borrows_the_published_variance(off: float, far: bool) -> None:
     """The unbiased published variance is 3.53² 5/4: of one run all of it, of the mean of five a fifth."""
     alone = run("ewc", 0.01, 11, 73.18 + off, 22.0)
     made = compare([alone])
@@ -101,7 +101,7 @@ def test_one_seed_is_taken_to_vary_as_the_published_ones_do(off: float, far: boo
 
 
 def test_two_seeds_and_one_that_diverged() -> None:
-    """Those of a seed count that finished: two, 4 apart, have the unbiased variance 8; one is alone again."""
+    """Only finished runs count: two that are 4 apart have the unbiased variance 8."""
     two = [run("ewc", 0.01, 11, 72, 22), run("ewc", 0.01, 13, 76, 22)]
     assert compare(two).rows[0].acc.standard_error == pytest.approx(np.sqrt(8 / 2 + 3.53**2 / 4))
     assert "one seed" not in str(render(compare(two), "markdown"))
@@ -219,10 +219,10 @@ def test_forgetting_over_all_tasks_follows_from_the_published_number() -> None:
         assert both[over].z == pytest.approx(0, abs=1e-9)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("slope", "sign"), [(4.0, "negative"), (-4.0, "positive"), (-0.5, "not settled")])
-def test_the_papers_test(slope: float, sign: str) -> None:
+@pytest.mark.parametrize(("rise", "sign"), [(4.0, "negative"), (-4.0, "positive"), (-0.5, "not settled")])
+def test_the_papers_test(rise: float, sign: str) -> None:
     """Two lowest minus two highest rates, with scipy's interval of the per-seed differences."""
-    ours = runs_of("ogd-gtl", 0, slope)
+    ours = runs_of("ogd-gtl", 0, rise)
     (row,) = compare(ours).trends
     trend = row.trend
     forgotten = {(r.lr, r.seed): 100 * _forgetting(r) for r in ours}
@@ -233,7 +233,7 @@ def test_the_papers_test(slope: float, sign: str) -> None:
     ]
     expected = stats.ttest_1samp(each, 0).confidence_interval(0.95)
     assert (trend.low, trend.high) == pytest.approx(tuple(expected))
-    assert trend.difference == pytest.approx(-3 * slope)
+    assert trend.difference == pytest.approx(-3 * rise)
     assert trend.sign == sign
     assert row.published is None
 
@@ -254,7 +254,7 @@ def test_the_published_difference_and_the_verdicts() -> None:
         assert "supports the paper" in str(text) and "no sign predicted" in str(text)
 
 
-def test_a_seed_that_diverged_anywhere_at_the_ends_is_no_pair() -> None:
+def test_a_seed_that_diverged_at_a_compared_rate_is_left_out() -> None:
     ours = runs_of("ewc", 0)
     lost = run("ewc", 0.1, 55, 70, 20, diverged=7)
     made = compare([lost if (r.lr, r.seed) == (0.1, 55) else r for r in ours])
@@ -309,7 +309,7 @@ def test_results_in_one_small_file_give_the_same_table(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     ours = []
     for row in ROTATED.all_rows:
-        for one in runs_of(row.algorithm, 1.0, slope=2.0):
+        for one in runs_of(row.algorithm, 1.0, rise=2.0):
             noisy = np.round(one.arrays["test_class_accuracy"] + chance.normal(0, 0.01, (T + 1, T)), 4)
             arrays = {**one.arrays, "test_class_accuracy": noisy, "test_task_accuracy": noisy}
             ours.append(replace(one, arrays=arrays))
@@ -357,7 +357,7 @@ for seed in range(8):
 """
 
 
-def test_two_who_add_to_one_file_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "r.parquet"
     here = str(Path(__file__).parent)
     both = [subprocess.Popen([sys.executable, "-c", ADDING, here, str(path), name]) for name in ("er", "si")]
@@ -382,7 +382,7 @@ def test_trends_of_diverged_and_unpaired_runs() -> None:
     assert trends["ewc"].published == pytest.approx(0.14)
 
 
-def test_published_angles_are_called_by_their_name() -> None:
+def test_published_angles_are_replaced_by_their_name() -> None:
     for method in ("sgd", "er"):
         given = {str(seed): degrees for seed, degrees in published.angles(method).items()}
         one = fake_run()
