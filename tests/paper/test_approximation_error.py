@@ -67,10 +67,10 @@ def test_expansions_are_those_of_the_losses(rows: list[Row]) -> None:
         moved = theta[3] - theta[1]
         after = where(rows, algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
         expected = {"order 0": loss(trace, 0, theta[1])}
-        slope_at = grad(partial(loss, trace, 0))
-        slope, bent = slope_at(theta[1]), grad(lambda t, at=slope_at, v=moved: at(t) @ v)(theta[1])
-        expected["order 1"] = expected["order 0"] + moved @ slope
-        expected["whole"] = expected["order 1"] + moved @ bent / 2
+        gradient_at = grad(partial(loss, trace, 0))
+        gradient, hvp = gradient_at(theta[1]), grad(lambda t, at=gradient_at, v=moved: at(t) @ v)(theta[1])
+        expected["order 1"] = expected["order 0"] + moved @ gradient
+        expected["whole"] = expected["order 1"] + moved @ hvp / 2
         for name, value in expected.items():
             (row,) = where(after, approximation=name)
             assert row["true"] == pytest.approx(float(loss(trace, 0, theta[3])), rel=1e-5)

@@ -58,18 +58,18 @@ def test_a_radius_ends_where_the_error_is_epsilon_and_a_moment_has_the_error_of_
         def loss(theta: torch.Tensor, like: Any = like, x: Any = x, y: Any = y, module: Any = module) -> torch.Tensor:
             return cross_entropy(functional_call(module, from_vector(theta, like), (x,)), y)
 
-        slope_at = grad(loss)
-        level, slope, update = loss(points[1]), slope_at(points[1]), points[2] - points[1]
-        bent = grad(lambda t, slope_at=slope_at, v=update: slope_at(t) @ v)(points[1])
+        gradient_at = grad(loss)
+        level, gradient, update = loss(points[1]), gradient_at(points[1]), points[2] - points[1]
+        hvp = grad(lambda t, gradient_at=gradient_at, v=update: gradient_at(t) @ v)(points[1])
         unit = update / update.norm()
         own = where(rows, kind="radius", lr=member.lr, direction="update", epsilon=SHOWN_EPSILON)
-        for order, curve in ((0, 0.0), (1, 0.0), (2, float(update @ bent) / 2 / float(update @ update))):
+        for order, curve in ((0, 0.0), (1, 0.0), (2, float(update @ hvp) / 2 / float(update @ update))):
             (row,) = where(own, order=order)
             r = float(row["radius"])  # type: ignore[arg-type]
-            expected = level + (r * slope @ unit if order else 0.0) + r * r * curve
+            expected = level + (r * gradient @ unit if order else 0.0) + r * r * curve
             assert abs(float(expected - loss(points[1] + r * unit))) == pytest.approx(SHOWN_EPSILON, rel=0.05)
         (row,) = where(rows, kind="moment", lr=member.lr, step=128)[:1]
-        error = abs(float(level + update @ slope + update @ bent / 2 - loss(points[2])))
+        error = abs(float(level + update @ gradient + update @ hvp / 2 - loss(points[2])))
         assert row["smallest"] == pytest.approx(error, rel=1e-2, abs=1e-5)
 
 

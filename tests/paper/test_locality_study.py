@@ -70,7 +70,7 @@ def test_a_row_is_what_the_instrument_finds(rows: list[Row]) -> None:
     own = [row for row in rows if row["algorithm"] == "er"]
     assert [row["place"] for row in own] == list(direct.places)
     assert all(row["found"] == direct.found == "global" and row["distance"] == direct.distance for row in own)
-    # Its memory holds all 60 examples, whoever draws: one function of θ. pnn's is one number for every solution.
+    # Every draw of its memory holds all 60 examples: one function of θ. For pnn it is a constant per solution.
     assert own[1]["over_theta"] == pytest.approx(1)
     assert {row["over_theta"] for row in rows if row["algorithm"] == "pnn"} == {0.0}
     for algorithm in TRIED:

@@ -151,7 +151,7 @@ def test_a_folder_and_an_empty_table(tmp_path: Path) -> None:
 
 
 def test_a_table_keeps_what_it_cost(tmp_path: Path) -> None:
-    """Whoever goes on adds to it, and whoever reads it again loses nothing."""
+    """Resuming adds to the cost, and reading a table back keeps it."""
     study, here = Counted("recursion"), context(tmp_path / "store")
     begun = datetime.now(UTC).replace(microsecond=0)
     clock = time.perf_counter()

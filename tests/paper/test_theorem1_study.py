@@ -51,13 +51,13 @@ def test_rows_are_what_the_theorem_names(tmp_path: Path, algorithm: str, options
 
     delta = points[2] - points[1]
     _, product = torch.autograd.functional.vhp(loss, points[1], delta)
-    slope = torch.autograd.functional.jacobian(loss, points[1])
+    gradient = torch.autograd.functional.jacobian(loss, points[1])
     row = rows[2]
     # E(2) is averaged over two tasks, of which the second has forgotten nothing.
     assert row["measured"] == pytest.approx(float(loss(points[2]) - loss(points[1])) / 2, rel=1e-3)
     assert row["quadratic"] == pytest.approx(float(delta @ product) / 4, rel=1e-3)
-    assert row["second_order"] == pytest.approx(float(delta @ slope + delta @ product / 2) / 2, rel=1e-3)
-    assert row["slope"] == pytest.approx(float(slope.norm()), rel=1e-3)
+    assert row["second_order"] == pytest.approx(float(delta @ gradient + delta @ product / 2) / 2, rel=1e-3)
+    assert row["gradient_norm"] == pytest.approx(float(gradient.norm()), rel=1e-3)
     assert row["reach"] == pytest.approx(float(delta.norm()) ** 3, rel=1e-3)
     assert row["forgotten"] == 0
 
@@ -74,7 +74,7 @@ def made_up(factor: float, diverged: bool = False) -> list[Row]:
             "measured": np.nan if diverged and (lr, seed) == (0.1, 2) and t > 2 else lr * t * (1 + seed),
             "quadratic": factor * lr * t * (1 + seed),
             **dict.fromkeys(("second_order", "condition", "relative", "forgotten", "lowest"), 0.0),
-            "slope": 10 * lr,
+            "gradient_norm": 10 * lr,
             "reach": 8.0,
         }
         for algorithm, locality in (("sgd", "global"), ("ewc", "local"))

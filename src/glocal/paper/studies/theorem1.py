@@ -89,7 +89,8 @@ class Theorem1Study:
 
     name = "theorem1"
     columns = (
-        "algorithm locality lr seed t measured quadratic second_order condition relative forgotten slope lowest reach"
+        "algorithm locality lr seed t "
+        "measured quadratic second_order condition relative forgotten gradient_norm lowest reach"
     )
 
     def work_items(self, demo: bool) -> list[WorkItem]:
@@ -109,7 +110,7 @@ class Theorem1Study:
                 "condition": sides.condition,
                 "relative": sides.relative,
                 "forgotten": sides.premises.max_forgetting,
-                "slope": sides.premises.max_gradient,
+                "gradient_norm": sides.premises.max_gradient,
                 "lowest": sides.premises.min_eigenvalue,
                 "reach": sides.premises.max_distance_cubed,
             }
@@ -147,7 +148,7 @@ class Theorem1Study:
                 f"within a factor of {FACTOR:g} (%)": lambda own: percent_within(own, "quadratic"),
                 "second order within it (%)": lambda own: percent_within(own, "second_order"),
                 "rank correlation": lambda own: rank_correlation(column(own, "measured"), column(own, "quadratic")),
-                **of_columns({"largest ‖∇L_o(θ_o)‖": "slope"}),
+                **of_columns({"largest ‖∇L_o(θ_o)‖": "gradient_norm"}),
                 "largest distance of solutions": lambda own: finite_median(own, "reach") ** (1 / 3),
             },
         )
