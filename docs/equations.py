@@ -65,7 +65,7 @@ ENTRIES = [
         "Assumption 3.2, Eq. 4",
         "locality-assumption",
         "locality assumption: θ stays in the ε-regions of all old tasks",
-        "glocal/lens/region.py:assumption glocal/paper/studies/epsilon_region.py:EpsilonRegion",
+        "glocal/lens/region.py:locality_assumption glocal/paper/studies/epsilon_region.py:EpsilonRegion",
         "glocal paper epsilon-region",
     ),
     Entry(
