@@ -94,7 +94,7 @@ def joined(params: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([p.flatten() for p in params.values()])
 
 
-def apart(theta: Tensor, like: Mapping[str, Tensor]) -> Params:
+def unflatten(theta: Tensor, like: Mapping[str, Tensor]) -> Params:
     parts = theta.split([p.numel() for p in like.values()])
     return {k: part.view_as(p) for (k, p), part in zip(like.items(), parts, strict=True)}
 
@@ -106,7 +106,7 @@ def some_vector(params: Mapping[str, Tensor], seed: int = 3) -> Params:
 
 def flat_loss(risk: Risk, theta: Tensor) -> Tensor:
     """L as a function of one vector."""
-    outputs = functional_call(risk.module, {**apart(theta, risk.params), **risk.buffers}, (risk.x,))
+    outputs = functional_call(risk.module, {**unflatten(theta, risk.params), **risk.buffers}, (risk.x,))
     return risk.loss.per_sample(outputs, risk.y).mean()
 
 
@@ -117,7 +117,7 @@ def dense_hessian(risk: Risk) -> Tensor:
 def jacobian(risk: Risk) -> Tensor:
     """∂f/∂θ, shape (n, K, P)."""
     return torch.autograd.functional.jacobian(
-        lambda theta: risk.outputs(apart(theta, risk.params)), joined(risk.params)
+        lambda theta: risk.outputs(unflatten(theta, risk.params)), joined(risk.params)
     )
 
 

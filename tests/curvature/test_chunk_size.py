@@ -145,7 +145,7 @@ def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.Mo
     torch.testing.assert_close(apart, together, rtol=1e-10, atol=1e-12)
 
 
-def test_runs_that_are_mapped_side_by_side_are_counted() -> None:
+def test_runs_that_are_batched_are_counted() -> None:
     seen: list[int] = []
 
     def one(x: Tensor) -> Tensor:

@@ -154,10 +154,10 @@ def test_a_resnet_beside_curvlinops(residual: Trained) -> None:
 
 
 @pytest.mark.parametrize("network", ["perceptron", "residual"])
-def test_true_residuals_are_no_larger_than_those_told(network: str, request: pytest.FixtureRequest) -> None:
-    """Told in single precision, and measured in double."""
+def test_true_residuals_are_no_larger_than_reported(network: str, request: pytest.FixtureRequest) -> None:
+    """Reported in single precision and measured in double."""
     case: Trained = request.getfixturevalue(network)
     times, vectors = case.times(), case.found.vectors.double().numpy()
-    for told, value, vector in zip(case.found.residuals.tolist(), case.found.values.tolist(), vectors, strict=True):
+    for reported, value, vector in zip(case.found.residuals.tolist(), case.found.values.tolist(), vectors, strict=True):
         true = np.linalg.norm(times(vector) - value * vector)
-        assert 0 < true <= told < 1e-5 * case.found.values.abs().max()
+        assert 0 < true <= reported < 1e-5 * case.found.values.abs().max()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import apart, dense_gauss_newton, dense_hessian, joined, some_vector
+from cases import dense_gauss_newton, dense_hessian, joined, some_vector, unflatten
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -76,7 +76,7 @@ def test_products_are_those_of_dense_matrices(network: str, dtype: torch.dtype) 
         for kind, operator in operators(replace(make(network, dtype), chunk_size=chunk)).items():
             found = vmap(lambda v, operator=operator: operator @ v)(block)
             for j, v in enumerate(vectors):
-                expected = {k: t.to(dtype) for k, t in apart(dense[kind] @ joined(v), v).items()}
+                expected = {k: t.to(dtype) for k, t in unflatten(dense[kind] @ joined(v), v).items()}
                 torch.testing.assert_close(select(found, j), expected, **close)
                 torch.testing.assert_close(operator @ select(block, j), expected, **close)
 
@@ -157,13 +157,13 @@ def test_training_mode_is_refused() -> None:
         (nn.Sequential(nn.Linear(20, 3), nn.BatchNorm1d(3)), "BatchNorm1d 'inner.1'"),
         (Attentive(), "MultiheadAttention 'inner.encoder.self_attn'"),
     ]
-    for part, told in inner:
+    for part, layer in inner:
         module = Noting(part).train()
         params, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         risk = Risk(module, params, buffers, x, y, loss)
         functions: list[Any] = [hessian_operator, functional_operator, ggn_operator, hessian, functional_hessian, ggn]
         for function in functions:
-            with pytest.raises(ValueError, match=rf"{told} is training.*module\.eval\(\)"):
+            with pytest.raises(ValueError, match=rf"{layer} is training.*module\.eval\(\)"):
                 function(risk)
         assert not module.seen
     module = Noting(nn.Sequential(nn.Linear(20, 3), nn.Dropout(0.0))).train()  # nothing left to chance

@@ -28,7 +28,7 @@ def start(size: int, seed: int = 0) -> Tensor:
 
 
 def with_spectrum(eigenvalues: Tensor, seed: int = 0) -> Tensor:
-    """A symmetric matrix with these eigenvalues, turned at random."""
+    """A symmetric matrix with these eigenvalues, in a random basis."""
     draw = torch.Generator().manual_seed(seed)
     turn, _ = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), dtype=torch.float64, generator=draw))
     return turn * eigenvalues @ turn.T
@@ -40,7 +40,7 @@ def in_order(eigenvalues: Tensor, largest: Largest) -> Tensor:
 
 
 def check_pairs(found: Eigenpairs, matrix: Tensor, tolerance: float = 1e-10) -> None:
-    """Orthonormal eigenvectors whose residuals are as told."""
+    """Orthonormal eigenvectors whose residuals are as reported."""
     k = len(found.values)
     torch.testing.assert_close(found.vectors @ found.vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
     true = (found.vectors @ matrix - found.values.unsqueeze(-1) * found.vectors).norm(dim=1)

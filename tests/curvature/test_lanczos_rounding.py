@@ -16,7 +16,7 @@ def start(size: int, seed: int = 0) -> Tensor:
     return start_vector(size, torch.Generator().manual_seed(seed))
 
 
-def turned(spectrum: Tensor, seed: int) -> Tensor:
+def with_spectrum(spectrum: Tensor, seed: int) -> Tensor:
     """A symmetric matrix in single precision, with these eigenvalues but for rounding."""
     draw = torch.Generator().manual_seed(seed)
     turn, _ = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), dtype=torch.float64, generator=draw))
@@ -32,11 +32,11 @@ def turned(spectrum: Tensor, seed: int) -> Tensor:
     steps=st.sampled_from([5, 20, 60]),
     seed=st.integers(0, 100),
 )
-def test_true_residuals_are_no_larger_than_those_told(
+def test_true_residuals_are_no_larger_than_reported(
     size: int, decay: float, scale: float, steps: int, seed: int
 ) -> None:
     signs = torch.arange(size) % 3 - 1.0
-    matrix = turned(scale * signs * decay ** torch.arange(size), seed)
+    matrix = with_spectrum(scale * signs * decay ** torch.arange(size), seed)
     found = lanczos(matrix, start(size, seed), min(4, size), steps)
     vectors, values = found.vectors.double(), found.values.double()
     true = (vectors @ matrix.double() - values.unsqueeze(1) * vectors).norm(dim=1)
@@ -57,7 +57,7 @@ def test_millions_of_parameters_lose_no_digits() -> None:
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-8])
 def test_a_tolerance_ends_it_even_below_what_rounding_leaves(tolerance: float) -> None:
     """No step would mend rounding: what is asked of is the part that steps do."""
-    matrix = turned(torch.cat([10 * 0.7 ** torch.arange(20.0), torch.linspace(-0.001, 0.001, 280)]), seed=0)
+    matrix = with_spectrum(torch.cat([10 * 0.7 ** torch.arange(20.0), torch.linspace(-0.001, 0.001, 280)]), seed=0)
     products = []
 
     def times(v: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import ON_ALL, apart, dense_gauss_newton, dense_hessian, joined, make, some_vector
+from cases import ON_ALL, dense_gauss_newton, dense_hessian, joined, make, some_vector, unflatten
 from torch import Tensor
 from torch.func import vmap
 
@@ -28,7 +28,7 @@ DENSE: dict[str, Callable[[Risk], Tensor]] = {
 def test_product_is_that_of_the_dense_matrix(network: str, loss: str, kind: str) -> None:
     case = make(network, loss)
     v = some_vector(case.params)
-    expected = apart(DENSE[kind](case) @ joined(v), case.params)
+    expected = unflatten(DENSE[kind](case) @ joined(v), case.params)
     for chunk in (2000, 3):  # 7 samples at once, or 3 + 3 + 1
         operator = OPERATORS[kind](replace(case, chunk_size=chunk))
         torch.testing.assert_close(operator @ v, expected, rtol=1e-9, atol=1e-12)

@@ -16,7 +16,7 @@ from glocal.curvature.spectrum import Density, density, exact_density, quadratur
 from glocal.curvature.trace import random_signs
 
 
-def turned(eigenvalues: Tensor, seed: int = 0) -> Tensor:
+def with_spectrum(eigenvalues: Tensor, seed: int = 0) -> Tensor:
     """A symmetric matrix with these eigenvalues."""
     size, draw = len(eigenvalues), torch.Generator().manual_seed(seed)
     turn, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=draw))
@@ -40,7 +40,7 @@ SPECTRA = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.0, 0.25, 2.0, 2.0, 50.0])
 def test_with_all_steps_every_function_is_exact(eigenvalues: list[float], seed: int) -> None:
     """zᵀ f(A) z of one vector, by functions that no polynomial of low degree resembles."""
     spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
-    matrix, (z,) = turned(spectrum, seed), signs(1, len(spectrum), seed)
+    matrix, (z,) = with_spectrum(spectrum, seed), signs(1, len(spectrum), seed)
     values, vectors = torch.linalg.eigh(matrix)
     nodes, weights = quadrature(matrix, z, len(spectrum))
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
@@ -54,15 +54,17 @@ def test_with_all_steps_every_function_is_exact(eigenvalues: list[float], seed: 
 def test_over_a_whole_basis_counts_are_exact(eigenvalues: list[float], seed: int) -> None:
     spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
     size = len(spectrum)
-    basis = turned(torch.ones(size, dtype=torch.float64)) @ torch.linalg.qr(signs(size, size) + torch.eye(size))[0]
-    found = of(turned(spectrum, seed), basis)
+    basis = (
+        with_spectrum(torch.ones(size, dtype=torch.float64)) @ torch.linalg.qr(signs(size, size) + torch.eye(size))[0]
+    )
+    found = of(with_spectrum(spectrum, seed), basis)
     for threshold in (0.1, 0.5, 1.5, 10.0):
         torch.testing.assert_close(float(found.count_above(threshold).value), float((spectrum.abs() > threshold).sum()))
     torch.testing.assert_close(found.sum(torch.square).value, spectrum.square().sum(), rtol=1e-9, atol=1e-9)
 
 
 def test_few_steps_are_exact_on_polynomials_of_twice_their_degree() -> None:
-    matrix, (z,) = turned(torch.linspace(-1, 1, 40, dtype=torch.float64)), signs(1, 40)
+    matrix, (z,) = with_spectrum(torch.linspace(-1, 1, 40, dtype=torch.float64)), signs(1, 40)
     nodes, weights = quadrature(matrix, z, 5)
     power = z.clone()
     for degree in range(1, 12):
@@ -72,7 +74,7 @@ def test_few_steps_are_exact_on_polynomials_of_twice_their_degree() -> None:
 
 
 def test_sums_are_as_far_off_as_they_say() -> None:
-    matrix = turned(torch.cat([torch.linspace(1, 5, 40), torch.zeros(160)]).double())
+    matrix = with_spectrum(torch.cat([torch.linspace(1, 5, 40), torch.zeros(160)]).double())
     found = [of(matrix, signs(8, 200, seed), 45, 8).sum(lambda v: v.abs().sqrt()) for seed in range(60)]
     off = torch.stack([f.value for f in found]) - torch.linspace(1, 5, 40).double().sqrt().sum()
     assert off.abs().median() > 0.1
@@ -83,7 +85,7 @@ def test_sums_are_as_far_off_as_they_say() -> None:
 def test_where_no_node_is_below_a_threshold_the_next_ones_may_stand_for_zeros() -> None:
     """Three in four eigenvalues are 0, and their node is a little above: to the quadrature the rank might be P."""
     spectrum = torch.cat([torch.zeros(300), torch.logspace(-5, 0, 70), -torch.logspace(-5, -1, 30)]).double()
-    found = of(turned(spectrum), signs(30, 400), 20)
+    found = of(with_spectrum(spectrum), signs(30, 400), 20)
     threshold = float(found.nodes.abs().min()) / 2
     assert threshold > 1e-8
     count, error = found.count_above(threshold)
@@ -96,7 +98,7 @@ def test_counts_are_within_three_of_their_errors_at_any_threshold(shape: str) ->
     spectrum = torch.logspace(-8, 0, 400, dtype=torch.float64)
     if shape == "both signs":
         spectrum[::2] *= -1
-    found = of(turned(spectrum), signs(30, 400), 40)
+    found = of(with_spectrum(spectrum), signs(30, 400), 40)
     off, errors = [], []
     for threshold in torch.logspace(-7, -0.5, 60).tolist():
         count, error = found.count_above(threshold)
@@ -109,7 +111,7 @@ def test_counts_are_within_three_of_their_errors_at_any_threshold(shape: str) ->
 
 def test_known_eigenpairs_leave_chance_to_the_rest() -> None:
     spectrum = torch.cat([torch.tensor([50.0, -40.0, 30.0]), torch.linspace(-1, 1, 97)]).double()
-    matrix = turned(spectrum)
+    matrix = with_spectrum(spectrum)
     values, vectors = torch.linalg.eigh(matrix)
     order = values.abs().argsort(descending=True)[:3]
     pairs = Eigenpairs(values[order], vectors.T[order], torch.zeros(3, dtype=torch.float64))
@@ -132,7 +134,7 @@ def test_known_eigenvalues_count_themselves() -> None:
     numpy.testing.assert_allclose(found.sum(torch.abs).value, abs(values).sum())
 
 
-def test_of_a_networks_hessian_one_by_one_and_side_by_side() -> None:
+def test_of_a_networks_hessian_one_by_one_and_batched() -> None:
     case = make("tanh")
     eigenvalues = torch.linalg.eigvalsh(dense_hessian(case))
     probes = signs(6, case.num_params)
@@ -152,7 +154,7 @@ def test_one_vector_knows_no_error() -> None:
     assert found.error.isnan()
 
 
-def test_a_matrix_beyond_numbers_has_no_rank() -> None:
+def test_a_matrix_that_is_not_finite_has_no_rank() -> None:
     matrix = torch.full((5, 5), torch.nan, dtype=torch.float64)
     for found in (of(matrix, signs(3, 5)), exact_density(matrix[0])):
         assert found.count_above(0.1).value.isnan()

@@ -81,7 +81,7 @@ def test_few_large_eigenvalues_cost_no_precision() -> None:
 
 
 @pytest.mark.parametrize("network", ["relu", "conv with BatchNorm"])
-def test_of_a_networks_hessian_one_by_one_and_side_by_side(network: str) -> None:
+def test_of_a_networks_hessian_one_by_one_and_batched(network: str) -> None:
     case = make(network)
     probes = signs(16, case.num_params)
     alone, mapped = (trace(hessian_operator(case), probes, block) for block in (1, 5))
@@ -97,10 +97,10 @@ def test_in_single_precision() -> None:
     torch.testing.assert_close(found.value, matrix.double().trace(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("beyond", [torch.nan, torch.inf])
-def test_a_matrix_beyond_numbers_has_no_trace(beyond: float) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_matrix_that_is_not_finite_has_no_trace(value: float) -> None:
     matrix = torch.eye(5)
-    matrix[1, 2] = matrix[2, 1] = beyond
+    matrix[1, 2] = matrix[2, 1] = value
     found = of(matrix, 4)
     assert found.value.isnan()
     assert found.error.isnan()
