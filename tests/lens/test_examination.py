@@ -316,7 +316,7 @@ def test_mistakes_are_told() -> None:
     wrong: list[tuple[tuple[Any, ...], str]] = [
         ((module, "cross-entropi", tasks, states), "unknown loss"),
         ((module, 3, tasks, states), "the loss must be 'cross-entropy'"),
-        ((module, summed, tasks, states), "no mean over samples"),
+        ((module, summed, tasks, states), "unweighted mean over samples"),
         ((module, "cross-entropy", tasks, states[:1]), "1 checkpoints"),
         ((module, "cross-entropy", tasks[:1], states), "4 checkpoints were given for 1 tasks, which need 2"),
         ((module, "cross-entropy", tasks, states[1:]), "3 checkpoints were given for 3 tasks, which need 4"),

@@ -132,13 +132,18 @@ def wrong_labels() -> dict[str, tuple[Any, Any, Any, str]]:
             3,
             "squared-error",
             (x, unknown),
-            "1 examples of task 0 is not a number, first of example 17",
+            "1 examples of task 0 is NaN, first of example 17",
         ),
         "classes as floats": (3, "cross-entropy", (x, y.float()), "classes of torch.int64.*torch.float32"),
         "one-hot classes": (3, "cross-entropy", (x, torch.eye(3)[y]), r"\(n, K\) and \(n,\).*y \(20, 3\)"),
         "a column and a row": (1, "squared-error", (x, one), r"outputs \(20, 1\) and y \(20,\)"),
-        "torch's column": (1, nn.MSELoss(), (x, one), r"outputs \(20, 1\) and y \(20,\): give both one shape"),
-        "weighed classes": (3, nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])), (x, y), "no mean over samples"),
+        "torch's column": (1, nn.MSELoss(), (x, one), r"outputs \(20, 1\) and y \(20,\): give both the same shape"),
+        "weighed classes": (
+            3,
+            nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])),
+            (x, y),
+            "unweighted mean over samples",
+        ),
     }
 
 
@@ -153,7 +158,7 @@ def test_weights_that_cancel_over_all_samples_are_refused() -> None:
         module.bias.zero_()
     weighed = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))
     torch.testing.assert_close(weighed(module(x), y), functional.cross_entropy(module(x), y))
-    with pytest.raises(GlocalError, match="no mean over samples"):
+    with pytest.raises(GlocalError, match="unweighted mean over samples"):
         trace_checkpoints(module, weighed, [(x, y)], [module.state_dict()] * 2)
 
 
@@ -164,7 +169,7 @@ def test_weights_that_tell_nothing_at_the_beginning_are_refused(head: str) -> No
     states = [{k: torch.zeros_like(p) for k, p in module.state_dict().items()}, module.state_dict()]
     weights = torch.tensor([1.0, 2.0, 4.0])
     weighed = nn.CrossEntropyLoss(weights) if head == "drawn" else partial(functional.cross_entropy, weight=weights)
-    with pytest.raises(GlocalError, match="no mean over samples"):
+    with pytest.raises(GlocalError, match="unweighted mean over samples"):
         trace_checkpoints(module, weighed, [(x, y)], states)
     equal = nn.CrossEntropyLoss(torch.full((3,), 5.0))
     assert trace_checkpoints(module, equal, [(x, y)], states).tasks
