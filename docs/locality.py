@@ -17,7 +17,7 @@ from rich.console import Console
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 
-from checkpoints import make_subject  # noqa: E402
+from checkpoints import make_training  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import examine  # noqa: E402
@@ -51,10 +51,10 @@ network = make_network()
 tasks = make_loaders()  # a DataLoader a task; pairs of tensors (x, y) and Datasets will do
 checkpoints = [torch.load(f"theta-{{t}}.pt") for t in range(4)]
 
-found = examine(network, nn.CrossEntropyLoss(), tasks, checkpoints)
-print(found)
-print(found.advice.family, found.advice.algorithms)
-found.plot("lens.png")
+result = examine(network, nn.CrossEntropyLoss(), tasks, checkpoints)
+print(result)
+print(result.advice.family, result.advice.algorithms)
+result.plot("lens.png")
 ```
 
 The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that is a mean over samples. At
@@ -63,7 +63,7 @@ DataLoader that gives all of one; the first ones of whatever else gives batches,
 or recurrent layers will do. The same as a command, with a function that returns the four:
 
 ```
-glocal lens examples/checkpoints.py:make_subject -o lens.png
+glocal lens examples/checkpoints.py:make_training -o lens.png
 glocal lens runs/runs/0123456789abcdef       # a run of a store, trained with --keep-parameters
 ```
 
@@ -180,7 +180,7 @@ def main() -> None:
     said = {}
     for name, lr in (("near", NEAR), ("far", FAR)):
         torch.manual_seed(0)
-        found = examine(*make_subject(lr))
+        found = examine(*make_training(lr))
         found.plot(HERE / "images" / f"lens-{name}.png")
         said[name] = _wrapped(str(found))
     said["way"] = _way()

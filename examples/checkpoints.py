@@ -1,7 +1,12 @@
-"""A training of one's own, in plain PyTorch: three tasks of turned digits, and the state of the network between them.
+"""Bring your own training: three tasks of rotated digits in plain PyTorch, with a checkpoint after every task.
 
-Look at it:  glocal lens examples/checkpoints.py:make_subject -o lens.png
-Or keep its checkpoints, as for docs/locality.md:  python examples/checkpoints.py
+Measure how local the training was, and get a recommended family of algorithms:
+
+    glocal lens examples/checkpoints.py:make_training -o lens.png
+
+Or save the checkpoints theta-0.pt, ..., theta-3.pt, which docs/locality.md reads:
+
+    python examples/checkpoints.py
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from glocal import challenges
 
-TASKS = 3
+NUM_TASKS = 3
 
 
 def make_network() -> nn.Module:
@@ -23,32 +28,36 @@ def make_network() -> nn.Module:
 
 
 def make_loaders(examples: int = 800) -> list[DataLoader]:
-    digits = challenges.make("rotated-digits", tasks=TASKS)
-    parts = [digits.task(t, seed=1).train for t in range(TASKS)]
-    data = [TensorDataset(x[:examples].float() / 255, y[:examples]) for x, y in parts]
-    return [DataLoader(each, batch_size=50, shuffle=True) for each in data]
+    """Return one DataLoader per task."""
+    challenge = challenges.make("rotated-digits", tasks=NUM_TASKS)
+    loaders = []
+    for task in range(NUM_TASKS):
+        x, y = challenge.task(task, seed=1).train
+        dataset = TensorDataset(x[:examples].float() / 255, y[:examples])
+        loaders.append(DataLoader(dataset, batch_size=50, shuffle=True))
+    return loaders
 
 
 def train(lr: float, epochs: int = 3) -> list[dict]:
-    """θ_0 … θ_3."""
+    """Train on one task after the other; return the state dicts θ_0 (the initialisation), θ_1, θ_2, θ_3."""
     network = make_network()
     checkpoints = [copy.deepcopy(network.state_dict())]
     for loader in make_loaders():
-        optimiser = torch.optim.SGD(network.parameters(), lr)
+        optimizer = torch.optim.SGD(network.parameters(), lr)
         for _ in range(epochs):
             for x, y in loader:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 nn.functional.cross_entropy(network(x), y).backward()
-                optimiser.step()
+                optimizer.step()
         checkpoints.append(copy.deepcopy(network.state_dict()))
     return checkpoints
 
 
-def make_subject(lr: float = 0.1) -> tuple[nn.Module, nn.Module, list[DataLoader], list[dict]]:
-    """The network, its loss, every task's data, and θ_0, θ_1, …"""
+def make_training(lr: float = 0.1) -> tuple[nn.Module, nn.Module, list[DataLoader], list[dict]]:
+    """Return what `glocal lens` needs: the network, the loss, the data of every task, and the checkpoints."""
     return make_network(), nn.CrossEntropyLoss(), make_loaders(), train(lr)
 
 
 if __name__ == "__main__":
-    for t, state in enumerate(train(lr=0.1)):
-        torch.save(state, f"theta-{t}.pt")
+    for t, checkpoint in enumerate(train(lr=0.1)):
+        torch.save(checkpoint, f"theta-{t}.pt")

@@ -1,6 +1,8 @@
-"""A network of one's own: any function of the inputs' shape and the number of outputs that returns an nn.Module.
+"""Bring your own network: a function of the input shape and the number of outputs that returns an nn.Module.
 
-Run it:  glocal run split-digits er --lr 0.05 --network examples/convolutional.py:make_network --epochs 1
+Train it on split digits with experience replay (a few seconds on a CPU):
+
+    glocal run split-digits er --lr 0.05 --network examples/convolutional.py:make_network --epochs 1
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from torch import nn
 
 
 def make_network(input_shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return a small convolutional network for images of 28 × 28 pixels."""
     channels = input_shape[0]
     return nn.Sequential(
         nn.Conv2d(channels, 8, 5, stride=2),

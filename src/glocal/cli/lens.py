@@ -30,7 +30,7 @@ class Lens:
     With --show other instruments measure it instead: error, assumption, forgetting, recursion, theorem1, theorem2,
     ground-truth, perturbation, flatness, rank, spectrum; each writes a table, a figure and a Parquet file.
     With --retrace a stored run is trained again and measured along the way, also by its algorithm's own approximation.
-    For example: glocal lens examples/checkpoints.py:make_subject -o lens.png
+    For example: glocal lens examples/checkpoints.py:make_training -o lens.png
     """
 
     target: Target
