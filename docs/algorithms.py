@@ -1,6 +1,8 @@
-"""Makes docs/algorithms.md: every algorithm on embedded digits, five learning rates, five seeds. Resumable.
+"""Generate docs/algorithms.md: train every algorithm on the embedded digits with five learning rates and five seeds.
 
-python docs/algorithms.py [--store DIR] [--device auto|cpu|cuda]
+    python docs/algorithms.py [--store DIR] [--device auto|cpu|cuda]
+
+Finished runs are kept in the store, so an interrupted call can be repeated.
 """
 
 from __future__ import annotations
@@ -18,51 +20,67 @@ LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
 SEEDS = (11, 13, 33, 21, 55)
 SETTINGS = {"rotated-digits": None, "split-digits": "task"}
 PAGE = Path(__file__).with_suffix(".md")
-TEXT = """# The algorithms
+TEMPLATE = """# Algorithms
 
-Each approximates the losses of finished tasks in its own way; the file of its name in
-[src/glocal/algorithms](../src/glocal/algorithms) says how. `python docs/algorithms.py` makes this page.
+This page lists every algorithm in glocal: whether its approximation of old losses is local or global, what it stores,
+and how accurate it is and how much it forgets on two small challenges. The files in
+[src/glocal/algorithms](../src/glocal/algorithms) state the equations. `glocal list algorithms` prints the first table,
+`glocal list options` the options of each algorithm.
 
-| name | locality | family | settings | what the memory holds | numbers kept after T tasks |
+## Locality and memory
+
+A **local** approximation of an old task's loss depends on the solution at which it was made, and holds only near it; a
+**global** one does not (Definition 3.1). The family says how the approximation enters training: as extra examples
+(replay), as a constraint on the update, as a quadratic penalty, or as parameters reserved for a task (partition).
+
+| algorithm | locality | family | settings | memory contents | memory size after T tasks |
 |---|---|---|---|---|---|
-{listed}
+{algorithms}
 
-P parameters, K outputs; other names are the algorithm's options, which `glocal list options` describes. `hat` takes
-`mlp`, `resnet18`, any `nn.Sequential`, and networks that declare their unit groups (`glocal.networks.hat`). It and
-`packnet` normalise by BatchNorm's statistics of the first task.
+P is the number of parameters and K the number of outputs; other names are options of the algorithm. `hat` trains `mlp`,
+`resnet18`, any `nn.Sequential`, and networks that declare their unit groups (`glocal.networks.hat`). `hat` and
+`packnet` keep the BatchNorm statistics of the first task.
 
 ## Accuracy, forgetting and cost
 
-The paper's MLP on the 5,000 embedded digits, every option at its default, on {where}. Defaults are not tuned to these
-challenges. `pnn`, `packnet` and `hat` are told an input's task at test time; `joint` sees all data. What `pnn` and
-`hat` keep of finished tasks are parameters of their networks, which the memory does not count.
+The paper's MLP was trained on the 5,000 embedded digits with the default options of every algorithm, which are not
+tuned to these challenges. `pnn`, `packnet` and `hat` receive the task of each test input; `joint` trains on the data of
+all tasks. The memory column does not count network parameters, which is where `pnn` and `hat` store old tasks. The runs
+used this device: {machines}. To reproduce this page, run `python docs/algorithms.py`.
 
 {results}
 """
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, default=Path("runs-docs"))
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    runs = []
+    args = parser.parse_args()
+    runs: list[Run] = []
     for challenge, setting in SETTINGS.items():
         for name, algorithm in ALGORITHMS.items():
-            if (setting or "domain") not in algorithm.settings:
-                continue
-            print(f"{challenge}: {name}", flush=True)
-            runs += glocal.sweep(challenge, [name], LRS, SEEDS, setting=setting, store=given.store, device=given.device)
+            if (setting or "domain") in algorithm.settings:
+                print(f"{challenge}: {name}", flush=True)
+                runs += glocal.sweep(
+                    challenge, [name], LRS, SEEDS, setting=setting, store=args.store, device=args.device
+                )
     PAGE.write_text(page(runs))
 
 
 def page(runs: Sequence[Run]) -> str:
-    where = sorted({f"{run.info['versions']['device']}, torch {run.info['versions']['torch']}" for run in runs})
-    listed = [
+    """Fill the template with the list of algorithms and the results of the runs."""
+    machines = sorted({f"{run.info['versions']['device']}, torch {run.info['versions']['torch']}" for run in runs})
+    results = str(render(runs, "markdown")).rstrip()
+    return TEMPLATE.format(algorithms=algorithm_rows(), machines="; ".join(machines), results=results)
+
+
+def algorithm_rows() -> str:
+    """Return one Markdown table row per algorithm."""
+    return "\n".join(
         f"| `{name}` | {a.locality} | {a.family} | {', '.join(a.settings)} | {a.memory_contents} | {a.memory_size} |"
         for name, a in ALGORITHMS.items()
-    ]
-    return TEXT.format(listed="\n".join(listed), where="; ".join(where), results=str(render(runs, "markdown")).rstrip())
+    )
 
 
 if __name__ == "__main__":
