@@ -1,1 +1,1 @@
-"""Benchmarks: what a model-step costs, beside a hand-written loop and beside Avalanche. `make bench` runs them."""
+"""Benchmarks of glocal; benchmarks/README.md lists their commands and results. `make bench` runs `benchmarks.step`."""

@@ -1,8 +1,11 @@
-"""The Rotated-MNIST column of the paper's Table 1 on one GPU, from an empty store: 5 algorithms × 5 rates × 5 seeds.
+"""Duration of the Rotated-MNIST column of the paper's Table 1 on one GPU: 5 algorithms × 5 learning rates × 5 seeds.
 
-Every algorithm trains in a process of its own, all of them side by side; where there is CUDA's MPS their kernels run
-side by side too. The clock begins before the first process starts and ends after the last one has written its runs:
-interpreters, data, training, evaluation of all tasks after each.
+    python -m benchmarks.column --data DIR        writes results/column-gpu.json
+    python -m benchmarks.column --demo            a small column on a CPU; writes no file
+
+Every algorithm trains in its own process with an empty store, all at the same time; with CUDA's MPS their kernels run
+concurrently. The time covers everything from the start of the first process to the last stored run: imports, loading
+the data, training, and the evaluation of all tasks after each task.
 """
 
 from __future__ import annotations
@@ -15,107 +18,101 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, datetime
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks.results import machine
-from glocal import __version__
+from benchmarks.common import RESULTS, save
 from glocal.paper.table1 import COLUMNS, DEMO, Column
 from glocal.sweeps.sweep import load
 
-GOAL = 180.0
-REFERENCE = 14.5e-3
-"""Seconds of a step of a run by the paper's published code, on the same GPU."""
+GOAL_SECONDS = 180.0
+REFERENCE_SECONDS = 14.5e-3
+"""Time of one step of one run with the paper's published code on the same GPU."""
 
 
-def rows(column: Column) -> list[str]:
-    """The column's algorithms in the paper's table."""
+def published_rows(column: Column) -> list[str]:
+    """Return the algorithms of the column that the paper's table has."""
     return [row.algorithm for row in column.rows if row.published]
 
 
 def train(column: Column, folder: Path, options: list[str]) -> float:
-    """All rows, a process each; the seconds until the last one is done."""
-    begun = time.perf_counter()
-    jobs = {}
-    for name in rows(column):
+    """Train every row in its own process; return the seconds until the last one has finished."""
+    start = time.perf_counter()
+    processes = {}
+    for name in published_rows(column):
         command = [sys.executable, "-m", "benchmarks.table1_runs", "--algorithms", name, *options]
         command += ["--store", str(folder / f"store-{name}")]
         with (folder / f"{name}.log").open("w") as log:
-            jobs[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        for name, job in jobs.items():
-            if job.wait():
-                raise SystemExit(f"{name}: {(folder / f'{name}.log').read_text()[-2000:]}")
+        for name, process in processes.items():
+            if process.wait():
+                raise SystemExit(f"{name} failed: {(folder / f'{name}.log').read_text()[-2000:]}")
     finally:
-        for job in jobs.values():
-            job.kill()
-    return time.perf_counter() - begun
+        for process in processes.values():
+            process.kill()
+    return time.perf_counter() - start
 
 
 @contextmanager
-def side_by_side() -> Iterator[bool]:
-    """Whether kernels of several processes run side by side, by CUDA's MPS: served already, or now, until this ends."""
+def mps() -> Iterator[bool]:
+    """Start CUDA's MPS unless it is running, and stop it at the end; yield whether it is available."""
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         yield False
         return
 
-    def told(*how: str, what: str = "") -> bool:
-        return subprocess.run([control, *how], input=what, capture_output=True, text=True).returncode == 0
+    def send(*arguments: str, command: str = "") -> bool:
+        return subprocess.run([control, *arguments], input=command, capture_output=True, text=True).returncode == 0
 
-    served = told(what="get_server_list\n")
-    started = not served and told("-d")
+    running = send(command="get_server_list\n")
+    started = not running and send("-d")
     try:
-        yield served or started
+        yield running or started
     finally:
         if started:
-            told(what="quit\n")
+            send(command="quit\n")
 
 
-def document(column: Column, folder: Path, seconds: float, mps: bool, device: str) -> dict[str, Any]:
-    found = [run for store in sorted(folder.glob("store-*")) for run in load(store)]
-    steps = len(found) * column.steps
-    gpu = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
+def summarize(column: Column, folder: Path, seconds: float, with_mps: bool) -> dict[str, Any]:
+    runs = [run for store in sorted(folder.glob("store-*")) for run in load(store)]
+    steps = len(runs) * column.steps
+    per_algorithm = dict.fromkeys(published_rows(column), 0.0)
+    for run in runs:
+        per_algorithm[run.config["algorithm"]["name"]] += run.info["cost"]["seconds"]
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine() | gpu,
-        "versions": {"torch": torch.__version__, "glocal": __version__},
-        "mps": mps,
+        "mps": with_mps,
         "challenge": column.challenge,
-        "algorithms": rows(column),
-        "runs": len(found),
+        "algorithms": published_rows(column),
+        "runs": len(runs),
         "steps": steps,
         "seconds": seconds,
-        "goal_seconds": GOAL,
-        "seconds_of_each": {
-            n: sum(r.info["cost"]["seconds"] for r in found if r.config["algorithm"]["name"] == n) for n in rows(column)
-        },
-        "times_as_fast_as_the_published_code": REFERENCE * steps / seconds,
+        "goal_seconds": GOAL_SECONDS,
+        "seconds_per_algorithm": per_algorithm,
+        "speedup_over_published_code": REFERENCE_SECONDS * steps / seconds,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, help="a folder with data sets")
-    parser.add_argument("--demo", action="store_true", help="try it out on a CPU: a small column, nothing is filed")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "column-gpu.json")
-    given = parser.parse_args()
-    device, column = ("cpu", DEMO) if given.demo else ("cuda", COLUMNS["rotated-mnist"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with data sets")
+    parser.add_argument("--demo", action="store_true", help="train a small column on a CPU; write no file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "column-gpu.json")
+    args = parser.parse_args()
+    device, column = ("cpu", DEMO) if args.demo else ("cuda", COLUMNS["rotated-mnist"])
     options = ["--device", device, "--challenge", column.challenge]
-    options += [] if given.data is None else ["--data", str(given.data)]
-    alone: AbstractContextManager[bool] = nullcontext(False)
+    options += [] if args.data is None else ["--data", str(args.data)]
     with tempfile.TemporaryDirectory() as folder:
-        with alone if given.demo else side_by_side() as mps:
+        with nullcontext(False) if args.demo else mps() as with_mps:
             seconds = train(column, Path(folder), options)
-        made = document(column, Path(folder), seconds, mps, device)  # after MPS has ended, which waits for its clients
-    Console().print_json(json.dumps(made))
-    if not given.demo:
-        given.out.write_text(json.dumps(made, indent=1) + "\n")
+        summary = summarize(column, Path(folder), seconds, with_mps)  # after MPS has ended, which waits for its clients
+    Console().print_json(json.dumps(summary))
+    if not args.demo:
+        save(args.out, summary, torch.device(device))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How long the demonstrations take: every experiment of the paper with `--demo`, and `glocal locality`.
+"""Duration of the demonstrations: `glocal paper NAME --demo` for every study, and `glocal locality`, on a CPU.
 
-python -m benchmarks.demos [NAME ...]
+    python -m benchmarks.demos [NAME ...]        writes results/demos-cpu.json
 
-Each is a process of its own, from its start to its end, with an empty store. Beside the seconds stand those that its
-threads were at work, which tell how much of the machine it had. Named ones take the place of those in the file.
+Every command is timed from the start of its process to its end, with an empty store. Its CPU seconds show how much of
+the machine it had. If names are given, only their entries in the file are replaced.
 """
 
 from __future__ import annotations
@@ -14,55 +14,50 @@ import os
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.results import machine
-from glocal import __version__
+from benchmarks.common import RESULTS, save
 from glocal.errors import unknown
 from glocal.paper.experiments import STUDIES
 
-FILE = Path(__file__).parent / "results" / "demos-cpu.json"
+FILE = RESULTS / "demos-cpu.json"
 GOALS = {**{f"paper {name} --demo": 60.0 for name in STUDIES}, "locality": 180.0}
 
 
-def timed(command: str) -> dict[str, float]:
-    """A command of glocal's, in a folder of its own and on a CPU."""
-    told = [sys.executable, "-m", "glocal", *command.split(), "--device", "cpu"]
+def time_command(command: str) -> dict[str, float]:
+    """Run a glocal command in an empty folder on a CPU; return its elapsed and its CPU seconds."""
+    arguments = [sys.executable, "-m", "glocal", *command.split(), "--device", "cpu"]
     with TemporaryDirectory() as folder:
-        begun, before = time.perf_counter(), os.times()
-        subprocess.run(told, cwd=folder, check=True, capture_output=True)
-        took, after = time.perf_counter() - begun, os.times()
-    work = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"seconds": took, "at_work": work}
+        start, before = time.perf_counter(), os.times()
+        subprocess.run(arguments, cwd=folder, check=True, capture_output=True)
+        elapsed, after = time.perf_counter() - start, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"seconds": elapsed, "cpu_seconds": cpu}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", help="these alone", metavar="NAME")
-    given = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="time only these (default: all)", metavar="NAME")
+    names = parser.parse_args().names
     console = Console()
-    for name in set(given.names) - {*STUDIES}:
-        raise unknown("demonstration", name, tuple(STUDIES))
-    chosen = [command for command in GOALS if not given.names or command.split()[:2][-1] in given.names]
-    found = {command: timed(command) for command in track(chosen, "commands", console=console, transient=True)}
-    table = Table("glocal", "s", "at work", "goal", title="Demonstrations, on a CPU")
-    for command, took in found.items():
-        colour = "green" if took["seconds"] < GOALS[command] else "red"
-        told = f"[{colour}]{took['seconds']:.0f}[/]", f"{took['at_work']:.0f}"
-        table.add_row(command, *told, f"< {GOALS[command]:.0f}")
+    for name in names:
+        if name not in STUDIES:
+            raise unknown("demonstration", name, tuple(STUDIES))
+    # The name 'locality' selects both 'glocal paper locality --demo' and 'glocal locality'.
+    selected = [command for command in GOALS if not names or command.split()[:2][-1] in names]
+    results = {command: time_command(command) for command in track(selected, console=console, transient=True)}
+    table = Table("glocal", "seconds", "CPU seconds", "goal", title="Demonstrations on a CPU")
+    for command, result in results.items():
+        color = "green" if result["seconds"] < GOALS[command] else "red"
+        seconds = f"[{color}]{result['seconds']:.0f}[/]"
+        table.add_row(command, seconds, f"{result['cpu_seconds']:.0f}", f"< {GOALS[command]:.0f}")
     console.print(table)
-    made: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
-    made["versions"] = {"torch": torch.__version__, "glocal": __version__}
-    others = json.loads(FILE.read_text())["commands"] if given.names and FILE.exists() else {}
-    FILE.write_text(json.dumps({**made, "goals_s": GOALS, "commands": others | found}, indent=1) + "\n")
+    previous = json.loads(FILE.read_text())["commands"] if names and FILE.exists() else {}
+    save(FILE, {"goals_s": GOALS, "commands": previous | results})
 
 
 if __name__ == "__main__":

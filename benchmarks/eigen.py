@@ -1,32 +1,25 @@
-"""Top eigenpairs of a Hessian: glocal's Lanczos beside curvlinops with ARPACK and hessian-eigenthings.
+"""Time of eigenpairs of a Hessian: glocal's Lanczos method, curvlinops with ARPACK, and hessian-eigenthings.
 
-python -m benchmarks.eigen                    ten pairs of the MLP of 89,610 parameters, 2,000 digits, on a CPU
-python -m benchmarks.eigen --device cuda      ten pairs of ResNet-18, 2,000 images of CIFAR-10 (of noise, if they are
-                                              not there); a dense Hessian of 784-22-22-10 with all its eigenvalues
-                                              (--tiny: a rehearsal, any device)
+    python -m benchmarks.eigen                              ten pairs of the MLP on 2,000 digits, on a CPU
+    python -m benchmarks.eigen --device cuda --data DIR     ten pairs of ResNet-18 on 2,000 images of CIFAR-10, and all
+                                                            eigenvalues of a dense Hessian of the MLP 784-22-22-10
+    python -m benchmarks.eigen --tiny                       check that the GPU part runs, on any device
 
-Everybody is as exact: before the rounds each is given the least effort (tolerance, or steps) at which all ten pairs
-have ‖H v − λ v‖ ≤ 2·10⁻⁵ λ_1, measured in float64 by plain autograd. As in `step`, contenders take turns, each in a
-process of its own, three times in a row, of which the median counts; ratios are taken within rounds. What is prepared
-for a problem (passes that all products share) is timed. What can be saved has a bound: of the multiplications of a
-product, a forward, a backward and a second backward pass, the last alone is 54 % here: with the same number of
-products no method is more than 1.9 times as fast as one that repeats all passes.
+It writes results/eigen-DEVICE.json. On a CPU all solvers reach the same accuracy: each gets the smallest effort
+(tolerance or number of steps) at which all ten pairs have ‖H v − λ v‖ ≤ 2·10⁻⁵ |λ_1|, measured in float64. As in
+`benchmarks.step`, solvers alternate, each in its own process, and ratios are taken within rounds. glocal's preparation
+of a problem, shared by all products, is included in its time.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +28,13 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks import setting
-from benchmarks.device import chosen
-from benchmarks.eigen_contender import EFFORTS, PAIRS, SIDE, network
-from benchmarks.process import ROOT, Worker, WorkerError
-from benchmarks.results import Spread, machine
+from benchmarks.common import RESULTS, Quartiles, choose_device, save, timed
+from benchmarks.eigen_worker import EFFORTS, EIGENTHINGS_FOLDER, NUM_PAIRS
+from benchmarks.worker import Worker, WorkerError, run_command
 from glocal import __version__, challenges, losses
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
@@ -55,105 +47,100 @@ from glocal.precision import full_precision
 from glocal.risk import Risk
 from glocal.tree import Params
 
-IMAGES, ROUNDS, EXACT, GOAL = 2_000, 24, 2e-5, 2.0
-GOALS = {"resnet18": 20.0, "dense": 60.0}
-"""Seconds that a GPU may take."""
-CONVERGED, MOST = 1e-4, 200
-"""Of the largest eigenvalue, the residual that ends a GPU's Lanczos; and the most products it may make."""
-CHUNK_IN_DOUBLE = 250
+NUM_IMAGES, NUM_ROUNDS = 2_000, 24
+MAX_RESIDUAL = 2e-5
+"""Relative to |λ_1|, the residual that every solver must reach on a CPU."""
+MIN_SPEEDUP = 2.0
+GPU_GOALS = {"resnet18": 20.0, "dense": 60.0}
+"""In seconds."""
+GPU_TOLERANCE, GPU_MAX_STEPS = 1e-4, 200
+"""Relative to |λ_1|, the residual at which Lanczos stops on a GPU, and the largest number of its steps."""
+FLOAT64_CHUNK_SIZE = 250
 EIGENTHINGS = "hessian-eigenthings==1.0.0a5"
-QUIET = 0.5
-"""The load of the machine, before anything is timed, up to which it counts as quiet."""
+MAX_QUIET_LOAD = 0.5
+"""The load average before the benchmark, up to which the machine counts as quiet."""
 
 
-def prepare(path: Path) -> None:
-    """The network, after three passes over the digits, and the digits."""
+def write_problem(path: Path) -> None:
+    """Train the MLP for three epochs on the digits; write its parameters and the digits."""
     x, y = challenges.make("rotated-digits", tasks=1).task(0, 1).train
-    x, y = x[:IMAGES].flatten(1).float() / 255, y[:IMAGES]
+    x, y = x[:NUM_IMAGES].flatten(1).float() / 255, y[:NUM_IMAGES]
     torch.manual_seed(0)
-    module = network()
-    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    module = setting.make_mlp()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for _ in range(3):
-        for a, b in zip(x.split(50), y.split(50), strict=True):
-            optimiser.zero_grad()
-            cross_entropy(module(a), b).backward()
-            optimiser.step()
+        for x_batch, y_batch in zip(x.split(50), y.split(50), strict=True):
+            optimizer.zero_grad()
+            cross_entropy(module(x_batch), y_batch).backward()
+            optimizer.step()
     arrays: dict[str, Any] = {f"state/{k}": t.numpy() for k, t in module.state_dict().items()}
     np.savez(path, x=x.numpy(), y=y.numpy(), **arrays)
 
 
-def side_library() -> None:
-    """hessian-eigenthings in a folder of its own, without the torch that it would bring."""
-    if (SIDE / "hessian_eigenthings").exists():
-        return
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
-    done = subprocess.run([*pip, "--target", str(SIDE), EIGENTHINGS], capture_output=True, text=True)
-    if done.returncode:
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise WorkerError(lines[-1] if lines else f"pip ended with status {done.returncode}")
+def install_eigenthings() -> None:
+    """Install hessian-eigenthings into its own folder, without the torch that it depends on."""
+    if not (EIGENTHINGS_FOLDER / "hessian_eigenthings").exists():
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
+        run_command([*pip, "--target", str(EIGENTHINGS_FOLDER), EIGENTHINGS])
 
 
-def least_effort(worker: Worker, name: str) -> tuple[float, float]:
-    """The first effort that is exact enough, and how exact it is."""
-    for effort in EFFORTS[name]:
-        found = worker.measure(f"residual {effort}")
-        if found <= EXACT:
-            return effort, found
-    raise WorkerError(f"no effort reaches a residual of {EXACT:g}; the last had {found:.2g}")
+def smallest_effort(worker: Worker, solver: str) -> tuple[float, float]:
+    """Return the first effort that reaches MAX_RESIDUAL, and its residual."""
+    for effort in EFFORTS[solver]:
+        residual = worker.measure(f"residual {effort}")
+        if residual <= MAX_RESIDUAL:
+            return effort, residual
+    raise WorkerError(f"no effort reaches a residual of {MAX_RESIDUAL:g}; the last one had {residual:.2g}")
 
 
-def contest(threads: int, console: Console) -> dict[str, Any]:
+def compare_solvers(threads: int, console: Console) -> dict[str, Any]:
     load = os.getloadavg()[0]
-    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)  # ARPACK's products, in numpy's library
+    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)  # for ARPACK, which uses numpy's BLAS
     skipped: dict[str, str] = {}
-    chosen: dict[str, tuple[float, float]] = {}
+    efforts: dict[str, tuple[float, float]] = {}
     workers: dict[str, Worker] = {}
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "problem.npz"
-        prepare(data)
+        write_problem(data)
         for name in EFFORTS:
             try:
-                with console.status(f"{name}: how much effort it takes"):
+                with console.status(f"{name}: searching the smallest effort"):
                     if name == "eigenthings":
-                        side_library()
-                    worker = stack.enter_context(
-                        Worker(Path(sys.executable), "eigen_contender", name, str(data), str(threads))
-                    )
-                    chosen[name] = least_effort(worker, name)
+                        install_eigenthings()
+                    worker = Worker(Path(sys.executable), "eigen_worker", name, str(data), str(threads))
+                    stack.enter_context(worker)
+                    efforts[name] = smallest_effort(worker, name)
                     workers[name] = worker
             except WorkerError as error:
                 if name == "glocal":
                     raise
                 skipped[name] = str(error)
-                console.print(f"without {name}: {error}")
+                console.print(f"{name} is skipped: {error}")
         times: dict[str, list[float]] = {name: [] for name in workers}
         order = list(workers)
-        for number in track(range(ROUNDS + 1), "rounds", console=console, transient=True):
+        for number in track(range(NUM_ROUNDS + 1), "rounds", console=console, transient=True):
             for name in order:
-                spent = workers[name].measure(f"seconds {chosen[name][0]}")
+                seconds = workers[name].measure(f"seconds {efforts[name][0]}")
                 if number:  # the first round warms up
-                    times[name].append(spent)
+                    times[name].append(seconds)
             order = [*order[1:], order[0]]
         versions = {name: worker.versions for name, worker in workers.items()}
-    ratios = {name: Spread.of([a / b for a, b in zip(times[name], times["glocal"], strict=True)]) for name in times}
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_before": load,
-        "quiet": load <= QUIET,
         "versions": {**versions, "glocal": {**versions["glocal"], "glocal": __version__}},
+        "load_before": load,
+        "quiet": load <= MAX_QUIET_LOAD,
         "skipped": skipped,
         "threads": threads,
         "widths": setting.WIDTHS,
-        "images": IMAGES,
-        "pairs": PAIRS,
-        "asked_residual": EXACT,
-        "contenders": {
+        "images": NUM_IMAGES,
+        "pairs": NUM_PAIRS,
+        "max_residual": MAX_RESIDUAL,
+        "solvers": {
             name: {
-                "effort": chosen[name][0],
-                "residual": chosen[name][1],
-                "seconds": asdict(Spread.of(times[name])),
-                "times_slower": asdict(ratios[name]),
+                "effort": efforts[name][0],
+                "residual": efforts[name][1],
+                "seconds": asdict(Quartiles.of(times[name])),
+                "glocal_speedup": asdict(Quartiles.of_ratios(times[name], times["glocal"])),
                 "rounds_s": times[name],
             }
             for name in times
@@ -161,142 +148,139 @@ def contest(threads: int, console: Console) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    title = f"Top {PAIRS} eigenpairs, MLP of 89,610 parameters, {IMAGES:,} digits, {found['threads']} threads"
+def show(results: dict[str, Any], console: Console) -> None:
+    title = f"Top {NUM_PAIRS} eigenpairs, MLP of 89,610 parameters, {NUM_IMAGES:,} digits, {results['threads']} threads"
     table = Table(title=title, show_lines=True)
-    for column in ("", "effort", "residual / λ_1", "seconds", "glocal is …\ntimes as fast"):
+    for column in ("", "effort", "residual / λ_1", "seconds", "speed-up\nof glocal"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, own in found["contenders"].items():
-        spread, ratio = own["seconds"], own["times_slower"]
-        colour = "green" if ratio["middle"] >= GOAL else "red"
-        against = f"[{colour}]{ratio['middle']:.2f} (≥ {GOAL:g})[/]\n[dim]{ratio['low']:.2f}–{ratio['high']:.2f}[/]"
-        seconds = f"{spread['middle']:.3f}\n[dim]{spread['low']:.3f}–{spread['high']:.3f}[/]"
-        residual = f"{own['residual']:.1e}"
-        table.add_row(name, f"{own['effort']:g}", residual, seconds, "" if name == "glocal" else against)
+    for name, result in results["solvers"].items():
+        time, ratio = Quartiles(**result["seconds"]), Quartiles(**result["glocal_speedup"])
+        color = "green" if ratio.median >= MIN_SPEEDUP else "red"
+        speedup = f"[{color}]{ratio.median:.2f} (≥ {MIN_SPEEDUP:g})[/]\n[dim]{ratio.q1:.2f}–{ratio.q3:.2f}[/]"
+        seconds = f"{time.median:.3f}\n[dim]{time.q1:.3f}–{time.q3:.3f}[/]"
+        residual = f"{result['residual']:.1e}"
+        table.add_row(name, f"{result['effort']:g}", residual, seconds, "" if name == "glocal" else speedup)
     console.print(table)
-    note = "" if found["quiet"] else f" The machine was not quiet: its load was {found['load_before']:.1f} before."
-    console.print(f"Medians over {ROUNDS} rounds; dim: quartiles.{note}")
+    note = "" if results["quiet"] else f" The machine was not quiet: its load average was {results['load_before']:.1f}."
+    console.print(f"Medians over {NUM_ROUNDS} rounds; dim: quartiles.{note}")
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    begun = time.perf_counter()
-    made = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun, made
-
-
-def pictures(images: int, data: Path | None) -> tuple[str, Tensor, Tensor]:
-    """Training images of CIFAR-10, equally many of every task, as the network takes them; noise if they are not
-    there."""
+def load_images(count: int, data: Path | None) -> tuple[str, Tensor, Tensor]:
+    """Return normalised training images of CIFAR-10, equally many of every task, or noise if there is no CIFAR-10."""
     try:
         challenge = challenges.make("split-cifar10", data=data)
     except GlocalError:
-        stream = torch.Generator().manual_seed(0)
-        return "noise", torch.rand(images, 3, 32, 32, generator=stream), torch.randint(10, (images,), generator=stream)
-    each = [challenge.task(t, 0).train for t in range(challenge.tasks)]
-    x, y = (torch.cat([part[i][: -(-images // len(each))] for part in each])[:images] for i in range(2))
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(count, 3, 32, 32, generator=generator)
+        return "noise", x, torch.randint(10, (count,), generator=generator)
+    tasks = [challenge.task(t, 0).train for t in range(challenge.tasks)]
+    x, y = (torch.cat([task[i][: -(-count // len(tasks))] for task in tasks])[:count] for i in range(2))
     return "CIFAR-10", InputTransform(challenge.normalise).normalize(x), y
 
 
-def large(device: torch.device, tiny: bool, chunk: int, data: Path | None, console: Console) -> dict[str, Any]:
-    """What only a GPU does in seconds."""
-    images = 2 if tiny else IMAGES
-    of, x, y = pictures(images, data)
-    stream = torch.Generator().manual_seed(0)
+def risk_of(module: nn.Module, x: Tensor, y: Tensor, chunk_size: int) -> Risk:
+    params = {k: p.detach() for k, p in module.named_parameters()}
+    return Risk(module, params, dict(module.named_buffers()), x, y, losses.get("cross-entropy"), chunk_size)
+
+
+@full_precision()
+def top_pairs(risk: Risk, count: int, steps: int) -> tuple[Eigenpairs, int]:
+    """Return the top eigenpairs of the Hessian and the number of products that Lanczos made."""
+    operator = hessian_operator(risk)
+    num_products = 0
+
+    def product(v: Params) -> Params:
+        nonlocal num_products
+        num_products += 1
+        return operator @ v
+
+    start = start_vector(risk.num_params, torch.Generator().manual_seed(0)).to(risk.x.device)
+    pairs = lanczos(Operator(product, risk.params), start, count, steps, tolerance=GPU_TOLERANCE)
+    return pairs, num_products
+
+
+@full_precision()
+def dense_spectrum(risk: Risk) -> Tensor:
+    return torch.linalg.eigvalsh(hessian(risk, block_size=512))
+
+
+def float64_residuals(module: nn.Module, x: Tensor, y: Tensor, pairs: Eigenpairs) -> list[float]:
+    """Return ‖H v − λ v‖ of the first, the middle and the last pair, in float64."""
+    operator = hessian_operator(risk_of(copy.deepcopy(module).double(), x.double(), y, FLOAT64_CHUNK_SIZE))
+    residuals = []
+    for i in (0, len(pairs.values) // 2, len(pairs.values) - 1):
+        value, vector = pairs.values[i].double(), pairs.vectors[i].double()
+        residuals.append(float((operator @ vector - value * vector).norm()))
+    return residuals
+
+
+def measure_gpu(
+    device: torch.device, tiny: bool, chunk_size: int, data: Path | None, console: Console
+) -> dict[str, Any]:
+    """Time the two problems that need a GPU, each twice: kernels are compiled in the first call."""
+    num_images = 2 if tiny else NUM_IMAGES
+    source, x, y = load_images(num_images, data)
     x, y = x.to(device), y.to(device)
-    loss = losses.get("cross-entropy")
     torch.manual_seed(0)
     resnet = NETWORKS["resnet18"][0]((3, 32, 32), 10).to(device).eval()
-    params = {k: p.detach() for k, p in resnet.named_parameters()}
-    size = sum(p.numel() for p in params.values())
-
-    @full_precision()
-    def pairs() -> tuple[Eigenpairs, int]:
-        operator = hessian_operator(Risk(resnet, params, dict(resnet.named_buffers()), x, y, loss, chunk))
-        start = start_vector(size, torch.Generator().manual_seed(0)).to(device)
-        count, steps = (2, 3) if tiny else (PAIRS, MOST)
-        made = 0
-
-        def product(v: Params) -> Params:
-            nonlocal made
-            made += 1
-            return operator @ v
-
-        return lanczos(Operator(product, params), start, count, steps, tolerance=CONVERGED), made
-
-    def apart(values: Tensor, vectors: Tensor) -> list[float]:
-        """‖H v − λ v‖ of the first, a middle and the last pair, in float64."""
-        double = copy.deepcopy(resnet).double()
-        point = {k: p.detach() for k, p in double.named_parameters()}
-        risk = Risk(double, point, dict(double.named_buffers()), x.double(), y, loss, CHUNK_IN_DOUBLE)
-        operator = hessian_operator(risk)
-        some = [0, len(values) // 2, len(values) - 1]
-        pairs = [(values[i].double(), vectors[i].double()) for i in some]
-        return [float((operator @ v - value * v).norm()) for value, v in pairs]
-
+    resnet_risk = risk_of(resnet, x, y, chunk_size)
+    count, steps = (2, 3) if tiny else (NUM_PAIRS, GPU_MAX_STEPS)
+    (first, _), (seconds, (pairs, products)) = (
+        timed(lambda: top_pairs(resnet_risk, count, steps), device) for _ in range(2)
+    )
+    largest = float(pairs.values[0].abs())
+    residuals = (pairs.residuals / largest).tolist()
+    results: dict[str, Any] = {
+        "resnet18": {
+            **_times("resnet18", resnet_risk, seconds, first),
+            "products": products,
+            "converged": max(residuals) < 2 * GPU_TOLERANCE,
+            "eigenvalues": pairs.values.tolist(),
+            "residuals": residuals,
+            "residuals_in_float64": [r / largest for r in float64_residuals(resnet, x, y, pairs)],
+        }
+    }
     side, width = (8, 4) if tiny else (28, 22)
     small = mlp((1, side, side), 10, (width, width)).to(device).eval()
-    own = {k: p.detach() for k, p in small.named_parameters()}
-    flat = torch.rand(images, 1, side, side, generator=stream).to(device)
-
-    @full_precision()
-    def spectrum() -> Tensor:
-        return torch.linalg.eigvalsh(hessian(Risk(small, own, {}, flat, y, loss, min(chunk, 2_000)), block_size=512))
-
-    made: dict[str, Any] = {"images": images, "of": of, "chunk": chunk, "tf32": False}
+    flat = torch.rand(num_images, 1, side, side, generator=torch.Generator().manual_seed(0)).to(device)
+    dense_risk = risk_of(small, flat, y, min(chunk_size, 2_000))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    (first, _), (seconds, spectrum) = (timed(lambda: dense_spectrum(dense_risk), device) for _ in range(2))
+    extremes = {"largest": float(spectrum[-1]), "smallest": float(spectrum[0])}
+    results["dense"] = {**_times("dense", dense_risk, seconds, first), **extremes}
     table = Table("", "parameters", "seconds", "goal", title=f"Curvature on {device}")
-    for name, work, parameters in (
-        ("resnet18", pairs, size),
-        ("dense", spectrum, sum(p.numel() for p in own.values())),
-    ):
-        first, found = timed(work, device)
-        again, found = timed(work, device)
-        made[name] = {"parameters": parameters, "seconds": again, "first_seconds": first, "goal": GOALS[name]}
-        if device.type == "cuda":
-            made[name]["peak_bytes"] = torch.cuda.max_memory_allocated()
-        if name == "resnet18":
-            (values, vectors, residuals), products = found
-            largest = float(values[0].abs())
-            relative = (residuals / largest).tolist()
-            made[name] |= {
-                "products": products,
-                "converged": max(relative) < 2 * CONVERGED,
-                "eigenvalues": values.tolist(),
-                "residuals": relative,
-                "residuals_in_float64": [r / largest for r in apart(values, vectors)],
-            }
-        else:
-            made[name] |= {"largest": float(found[-1]), "smallest": float(found[0])}
-        table.add_row(name, f"{parameters:,}", f"{again:.2f}", f"< {GOALS[name]:g}")
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+    for name, result in results.items():
+        table.add_row(name, f"{result['parameters']:,}", f"{result['seconds']:.2f}", f"< {result['goal']:g}")
     console.print(table)
-    where = machine() | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
-    versions = {"torch": torch.__version__, "glocal": __version__}
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": where, "versions": versions, **made}
+    return {"images": num_images, "data": source, "chunk_size": chunk_size, "tf32": False, **results}
+
+
+def _times(name: str, risk: Risk, seconds: float, first: float) -> dict[str, Any]:
+    times: dict[str, Any] = {"parameters": risk.num_params, "seconds": seconds, "first_seconds": first}
+    times["goal"] = GPU_GOALS[name]
+    if risk.x.is_cuda:
+        times["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return times
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--tiny", action="store_true", help="rehearse the GPU's part with a few images; write nothing")
-    parser.add_argument("--chunk", type=int, default=IMAGES, help="images that are differentiated at once on a GPU")
-    parser.add_argument("--data", type=Path, help="a folder with data sets, for a GPU's part")
+    parser.add_argument("--tiny", action="store_true", help="run the GPU part with two images; write no file")
+    parser.add_argument("--chunk-size", type=int, default=NUM_IMAGES, help="images that a GPU differentiates at once")
+    parser.add_argument("--data", type=Path, help="folder with data sets, for the GPU part")
     parser.add_argument("--threads", type=int, default=setting.THREADS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    console, device = Console(), chosen(given.device)
-    if given.tiny or device.type == "cuda":
-        found = large(device, given.tiny, given.chunk, given.data, console)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    console, device = Console(), choose_device(args.device)
+    if args.tiny or device.type == "cuda":
+        results = measure_gpu(device, args.tiny, args.chunk_size, args.data, console)
     else:
-        found = contest(given.threads, console)
-        show(found, console)
-    if not given.tiny:
-        file = ROOT / "benchmarks" / "results" / f"eigen-{device.type}.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(found, indent=1) + "\n")
-        console.print(f"All rounds: {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
+        results = compare_solvers(args.threads, console)
+        show(results, console)
+    if not args.tiny:
+        save(RESULTS / f"eigen-{device.type}.json", results, device)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,51 @@
-"""A GPU at work on the paper's two networks: how long a cohort's step takes, what it must at least take, where it goes.
+"""Time of a cohort's step on a GPU for the paper's two networks, a lower bound, and the share of each kind of kernel.
 
-The MLP on images of 28 × 28 with batches of 128, and ResNet-18 on images of 32 × 32, cropped and flipped, with batches
-of 32, both as the engine trains them; the images are noise, for the time does not depend on them. Every algorithm has
-one task behind it; ogd and ogd-gtl have 500 gradients stored, er replays as many examples as it streams.
+    python -m benchmarks.gpu --network mlp|resnet18                  writes results/gpu-NETWORK.json
+    python -m benchmarks.gpu --device cpu --steps 2 --only sgd       check that it runs; no times
+
+The MLP trains on images of 28 × 28 with batches of 128, ResNet-18 on randomly cropped and flipped images of 32 × 32
+with batches of 32. The images are noise, which does not change the time. Steps belong to the second task: ogd and
+ogd-gtl have stored gradients, er and agem replay as many examples as a mini-batch has.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
-from benchmarks.device import chosen
-from benchmarks.results import Spread, machine
+from benchmarks.common import RESULTS, Quartiles, choose_device, save
+from benchmarks.step_glocal import PreparedCohort, prepare
 from glocal import __version__, challenges
 from glocal.algorithms import AGEM, ER, EWC, OGD, OGDGTL, SGD, SI, Algorithm
 from glocal.challenges.challenge import Augment, Challenge, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.executors import Executor
-from glocal.engine.loader import Loader
-from glocal.engine.loop import choose
-from glocal.engine.memory_budget import initial_state
-from glocal.engine.state import State, arrange
 from glocal.networks import NETWORKS
 from glocal.precision import Precision, matmul_precision
 from glocal.tree import nbytes
 
-RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
-ROUNDS = 7
-LONGEST = 12
-"""Kernels that are named in a profile."""
-BYTES_A_SECOND = 4.8e12
-"""What an H200's memory moves."""
-OPERATIONS_A_SECOND: dict[Precision, float] = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12}
-"""What an H200 multiplies and adds, without sparsity."""
+LRS = (0.001, 0.005, 0.01, 0.05, 0.1)
+NUM_ROUNDS = 7
+NUM_KERNELS = 12
+"""How many of the longest kernels are listed by name."""
+BATCH_SIZES = {"mlp": 128, "resnet18": 32}
+BYTES_PER_SECOND = 4.8e12
+"""Memory bandwidth of an H200."""
+FLOPS_PER_SECOND: dict[Precision, float] = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12}
+"""Peak arithmetic rates of an H200, without sparsity."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cohort to be timed, and the time in microseconds, of a cohort's step or of a model-step, that is the goal."""
+    """A cohort to time. The goal is in microseconds, per cohort step (mlp) or per model-step (resnet18)."""
 
     network: str
     algorithm: Algorithm
@@ -57,7 +55,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.network} {self.algorithm.name} {self.precision} {self.runs}"
+        return f"{self.network} {self.algorithm.name} {self.precision} × {self.runs}"
 
 
 CASES = (
@@ -76,134 +74,14 @@ CASES = (
     Case("resnet18", SGD(), 10, "tf32"),
     Case("resnet18", SGD(), 10, "fp32"),
 )
-
-
-def noise(network: str, examples: int) -> Challenge:
-    """Two tasks of random images of the network's challenge."""
-    draw = torch.Generator().manual_seed(0)
-    side = (1, 28, 28) if network == "mlp" else (3, 32, 32)
-
-    def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randint(256, (n, *side), dtype=torch.uint8, generator=draw), torch.arange(n) % 10
-
-    made = challenges.from_tasks("noise", [(part(examples), part(100)) for _ in range(2)], setting="domain")
-    if network == "mlp":
-        return made
-    return replace(made, normalise=Normalise((0.5,) * 3, (0.25,) * 3), augment=Augment(4, True))
-
-
-@dataclass
-class Ready:
-    """A cohort with a task behind it, in the middle of the second one."""
-
-    executor: Executor
-    loader: Loader
-    state: State
-
-    def epoch(self, number: int) -> None:
-        self.loader.load_epoch(number)
-        self.executor.epoch(self.state, self.loader, number, lambda steps: None)
-
-
-def prepared(case: Case, device: torch.device, steps: int) -> Ready:
-    members = tuple(Member(seed, lr, case.algorithm) for seed, lr in product(range(5), RATES))[: case.runs]
-    batch = 128 if case.network == "mlp" else 32
-    challenge = noise(case.network, steps * batch)
-    cohort = Cohort(challenge, NETWORKS[case.network][0], members, 1, batch, 100, device, case.precision)
-    loader = Loader(cohort)
-    loader.load_task(0)
-    executor = choose(cohort, loader, "vectorised" if device.type == "cpu" else "auto")
-    if executor.note:
-        raise RuntimeError(executor.note)
-    state = initial_state(cohort, loader)
-    arrange(state, device)
-    ready = Ready(executor, loader, state)
-    ready.epoch(0)
-    with torch.no_grad():
-        executor.consolidate(state, loader)
-    arrange(state, device)
-    loader.load_task(1, state.memory)
-    ready.epoch(1)  # captures the graphs
-    return ready
-
-
-def microseconds(ready: Ready, rounds: int) -> list[float]:
-    """Of a cohort's step, an epoch a round."""
-    found = []
-    for number, _ in zip(count(2), range(rounds), strict=False):
-        ready.loader.load_epoch(number)
-        if ready.state.diverged.is_cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            ready.executor.epoch(ready.state, ready.loader, number, lambda steps: None)
-            end.record()
-            torch.cuda.synchronize()
-            found.append(1e3 * begin.elapsed_time(end) / ready.loader.steps)
-    return found
-
-
-def floor(case: Case, ready: Ready) -> dict[str, float]:
-    """What a model-step of sgd or er needs at least: its products, and its tensors moved once where they must be.
-
-    Parameters are read by the forward pass and written; gradients are written and read. Of the activations every
-    convolution's and every BatchNorm's output is written once and read once by each of forward, backward in the input
-    and backward in the weight.
-    """
-    images = (2 if case.algorithm.name in ("er", "agem") else 1) * ready.loader.cohort.batch_size
-    width = 2 if case.precision == "bf16" else 4
-    module = ready.loader.cohort.model(vectorised=False).module
-    activations, operations, calls = 0, 0, []
-
-    def note(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal activations, operations
-        activations += output.numel()
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() > 1:
-            operations += 2 * weight.numel() * output.numel() // weight.shape[0]
-            calls.append(layer)
-
-    kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.BatchNorm2d)
-    handles = [m.register_forward_hook(note) for m in module.modules() if isinstance(m, kinds)]
-    shape = ready.loader.x.shape[1:]
-    with torch.no_grad():
-        module.eval()(torch.zeros(1, *shape, device=ready.loader.device))
-    for handle in handles:
-        handle.remove()
-    parameters = nbytes(ready.state.params) // len(ready.state.diverged)
-    moved = 4 * parameters + 4 * width * activations * images
-    work = 3 * operations * images
-    return {
-        "gigaflops": work / 1e9,
-        "megabytes": moved / 1e6,
-        "products_us": 1e6 * work / OPERATIONS_A_SECOND[case.precision],
-        "memory_us": 1e6 * moved / BYTES_A_SECOND,
-    }
-
-
-def profile(ready: Ready, kinds: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Shares of the GPU's time over one epoch, by kind of kernel and of the longest kernels."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiled
-
-    ready.loader.load_epoch(99)
-    with profiled(activities=[ProfilerActivity.CUDA]) as seen:
-        ready.executor.epoch(ready.state, ready.loader, 99, lambda steps: None)
-        torch.cuda.synchronize()
-    spent: dict[str, float] = {}
-    kernels: dict[str, float] = {}
-    for event in seen.key_averages():
-        matching = (k for k, words in kinds.items() if any(w in event.key for w in words))
-        kind = OURS.get(event.key) or next(matching, "other")
-        spent[kind] = spent.get(kind, 0.0) + event.self_device_time_total
-        name = event.key[:120]
-        kernels[name] = kernels.get(name, 0.0) + event.self_device_time_total
-    whole = sum(spent.values())
-    by_kind, longest = ({k: v / whole for k, v in sorted(s.items(), key=lambda i: -i[1])} for s in (spent, kernels))
-    return by_kind, dict(list(longest.items())[:LONGEST])
-
-
+KERNEL_KINDS = {
+    "convolutions": ("implicit", "cudnn", "conv", "fprop", "dgrad", "wgrad", "Slice"),
+    "products": ("gemm", "nvjet", "cutlass", "splitK", "gemv"),
+    "elementwise": ("elementwise", "copy", "reduce", "Memcpy", "Memset", "index", "scatter", "gather", "cat"),
+}
+"""Parts of the names of library kernels."""
 BATCHNORM_KERNELS = ("moments", "merge_moments", "normalize", "grad_sums", "merge_sums", "grad")
-OURS = {
+GLOCAL_KERNELS = {
     **{f"_{name}_kernel": "batch norm" for name in BATCHNORM_KERNELS},
     "_gather_kernel": "patches",
     "_scatter_kernel": "patches",
@@ -212,104 +90,203 @@ OURS = {
     "_contract_kernel": "projection",
     "_scale_deltas_kernel": "projection",
 }
-"""Our own kernels by their names, which others' contain."""
-KERNELS = {
-    "convolutions": ("implicit", "cudnn", "conv", "fprop", "dgrad", "wgrad", "Slice"),
-    "products": ("gemm", "nvjet", "cutlass", "splitK", "gemv"),
-    "elementwise": ("elementwise", "copy", "reduce", "Memcpy", "Memset", "index", "scatter", "gather", "cat"),
-}
+"""The kind of each Triton kernel in `glocal.fast`."""
 
 
-def measured(cases: Iterable[Case], device: torch.device, steps: int, console: Console) -> Iterator[dict]:
+def make_noise_challenge(network: str, examples: int) -> Challenge:
+    """Return two tasks of random images in the shape of the network's challenge."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 28, 28) if network == "mlp" else (3, 32, 32)
+
+    def make_data(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randint(256, (n, *shape), dtype=torch.uint8, generator=generator), torch.arange(n) % 10
+
+    tasks = [(make_data(examples), make_data(100)) for _ in range(2)]
+    challenge = challenges.from_tasks("noise", tasks, setting="domain")
+    if network == "mlp":
+        return challenge
+    return replace(challenge, normalise=Normalise((0.5,) * 3, (0.25,) * 3), augment=Augment(4, True))
+
+
+def prepare_case(case: Case, device: torch.device, steps: int) -> PreparedCohort:
+    """Prepare a cohort for its second task and run one epoch of it, which captures CUDA graphs."""
+    members = tuple(Member(seed, lr, case.algorithm) for seed, lr in product(range(5), LRS))[: case.runs]
+    batch_size = BATCH_SIZES[case.network]
+    cohort = Cohort(
+        make_noise_challenge(case.network, steps * batch_size),
+        NETWORKS[case.network][0],
+        members,
+        epochs=1,
+        batch_size=batch_size,
+        train_eval=100,
+        device=device,
+        precision=case.precision,
+    )
+    prepared = prepare(cohort, "vectorised" if device.type == "cpu" else "auto")
+    prepared.epoch(prepared.state, 1)
+    return prepared
+
+
+def measure(prepared: PreparedCohort) -> list[float]:
+    """Return the microseconds per cohort step of each round, one epoch per round; no times on a CPU."""
+    times = []
+    for number in range(2, 2 + NUM_ROUNDS):
+        prepared.loader.load_epoch(number)
+        if prepared.loader.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            prepared.executor.epoch(prepared.state, prepared.loader, number, lambda steps: None)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(1e3 * start.elapsed_time(end) / prepared.loader.steps)
+    return times
+
+
+def lower_bound(case: Case, prepared: PreparedCohort) -> dict[str, float]:
+    """Return the arithmetic and the memory traffic that a model-step of sgd or er needs at least, and their times.
+
+    Parameters are read and written, gradients are written and read. The output of every linear layer, convolution and
+    BatchNorm is written once and read once by the forward pass and by both parts of the backward pass.
+    """
+    loader = prepared.loader
+    images = (2 if case.algorithm.name in ("er", "agem") else 1) * BATCH_SIZES[case.network]
+    element_bytes = 2 if case.precision == "bf16" else 4
+    module = loader.cohort.model(vectorised=False).module
+    activations, forward_flops = 0, 0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal activations, forward_flops
+        activations += output.numel()
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1:
+            forward_flops += 2 * weight.numel() * output.numel() // weight.shape[0]
+
+    layer_types = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
+    hooks = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, layer_types)]
+    with torch.no_grad():
+        module.eval()(torch.zeros(1, *loader.x.shape[1:], device=loader.device))
+    for hook in hooks:
+        hook.remove()
+    param_bytes = nbytes(prepared.state.params) // case.runs
+    moved_bytes = 4 * param_bytes + 4 * element_bytes * activations * images
+    flops = 3 * forward_flops * images
+    return {
+        "gigaflops": flops / 1e9,
+        "megabytes": moved_bytes / 1e6,
+        "products_us": 1e6 * flops / FLOPS_PER_SECOND[case.precision],
+        "memory_us": 1e6 * moved_bytes / BYTES_PER_SECOND,
+    }
+
+
+def profile(prepared: PreparedCohort) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the shares of GPU time in one epoch: by kind of kernel, and of the longest kernels."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    prepared.loader.load_epoch(99)
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        prepared.executor.epoch(prepared.state, prepared.loader, 99, lambda steps: None)
+        torch.cuda.synchronize()
+    kinds: dict[str, float] = {}
+    kernels: dict[str, float] = {}
+    for event in profiler.key_averages():
+        matches = (kind for kind, words in KERNEL_KINDS.items() if any(word in event.key for word in words))
+        kind = GLOCAL_KERNELS.get(event.key) or next(matches, "other")
+        kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total
+        name = event.key[:120]
+        kernels[name] = kernels.get(name, 0.0) + event.self_device_time_total
+    total = sum(kinds.values())
+    by_kind, by_kernel = (
+        {name: time / total for name, time in sorted(times.items(), key=lambda item: -item[1])}
+        for times in (kinds, kernels)
+    )
+    return by_kind, dict(list(by_kernel.items())[:NUM_KERNELS])
+
+
+def benchmark(cases: Iterable[Case], device: torch.device, steps: int, console: Console) -> Iterator[dict[str, Any]]:
+    """Yield the results of one case after the other."""
     for case in cases:
         with console.status(case.name), matmul_precision(case.precision):
-            ready = prepared(case, device, steps)
-            times = microseconds(ready, ROUNDS)
-            row: dict[str, Any] = {
+            prepared = prepare_case(case, device, steps)
+            times = measure(prepared)
+            result: dict[str, Any] = {
                 "network": case.network,
                 "algorithm": case.algorithm.name,
                 "precision": case.precision,
+                "runs": case.runs,
+                "goal_us": case.goal,
+                "floor": lower_bound(case, prepared),
             }
-            row |= {"runs": case.runs, "goal_us": case.goal, "floor": floor(case, ready)}
             if times:
-                spread = Spread.of(times)
-                row |= {"step_us": asdict(spread), "model_step_us": spread.middle / case.runs, "rounds_us": times}
-                row["kernels"], row["longest"] = profile(ready, KERNELS)
-                row["peak_bytes"] = torch.cuda.max_memory_allocated()
-            del ready
+                step = Quartiles.of(times)
+                result |= {"step_us": asdict(step), "model_step_us": step.median / case.runs, "rounds_us": times}
+                result["kernels"], result["longest"] = profile(prepared)
+                result["peak_bytes"] = torch.cuda.max_memory_allocated()
+            del prepared
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        console.print(line(row))
-        yield row
+        console.print(format_result(case, result))
+        yield result
 
 
-def line(row: Mapping) -> str:
-    """One case as it is found, for whoever waits."""
-    if "step_us" not in row:
-        return f"{row['network']} {row['algorithm']}: ran"
-    shares = ", ".join(f"{k} {share:.0%}" for k, share in row["kernels"].items())
+def format_result(case: Case, result: Mapping[str, Any]) -> str:
+    if "step_us" not in result:
+        return f"{case.name}: ran"
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in result["kernels"].items())
     return (
-        f"{row['network']} {row['algorithm']} {row['precision']} × {row['runs']}: {row['step_us']['middle']:.0f} µs, "
-        f"{row['model_step_us']:.0f} µs per model-step ({shares})"
+        f"{case.name}: {result['step_us']['median']:.0f} µs per step, {result['model_step_us']:.0f} µs per model-step "
+        f"({shares})"
     )
 
 
-def show(found: list[dict], console: Console) -> None:
-    table = Table(title="One GPU: microseconds, medians over rounds")
-    columns = ("network", "algorithm", "precision", "runs", "cohort step", "model-step", "goal", "of sgd", "floor")
-    for column in columns:
+def show(results: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title="Microseconds on one GPU, medians over rounds")
+    for column in ("network", "algorithm", "precision", "runs", "cohort step", "model-step", "goal", "/ sgd", "floor"):
         table.add_column(column, justify="right")
-    like = lambda row: (row["network"], row["precision"], row["runs"])  # noqa: E731
-    plain = {like(row): row["model_step_us"] for row in found if row["algorithm"] == "sgd" and "step_us" in row}
-    for row in found:
-        if "step_us" not in row:
-            continue
-        middle, each = row["step_us"]["middle"], row["model_step_us"]
-        judged = middle if row["network"] == "mlp" else each
-        goal = row["goal_us"]
-        colour = "" if goal is None else "green" if judged <= goal else "red"
-        least = max(row["floor"]["products_us"], row["floor"]["memory_us"])
-        shown = "" if goal is None else f"[{colour}]≤ {goal:g}[/]"
-        cells = (row["network"], row["algorithm"], row["precision"], str(row["runs"]))
-        steps = f"{each / plain[like(row)]:.2f}" if like(row) in plain else ""
-        table.add_row(*cells, f"{middle:.0f}", f"{each:.1f}", shown, steps, f"{least:.1f}")
+
+    def cohort_of(result: Mapping[str, Any]) -> tuple[str, str, int]:
+        return result["network"], result["precision"], result["runs"]
+
+    sgd = {cohort_of(result): result["model_step_us"] for result in results if result["algorithm"] == "sgd"}
+    for result in results:
+        step, model_step, goal = result["step_us"]["median"], result["model_step_us"], result["goal_us"]
+        color = "green" if goal is not None and (step if result["network"] == "mlp" else model_step) <= goal else "red"
+        floor = max(result["floor"]["products_us"], result["floor"]["memory_us"])
+        table.add_row(
+            *(result["network"], result["algorithm"], result["precision"], str(result["runs"])),
+            *(f"{step:.0f}", f"{model_step:.1f}", "" if goal is None else f"[{color}]≤ {goal:g}[/]"),
+            f"{model_step / sgd[cohort_of(result)]:.2f}" if cohort_of(result) in sgd else "",
+            f"{floor:.1f}",
+        )
     console.print(table)
     console.print(
-        "The goal is for the cohort's step (mlp) or a model-step (resnet18); the floor is a model-step's. Of sgd: how "
-        "many steps of sgd, with as many runs, a step takes."
+        "The goal is that of a cohort step (mlp) or a model-step (resnet18); the floor is that of a model-step. "
+        "'/ sgd' is the time relative to sgd with as many runs."
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: try it out, without times")
-    parser.add_argument("--steps", type=int, default=100, help="steps of a round")
-    parser.add_argument("--network", default="mlp", choices=sorted({case.network for case in CASES}))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: run without timing")
+    parser.add_argument("--steps", type=int, default=100, help="steps per round")
+    parser.add_argument("--network", default="mlp", choices=sorted(BATCH_SIZES))
     names = sorted({case.algorithm.name for case in CASES})
-    parser.add_argument("--only", nargs="+", choices=names, default=[], help="these cases alone; nothing is written")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    options = parser.parse_args()
-    device, console = chosen(options.device), Console()
-    some = options.only or names
-    cases = (case for case in CASES if case.network == options.network and case.algorithm.name in some)
-    writes = device.type == "cuda" and not options.only
-    file = options.out / f"gpu-{options.network}.json"
-    found: list[dict] = []
-    for row in measured(cases, device, options.steps, console):
-        found.append(row)
-        if writes:  # after every case: one that fails or takes too long costs no other
-            file.write_text(json.dumps(document(found, device), indent=1) + "\n")
-    show(found, console)
-    if writes:
-        console.print(f"All rounds: {file}")
-
-
-def document(found: list[dict], device: torch.device) -> dict[str, Any]:
-    where = machine() | {"gpu": torch.cuda.get_device_name(device)}
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "glocal": __version__}
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"date": now, "machine": where, "versions": versions, "rounds": ROUNDS, "cases": found}
+    parser.add_argument("--only", nargs="+", choices=names, default=[], help="run only these algorithms; write no file")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
+    args = parser.parse_args()
+    device, console = choose_device(args.device), Console()
+    algorithms = args.only or names
+    cases = (case for case in CASES if case.network == args.network and case.algorithm.name in algorithms)
+    results: list[dict[str, Any]] = []
+    for result in benchmark(cases, device, args.steps, console):
+        results.append(result)
+        if device.type == "cuda" and not args.only:  # after every case, so that a failure does not lose the others
+            versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "glocal": __version__}
+            content = {"versions": versions, "rounds": NUM_ROUNDS, "cases": results}
+            save(args.out / f"gpu-{args.network}.json", content, device)
+    if device.type == "cuda":
+        show(results, console)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""What orthogonality costs: a step of ogd beside a step of sgd and beside a projection by a dense basis.
+"""Cost of OGD on a CPU: a step of ogd compared with a step of sgd and with a projection by a dense basis.
 
-All three train the 784-100-100-10 MLP by the executor that the engine chooses, one run and a cohort, with 500 stored
-gradients in memory. As in `step`, contenders take turns and ratios are taken within rounds. For a GPU see `gpu`.
+    python -m benchmarks.ogd        writes results/ogd-cpu.json; `benchmarks.gpu` measures OGD on a GPU
+
+All train the MLP 784-100-100-10 with the executor that the engine chooses, one run and a cohort of 25, with 500 stored
+gradients. As in `benchmarks.step`, they alternate and ratios are taken within rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from itertools import count, product
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -21,32 +19,29 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import setting
-from benchmarks.ours import Ready, epoch, prepare
-from benchmarks.results import Spread, machine
-from benchmarks.worker import per_step
-from glocal import __version__, challenges, tree
+from benchmarks.common import RESULTS, Quartiles, save
+from benchmarks.step_glocal import ALL_RUNS, ONE_RUN, PreparedCohort, measure, prepare_mlp
+from glocal import challenges, tree
+from glocal.algorithms import OGD, OGDGTL, SGD
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
-from glocal.algorithms.ogd import OGD, OGDGTL
-from glocal.algorithms.sgd import SGD
 from glocal.challenges import Challenge
 from glocal.networks.model import Model
 from glocal.tree import Params
 
-STORED = 500
+NUM_GRADIENTS = 500
 GOAL = 2.5
-"""How many steps of sgd a step of ogd or ogd-gtl may take."""
+"""The time of a step of ogd or ogd-gtl that is aimed at, in steps of sgd."""
 
 
 @dataclass(frozen=True)
-class Dense(Algorithm):
-    """g − Bᵀ B g with a basis of one row of P numbers a gradient, as one would write it. Its time does not depend on
-    what the numbers are, so they are random."""
+class DenseProjection(Algorithm):
+    """g − Bᵀ B g with a dense basis B, one row per gradient; its values are random and do not affect the time."""
 
     name: ClassVar[str] = "dense"
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        numbers = sum(p.numel() for p in params.values())
-        return {"basis": torch.randn(STORED, numbers, device=example.y.device) / numbers**0.5}
+        size = sum(p.numel() for p in params.values())
+        return {"basis": torch.randn(NUM_GRADIENTS, size, device=example.y.device) / size**0.5}
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         g = torch.cat([g.reshape(-1) for g in grads.values()])
@@ -57,126 +52,113 @@ class Dense(Algorithm):
 
 ALGORITHMS: dict[str, Algorithm] = {
     "sgd": SGD(),
-    "ogd-gtl": OGDGTL(slots=STORED * setting.TASKS),
-    "ogd": OGD(slots=STORED * setting.TASKS),
-    "dense": Dense(),
+    "ogd-gtl": OGDGTL(slots=NUM_GRADIENTS * setting.NUM_TASKS),
+    "ogd": OGD(slots=NUM_GRADIENTS * setting.NUM_TASKS),
+    "dense": DenseProjection(),
 }
 
 
-def measure(ready: Ready) -> float:
-    """Milliseconds per model-step, always from the same parameters."""
-    own = replace(ready.state, params=tree.map_tree(torch.clone, ready.state.params))
-    numbers = count()
-    return per_step(lambda: epoch(ready.executor, own, ready.loader, next(numbers)), setting.SECONDS)
+@dataclass(frozen=True)
+class Results:
+    """Milliseconds per model-step of every round, and the memory of one run, by algorithm."""
+
+    milliseconds: Mapping[str, list[float]]
+    memory_bytes: Mapping[str, int]
+
+    def relative_to_sgd(self, name: str) -> Quartiles:
+        return Quartiles.of_ratios(self.milliseconds[name], self.milliseconds["sgd"])
 
 
-def memory_bytes(ready: Ready) -> int:
-    """Of one run."""
-    return tree.nbytes(ready.state.memory) // len(ready.state.diverged)
-
-
-def shorter(challenge: Challenge, examples: int) -> Challenge:
-    """The challenge with the first few training examples of every task."""
-    tasks = [challenge.task(t, setting.SEEDS[0]) for t in range(challenge.tasks)]
-    parts = [((t.train.x[:examples], t.train.y[:examples]), (t.test.x, t.test.y)) for t in tasks]
-    return challenges.from_tasks("shorter", parts, setting=challenge.setting)
-
-
-def with_stored(algorithm: Algorithm, runs: list[tuple[int, float]]) -> Ready:
-    """A cohort with the first task's gradients stored and the second task loaded."""
-    challenge = challenges.make(setting.CHALLENGE, tasks=setting.TASKS)
-    if isinstance(algorithm, Dense):
-        challenge = shorter(challenge, setting.BATCH)  # a cohort's step takes seconds
-    return prepare(algorithm, runs, challenge)
-
-
-Times = Mapping[str, list[float]]  # contender -> milliseconds per model-step, a number a round
-
-
-def benchmark(runs: list[tuple[int, float]], console: Console) -> tuple[Times, dict[str, int]]:
-    with console.status(f"{len(runs)} runs: storing {STORED} gradients each"):
-        ready = {name: with_stored(algorithm, runs) for name, algorithm in ALGORITHMS.items()}
-    times: dict[str, list[float]] = {name: [] for name in ready}
-    order = list(ready)
-    for number in track(range(setting.ROUNDS + 1), f"{len(runs)} runs", console=console, transient=True):
+def benchmark(runs: list[tuple[int, float]], console: Console) -> Results:
+    with console.status(f"{len(runs)} runs: storing {NUM_GRADIENTS} gradients each"):
+        cohorts = {name: prepare_algorithm(algorithm, runs) for name, algorithm in ALGORITHMS.items()}
+    times: dict[str, list[float]] = {name: [] for name in cohorts}
+    order = list(cohorts)
+    for number in track(range(setting.NUM_ROUNDS + 1), f"{len(runs)} runs", console=console, transient=True):
         for name in order:
-            milliseconds = measure(ready[name])
+            state = cohorts[name].state
+            # The memory does not change within a task and is too large to copy.
+            params = tree.map_tree(torch.clone, state.params)
+            milliseconds = measure(cohorts[name], replace(state, params=params))
             if number:  # the first round warms up
                 times[name].append(milliseconds)
         order = [*order[1:], order[0]]
-    return times, {name: memory_bytes(each) for name, each in ready.items()}
+    memory = {name: tree.nbytes(cohort.state.memory) // len(runs) for name, cohort in cohorts.items()}
+    return Results(times, memory)
 
 
-def ratio(times: Times, of: str, to: str) -> Spread:
-    """Quotients within rounds."""
-    return Spread.of([a / b for a, b in zip(times[of], times[to], strict=True)])
+def prepare_algorithm(algorithm: Algorithm, runs: list[tuple[int, float]]) -> PreparedCohort:
+    """Prepare a cohort that has stored the first task's gradients."""
+    challenge = challenges.make(setting.CHALLENGE, tasks=setting.NUM_TASKS)
+    if isinstance(algorithm, DenseProjection):
+        challenge = shorten(challenge, setting.BATCH_SIZE)  # one step of a cohort takes seconds
+    return prepare_mlp(algorithm, runs, challenge)
 
 
-def show(found: Mapping[int, tuple[Times, Mapping[str, int]]], console: Console) -> None:
-    table = Table(title=f"{STORED} stored gradients, batch {setting.BATCH}", show_lines=True)
-    for column in ("runs", "", "ms / step", "steps of sgd", "fastest", "MB / run"):
+def shorten(challenge: Challenge, examples: int) -> Challenge:
+    """Return the challenge with the first training examples of every task."""
+    tasks = [challenge.task(t, setting.SEEDS[0]) for t in range(challenge.tasks)]
+    parts = [((t.train.x[:examples], t.train.y[:examples]), (t.test.x, t.test.y)) for t in tasks]
+    return challenges.from_tasks("short", parts, setting=challenge.setting)
+
+
+def show(results: Mapping[int, Results], console: Console) -> None:
+    table = Table(title=f"{NUM_GRADIENTS} stored gradients, batch size {setting.BATCH_SIZE}", show_lines=True)
+    for column in ("runs", "", "ms / step", "relative to sgd", "fastest", "MB / run"):
         table.add_column(column, justify="right", no_wrap=True)
-    for runs, (times, memory) in found.items():
-        for name in ALGORITHMS:
-            spread, quotient = Spread.of(times[name]), ratio(times, name, "sgd")
-            fastest = min(times[name]) / min(times["sgd"])
-            colour = "green" if quotient.middle <= GOAL else "red"
-            judged = name in ("ogd", "ogd-gtl")
-            shown = f"[{colour}]{quotient.middle:.2f} (≤ {GOAL:g})[/]" if judged else f"{quotient.middle:.2f}"
+    for runs, result in results.items():
+        for name, times in result.milliseconds.items():
+            time, ratio = Quartiles.of(times), result.relative_to_sgd(name)
+            fastest = min(times) / min(result.milliseconds["sgd"])
+            color = "green" if ratio.median <= GOAL else "red"
+            has_goal = name in ("ogd", "ogd-gtl")
+            middle = f"[{color}]{ratio.median:.2f} (≤ {GOAL:g})[/]" if has_goal else f"{ratio.median:.2f}"
             table.add_row(
                 str(runs),
                 name,
-                f"{spread.middle:.4f}\n[dim]{spread.low:.4f}–{spread.high:.4f}[/]",
-                f"{shown}\n[dim]{quotient.low:.2f}–{quotient.high:.2f}[/]",
+                f"{time.median:.4f}\n[dim]{time.q1:.4f}–{time.q3:.4f}[/]",
+                f"{middle}\n[dim]{ratio.q1:.2f}–{ratio.q3:.2f}[/]",
                 f"{fastest:.2f}",
-                f"{memory[name] / 1e6:.1f}",
+                f"{result.memory_bytes[name] / 1e6:.1f}",
             )
     console.print(table)
     console.print(
-        f"Times per model-step; medians over {setting.ROUNDS} rounds; dim: quartiles; 'fastest': the fastest round in "
-        "fastest rounds of sgd. One run's memory."
+        f"Times per model-step: medians over {setting.NUM_ROUNDS} rounds; dim: quartiles. 'fastest' compares the "
+        "fastest rounds. Memory is that of one run."
     )
 
 
-def write(found: Mapping[int, tuple[Times, Mapping[str, int]]]) -> Path:
-    document = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": {"torch": torch.__version__, "glocal": __version__},
+def write(results: Mapping[int, Results]) -> None:
+    content = {
         "threads": torch.get_num_threads(),
         "widths": setting.WIDTHS,
-        "batch": setting.BATCH,
-        "stored": STORED,
+        "batch": setting.BATCH_SIZE,
+        "gradients": NUM_GRADIENTS,
         "runs": {
             str(runs): {
                 name: {
-                    "ms": asdict(Spread.of(times[name])),
-                    "fastest_ms": min(times[name]),
-                    "steps_of_sgd": asdict(ratio(times, name, "sgd")),
-                    "memory_bytes": memory[name],
-                    "rounds_ms": times[name],
+                    "ms": asdict(Quartiles.of(times)),
+                    "fastest_ms": min(times),
+                    "relative_to_sgd": asdict(result.relative_to_sgd(name)),
+                    "memory_bytes": result.memory_bytes[name],
+                    "rounds_ms": times,
                 }
-                for name in ALGORITHMS
+                for name, times in result.milliseconds.items()
             }
-            for runs, (times, memory) in found.items()
+            for runs, result in results.items()
         },
     }
-    file = Path(__file__).parent / "results" / "ogd-cpu.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(document, indent=1) + "\n")
-    return file
+    save(RESULTS / "ogd-cpu.json", content)
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "").parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     torch.set_num_threads(setting.THREADS)
     console = Console()
-    one = [(setting.SEEDS[0], setting.LEARNING_RATE)]
-    many = list(product(setting.SEEDS, setting.LEARNING_RATES))
-    found = {len(runs): benchmark(runs, console) for runs in (one, many)}
-    file = write(found)
-    show(found, console)
-    console.print(f"All rounds: {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
+    results = {len(runs): benchmark(runs, console) for runs in (ONE_RUN, ALL_RUNS)}
+    show(results, console)
+    write(results)
 
 
 if __name__ == "__main__":

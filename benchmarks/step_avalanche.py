@@ -1,4 +1,7 @@
-"""Avalanche, by its own strategies and plugins, without evaluation, metrics or loggers. Runs in its own environment."""
+"""Worker of `benchmarks.step`: Avalanche's strategies and plugins, without evaluation, metrics or loggers.
+
+It runs in Avalanche's own environment.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import sys
 import time
 from functools import partial
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,23 @@ import torch
 from torch import nn
 
 from benchmarks import setting
-from benchmarks.tensors import Task, read
+from benchmarks.setting import TaskData
 from benchmarks.worker import serve
 
 
-def without_torchvision_operators() -> None:
-    """Let torchvision be imported beside a PyTorch its compiled operators were not built for; none of them is used."""
-    register = torch.library.register_fake
+def skip_torchvision_operators() -> None:
+    """Let torchvision be imported with a PyTorch that its compiled operators were not built for; none is used."""
+    register_fake = torch.library.register_fake
 
-    def patched(op: Any, *arguments: Any, **options: Any) -> Any:
+    def patched(op: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(op, str) and op.startswith("torchvision::"):
             return lambda function: function
-        return register(op, *arguments, **options)
+        return register_fake(op, *args, **kwargs)
 
     torch.library.register_fake = patched
 
 
-without_torchvision_operators()
+skip_torchvision_operators()
 
 from avalanche.benchmarks import tensors_benchmark  # noqa: E402
 from avalanche.core import SupervisedPlugin  # noqa: E402
@@ -39,7 +41,7 @@ from avalanche.training.supervised import AGEM, EWC, Naive  # noqa: E402
 
 
 class Stopwatch(SupervisedPlugin):
-    """Times training epochs and counts their iterations; what a strategy does before and after a task stays outside."""
+    """Time training epochs and count their iterations; work before and after a task is not counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,57 +51,52 @@ class Stopwatch(SupervisedPlugin):
         self.seconds, self.steps = 0.0, 0
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self._started = time.perf_counter()
+        self._start = time.perf_counter()
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         self.steps += 1
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.seconds += time.perf_counter() - self._started
+        self.seconds += time.perf_counter() - self._start
 
 
 STRATEGIES: dict[str, Any] = {
     "sgd": Naive,
     "er": Naive,
     "ewc": partial(EWC, ewc_lambda=setting.EWC_PENALTY, mode="online", decay_factor=1.0),
-    "agem": partial(AGEM, patterns_per_exp=setting.STORED_PER_TASK, sample_size=setting.BATCH),
+    "agem": partial(AGEM, patterns_per_exp=setting.AGEM_SLOTS_PER_TASK, sample_size=setting.BATCH_SIZE),
 }
 
 
-def network() -> nn.Module:
-    layers: list[nn.Module] = []
-    for a, b in pairwise(setting.WIDTHS):
-        layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+def measure(name: str, tasks: list[TaskData]) -> float:
+    """Learn the first task for an epoch, then time an epoch of the second; return milliseconds per step.
 
-
-def measure(name: str, tasks: list[Task]) -> float:
-    """Learn the first task for an epoch, then time an epoch of the second. The strategy's memory grows with every
-    task, so that each measurement begins anew."""
+    Every measurement starts from a new strategy, because its memory grows with every task.
+    """
     torch.manual_seed(setting.SEEDS[0])
     stream = tensors_benchmark(tasks, tasks, task_labels=[0] * len(tasks)).train_stream
-    model, watch = network(), Stopwatch()
-    plugins: list[SupervisedPlugin] = [watch]
+    model, stopwatch = setting.make_mlp(), Stopwatch()
+    plugins: list[SupervisedPlugin] = [stopwatch]
     if name == "er":
-        plugins.append(ReplayPlugin(mem_size=setting.RESERVOIR, batch_size_mem=setting.BATCH))
+        plugins.append(ReplayPlugin(mem_size=setting.ER_SLOTS, batch_size_mem=setting.BATCH_SIZE))
     strategy = STRATEGIES[name](
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=setting.LEARNING_RATE),
+        optimizer=torch.optim.SGD(model.parameters(), lr=setting.LR),
         criterion=nn.CrossEntropyLoss(),
-        train_mb_size=setting.BATCH,
+        train_mb_size=setting.BATCH_SIZE,
         train_epochs=1,
         plugins=plugins,
         evaluator=None,
     )
     strategy.train(stream[0])
-    watch.reset()
+    stopwatch.reset()
     strategy.train(stream[1])
-    return 1000 * watch.seconds / watch.steps
+    return 1000 * stopwatch.seconds / stopwatch.steps
 
 
 def main() -> None:
     torch.set_num_threads(setting.THREADS)
-    tasks = read(Path(sys.argv[1]))
+    tasks = setting.read_tasks(Path(sys.argv[1]))
     versions = {"torch": torch.__version__, "avalanche-lib": version("avalanche-lib")}
     serve(versions, {name: partial(measure, name, tasks) for name in STRATEGIES})
 
