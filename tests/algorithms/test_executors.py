@@ -115,7 +115,7 @@ def test_ers_empty_slots_do_not_enter_batchnorms_statistics() -> None:
 def test_dropout_falls_back_to_run_by_run_and_says_so() -> None:
     record = train_to_the_end(cohort_of(CHALLENGE, SGD(), RUNS, with_dropout)).record
     (note,) = record.notes
-    assert note.startswith("run by run")
+    assert note.startswith("sequentially")
     with pytest.raises(RuntimeError, match="random"):
         train_to_the_end(cohort_of(CHALLENGE, SGD(), RUNS, with_dropout), "vectorised")
 
@@ -188,7 +188,7 @@ def test_an_algorithm_that_looks_at_numbers_falls_back_with_the_same_result(algo
     looking = train_to_the_end(cohort_of(CHALLENGE, algorithm, RUNS))
     assert same_bits(looking.state.params, twin.state.params)
     (note,) = looking.record.notes
-    assert note.startswith("run by run")
+    assert note.startswith("sequentially")
 
 
 def test_a_mistake_of_the_algorithms_author_is_not_hidden() -> None:

@@ -74,7 +74,7 @@ def test_it_is_the_median_over_epochs_without_the_first_of_a_task(monkeypatch: p
     """Between 18 and 24 s for 3 steps of 2 runs: 3.5 s; what is watched, consolidated and measured does not count."""
     seconds = {(0, 0): 600, (0, 1): 36, (0, 2): 12, (0, 3): 18, (1, 0): 600, (1, 1): 24, (1, 2): 30, (1, 3): 6}
     record = last(Clock(monkeypatch, seconds), 4).record
-    assert record.paces == [6, 2, 3, 4, 5, 1]
+    assert record.epoch_step_seconds == [6, 2, 3, 4, 5, 1]
     assert record.step_seconds == 3.5
     assert record.seconds > 8 * SLOW
 
@@ -87,8 +87,8 @@ def test_some_runs_take_as_long_a_step_as_all(monkeypatch: pytest.MonkeyPatch) -
     record = last(Clock(monkeypatch, {(0, 0): 12, (1, 0): 24}), 1).record
     part = record.select([1])
     assert part.step_seconds == record.step_seconds == 3
-    part.paces.append(100.0)
-    assert record.paces == [2, 4]
+    part.epoch_step_seconds.append(100.0)
+    assert record.epoch_step_seconds == [2, 4]
 
 
 def sweep(store: Path, *lrs: float) -> list[float | None]:
@@ -117,7 +117,7 @@ def interrupt(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """With 8 steps, two runs have paces of 1 and 3, and one has 2 and 6."""
+    """With 8 steps, two runs take 1 and 3 seconds per step, one takes 2 and 6."""
     return Clock(monkeypatch, {(0, 0): 800, (0, 1): 16, (1, 0): 800, (1, 1): 48})
 
 

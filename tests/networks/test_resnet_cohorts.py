@@ -61,7 +61,7 @@ def cohort(algorithm: Algorithm, device: torch.device, precision: Precision = "f
 
 
 def one_task_behind(algorithm: Algorithm) -> State:
-    """On a CPU, run by run."""
+    """On a CPU, sequentially."""
     of = cohort(algorithm, torch.device("cpu"))
     loader, executor = Loader(of), Sequential(of)
     loader.load_task(0)

@@ -119,9 +119,9 @@ def _train(
             losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
             note_divergence(state, losses)
             record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
-            took = time.perf_counter() - begun  # all of it: the losses have arrived
-            if epoch or cohort.epochs == 1:  # in a task's first epoch graphs are captured and steps recorded
-                record.paces.append(took / losses.shape[1] / len(cohort))
+            took = time.perf_counter() - begun  # complete: copying the losses waits for the device
+            if epoch or cohort.epochs == 1:  # the first epoch includes graph capture and tracing
+                record.epoch_step_seconds.append(took / losses.shape[1] / len(cohort))
             if watch is not None:
                 watch(task, epoch, state, loader)
                 settle(cohort.device)
@@ -158,7 +158,7 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
         if execution == "vectorised":
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return Sequential(cohort, f"run by run, because it cannot be vectorised: {reason}")
+        return Sequential(cohort, f"sequentially, because it cannot be vectorised: {reason}")
     graphed = accelerate.find("step.graphed_executor") if on_gpu else None
     return executor if graphed is None else graphed(cohort)
 

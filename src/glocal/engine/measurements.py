@@ -28,7 +28,8 @@ class Record:
     distance_from_init[run, t − 1] = ‖θ_t − θ_0‖₂ and update_norm[run, t − 1] = ‖θ_t − θ_{t−1}‖₂ for t = 1…T.
     epoch_loss[run, t, e]: the mean objective over epoch e of task t.
     memory_bytes[run, t]: the size of the algorithm's memory after t + 1 tasks.
-    paces: a run's share of the seconds of a step, a number for every epoch but a task's first, where more follow it.
+    epoch_step_seconds: seconds per step and run, one value per epoch; a task's first epoch is left out, because it
+    includes start-up, unless it is the only one.
     """
 
     matrices: dict[str, Tensor]
@@ -37,7 +38,7 @@ class Record:
     epoch_loss: Tensor
     memory_bytes: Tensor
     seconds: float = 0.0
-    paces: list[float] = field(default_factory=list)
+    epoch_step_seconds: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -58,14 +59,14 @@ class Record:
     @property
     def step_seconds(self) -> float | None:
         """Return the median seconds of one run's step, without start-up, consolidation and evaluation, or None."""
-        return median(self.paces) if self.paces else None
+        return median(self.epoch_step_seconds) if self.epoch_step_seconds else None
 
     def select(self, runs: Sequence[int]) -> Record:
-        """Some of the runs, with their share of the time; paces are one run's already."""
+        """Return the record of some runs, with their share of the seconds; epoch_step_seconds is per run already."""
         part = replace(self, matrices={k: m[runs] for k, m in self.matrices.items()})
         for name in VECTORS:
             setattr(part, name, getattr(self, name)[runs])
-        part.paces = list(self.paces)
+        part.epoch_step_seconds = list(self.epoch_step_seconds)
         part.seconds = self.seconds * len(runs) / self.memory_bytes.shape[0]
         return part
 

@@ -1,10 +1,8 @@
 r"""The state of a cohort in training: trees of tensors with the runs along the first axis.
 
-The order of numbers in memory, on a GPU: channels last, as its convolutions ask for.
-
-Weights and all that is shaped like them stay run by run: a convolution of many runs has theirs one below the other.
-Images it has side by side, all runs' channels of a pixel together. Which numbers of a memory are images, its name for
-them says (`curvature.jacobian.CONV`).
+On a GPU, images are stored channels-last, the layout its convolutions are fastest in: a grouped convolution over many
+runs reads all runs' channels of a pixel together. Weights and tensors of their shape keep the runs as the outermost
+dimension. A name marks the images in an algorithm's memory (`curvature.jacobian.CONV`).
 """
 
 from __future__ import annotations

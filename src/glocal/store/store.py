@@ -224,7 +224,7 @@ class Claim:
                 "finished": snapshot.finished,
                 "clock": snapshot.state.clock,
                 "seconds": record.seconds,
-                "paces": record.paces,
+                "epoch_step_seconds": record.epoch_step_seconds,
                 "peak_bytes": record.peak_bytes,
                 "notes": record.notes,
             }
@@ -244,7 +244,7 @@ class Claim:
         except (*READ_ERRORS, RuntimeError) as error:
             raise GlocalError(f"the checkpoint '{path}' is damaged ({_line(error)}). Delete '{self.path}'.") from error
         record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
-        record.paces = about["paces"]
+        record.epoch_step_seconds = about["epoch_step_seconds"]
         on_device = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         state = State.from_tree(on_device, about["clock"])
         return Snapshot(about["finished"], state, record)
