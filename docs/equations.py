@@ -107,7 +107,7 @@ ENTRIES = [
         "Theorem 4.1, Eq. 10",
         "prop:1",
         "optimal quadratic local continual learning: E(t) = ½ Δᵀ H̄ Δ (`theorem1` in the code)",
-        "glocal/lens/theorem1.py:theorem1 glocal/paper/studies/theorem1.py:Theorem1Study",
+        "glocal/lens/theorem1.py:theorem1 glocal/paper/studies/theorems.py:Theorem1Study",
         "glocal paper theorem1",
     ),
     Entry(
@@ -156,7 +156,7 @@ ENTRIES = [
         "Theorem 5.1",
         "prop:ogd",
         "OGD minimises the optimal quadratic local objective (`theorem2` in the code)",
-        "glocal/lens/theorem2.py:theorem2 glocal/paper/studies/theorem2.py:Theorem2Study",
+        "glocal/lens/theorem2.py:theorem2 glocal/paper/studies/theorems.py:Theorem2Study",
         "glocal paper theorem2",
     ),
     Entry(

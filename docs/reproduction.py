@@ -18,10 +18,8 @@ from glocal.metrics import confidence_interval, summary
 from glocal.paper import results
 from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
 from glocal.paper.experiments import STUDIES, get_study
-from glocal.paper.published import SEEDS
-from glocal.paper.study import draw, format_cell
-from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, Column
-from glocal.paper.tables import Row, read_cost, read_table
+from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
+from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import PRECISIONS
 from glocal.report.table import signed
 from glocal.store.run import Run, Runs

@@ -147,7 +147,7 @@ def test_locality_of_all_that_suit_a_challenge() -> None:
 def test_lens_on_a_run_that_kept_its_parameters(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "rotated-digits", "ewc", "--keep-parameters", "--lr", "0.3", *QUICK]) == 0
     (run,) = (elsewhere / "runs" / "runs").glob("[!.]*")
-    from glocal.paper.tables import read_table
+    from glocal.paper.study import read_table
 
     capsys.readouterr()
     assert main(["lens", str(run), "--examples", "100", "--epsilon", "1e-6", "-o", "new/lens.png"]) == 0

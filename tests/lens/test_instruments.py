@@ -22,7 +22,7 @@ from glocal.lens.examination import examine_trace
 from glocal.lens.instruments import INSTRUMENTS, NUM_BINS, Measurement, measure
 from glocal.lens.taylor import EXPANSIONS
 from glocal.lens.trace import TrainingTrace, trace_checkpoints
-from glocal.paper.tables import read_table
+from glocal.paper.study import read_table
 from glocal.report.instruments import draw, tables
 
 matplotlib.use("Agg")

@@ -19,8 +19,7 @@ from glocal.lens.trace import TrainingTrace
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
 from glocal.paper.studies.common import column, make_cohort, where
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row
 from glocal.tree import from_vector, to_vector
 
 STUDY = get_study("approximation-error")

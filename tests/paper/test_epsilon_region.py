@@ -16,8 +16,7 @@ from glocal.lens.record import train_traces
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import column, make_cohort, where
 from glocal.paper.studies.epsilon_region import EPSILONS, SHOWN_EPSILON
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row
 from glocal.tree import from_vector, to_vector
 
 STUDY = get_study("epsilon-region")

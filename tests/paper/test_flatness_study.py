@@ -18,8 +18,7 @@ from glocal.networks import MLP
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import rank_correlation
 from glocal.paper.studies.flatness import DEMO, REGIMES, paired
-from glocal.paper.study import Context, WorkItem, draw
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, WorkItem, draw
 from glocal.report.style import style_context
 
 TINY: WorkItem = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}

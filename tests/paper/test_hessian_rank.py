@@ -17,8 +17,7 @@ import glocal
 from glocal import challenges
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.hessian_rank import DEMO, FULL, PooledMLP
-from glocal.paper.study import Context, WorkItem, draw
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, WorkItem, draw
 from glocal.report.style import style_context
 
 TINY: WorkItem = DEMO | {"tasks": 3, "epochs": 1, "pool": 14, "hidden": [3], "examples": 50, "lrs": [0.3]}

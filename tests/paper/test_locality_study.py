@@ -16,8 +16,7 @@ from glocal.lens.locality import locality
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import column
 from glocal.paper.studies.locality import Locality, share_over_theta
-from glocal.paper.study import Context, draw
-from glocal.paper.tables import Row, read_table, write_table
+from glocal.paper.study import Context, Row, draw, read_table, write_table
 
 matplotlib.use("Agg")
 TINY: dict[str, Any] = {"solutions": 6, "draws": 2, "probes": 4, "examples": 60, "epochs": 1, "lr": 0.1, "seed": 0}

@@ -15,8 +15,7 @@ from glocal.paper import table1
 from glocal.paper.experiments import get_study
 from glocal.paper.selection import Selection, train
 from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, relative_to_sgd, restrict_classes
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row
 from glocal.sweeps.sweep import load
 
 STUDY = get_study("ogd-gtl")

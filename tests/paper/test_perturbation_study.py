@@ -18,8 +18,7 @@ from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.perturbation import SmallResNet18, quantiles, radius_curve
-from glocal.paper.study import Context, Study, WorkItem, draw, run
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import style_context
 from glocal.sweeps.sweep import load
 

@@ -16,8 +16,7 @@ from glocal.lens.record import train_traces
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import column, make_challenge, make_cohort, where
 from glocal.paper.studies.recursion import MAX_ROUNDING, exactness_gap, regression
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row
 
 STUDY = get_study("recursion")
 CONTEXT = Context(torch.device("cpu"), None, Path("unused"))

@@ -14,8 +14,7 @@ from glocal.networks import mlp
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import make_challenge
 from glocal.paper.studies.stable_sgd import DEMO, REGIMES
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row
 from glocal.sweeps.sweep import load, sweep
 
 STUDY = get_study("stable-sgd")

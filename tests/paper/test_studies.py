@@ -15,8 +15,19 @@ import torch
 from glocal.errors import GlocalError
 from glocal.paper.experiments import STUDIES, get_study
 from glocal.paper.studies.common import split_seeds
-from glocal.paper.study import Context, Study, WorkItem, item_hash, run
-from glocal.paper.tables import Cost, Row, read_cost, read_table, total_cost, write_table
+from glocal.paper.study import (
+    Context,
+    Cost,
+    Row,
+    Study,
+    WorkItem,
+    item_hash,
+    read_cost,
+    read_table,
+    run,
+    total_cost,
+    write_table,
+)
 
 SMALLEST: dict[str, WorkItem] = {
     "flatness": {"hidden": [3], "examples": 20, "steps": 3, "probes": 4, "batch_size": 200},

@@ -9,22 +9,23 @@ import pytest
 
 from glocal.challenges.rotated import random_angle
 from glocal.errors import GlocalError
-from glocal.paper import published, table1
+from glocal.paper import table1
 from glocal.paper.selection import Selection
 from glocal.sweeps import resolve
 
 ROTATED = table1.COLUMNS["rotated-mnist"]
 DIGITS = table1.DEMO
+GRID = [(column, row, lr) for column in table1.COLUMNS.values() for row in column.all_rows for lr in column.lrs]
 
 
 def test_every_published_cell_has_exactly_one_configuration() -> None:
-    covered = Counter(column.published_cell(row, lr) for column, row, lr in table1.grid())
-    assert len(published.cells()) == 5 * 5 + 2 * 6 * 5
-    assert all(covered[cell] == 1 for cell in published.cells())
+    covered = Counter(column.published_cell(row, lr) for column, row, lr in GRID)
+    assert len(table1.published_cells()) == 5 * 5 + 2 * 6 * 5
+    assert all(covered[cell] == 1 for cell in table1.published_cells())
 
 
 def test_every_row_is_an_algorithm_with_these_options_and_the_published_locality() -> None:
-    for column, row, lr in table1.grid():
+    for column, row, lr in GRID:
         made = resolve.algorithm(row.algorithm, row.options)
         assert column.find_row(row.algorithm, made.config["options"]) == row
         counterpart = column.published_cell(row, lr)
@@ -94,20 +95,20 @@ def test_published_protocol_of_the_split_challenges(challenge: str, tasks: int, 
 def test_forgetting_is_published_over_all_tasks_but_the_last() -> None:
     """Accuracy right after learning cannot pass 100: over T−1 tasks it does not, over T it would in twelve cells."""
     tasks = {name: column.tasks for name, column in table1.COLUMNS.items()}
-    over_fewer = [c.acc_mean + c.forgetting_mean * (1 - 1 / tasks[c.challenge]) for c in published.cells()]
-    over_all = [c.acc_mean + c.forgetting_mean for c in published.cells()]
+    over_fewer = [c.acc_mean + c.forgetting_mean * (1 - 1 / tasks[c.challenge]) for c in table1.published_cells()]
+    over_all = [c.acc_mean + c.forgetting_mean for c in table1.published_cells()]
     assert max(over_fewer) <= 100
     assert sum(total > 100 for total in over_all) == 12
 
 
 def test_angles_are_those_of_the_method_and_the_seed() -> None:
-    assert published.angles("agem")[21][2] == 130.422031
-    assert published.angles("er")[55][19] == 55.377895
-    assert published.angles("sgd")[11][:2] == [136.616326, 147.289564]
+    assert table1.published_angles("agem")[21][2] == 130.422031
+    assert table1.published_angles("er")[55][19] == 55.377895
+    assert table1.published_angles("sgd")[11][:2] == [136.616326, 147.289564]
     for method in ("ewc", "si", "ogd"):
-        assert published.angles(method) == published.angles("sgd")
-    for seed in published.SEEDS:
-        sequences = [published.angles(method)[seed] for method in ("sgd", "agem", "er")]
+        assert table1.published_angles(method) == table1.published_angles("sgd")
+    for seed in table1.SEEDS:
+        sequences = [table1.published_angles(method)[seed] for method in ("sgd", "agem", "er")]
         assert all(len(angles) == 20 and 0 <= min(angles) <= max(angles) < 180 for angles in sequences)
         # Nothing was replayed before the first task; after it the streams part.
         assert len({angles[0] for angles in sequences}) == 1 and len({angles[19] for angles in sequences}) == 3
@@ -117,7 +118,7 @@ def test_angles_are_those_of_the_method_and_the_seed() -> None:
 def test_every_row_meets_its_angles(row: str, method: str) -> None:
     made = Selection(DIGITS, (DIGITS.row(row),)).challenge(DIGITS.row(row), None)
     assert not isinstance(made, str)
-    assert made.options["angles"] == {str(seed): published.angles(method)[seed] for seed in published.SEEDS}
+    assert made.options["angles"] == {str(seed): table1.published_angles(method)[seed] for seed in table1.SEEDS}
     assert made.tasks == DIGITS.tasks
 
 

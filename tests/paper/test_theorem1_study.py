@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import item_traces
-from glocal.paper.studies.theorem1 import DEMO
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.studies.theorems import DEMO
+from glocal.paper.study import Context, Row
 
 STUDY = get_study("theorem1")
 SMALL = DEMO | {"hidden": [6, 6], "epochs": 1, "batch_size": 400, "examples": 50, "lrs": (0.05, 0.3), "seeds": (13,)}

@@ -13,10 +13,8 @@ from torch.func import functional_call
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import item_traces
-from glocal.paper.studies.theorem1 import DEMO
-from glocal.paper.studies.theorem2 import PANELS
-from glocal.paper.study import Context
-from glocal.paper.tables import Row
+from glocal.paper.studies.theorems import DEMO, PANELS
+from glocal.paper.study import Context, Row
 
 STUDY = get_study("theorem2")
 SMALL = DEMO | {"hidden": [6, 6], "epochs": 1, "batch_size": 400, "examples": 40, "lrs": (0.3,), "seeds": (13, 33)}

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from glocal.cli.main import main
 from glocal.paper.experiments import get_study
-from glocal.paper.study import Context
-from glocal.paper.tables import Row, read_table
+from glocal.paper.study import Context, Row, read_table
 from glocal.sweeps.sweep import load
 
 STUDY = get_study("tradeoff")

@@ -20,7 +20,7 @@ from scipy import stats
 
 from glocal.errors import GlocalError
 from glocal.metrics import Scope, summary
-from glocal.paper import published, results
+from glocal.paper import results, table1
 from glocal.paper.comparison import Comparison, ComparisonRow, Estimate, compare, render, write_tables
 from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Run
@@ -59,7 +59,7 @@ def runs_of(row: str, off: float, rise: float = 0.0) -> list[Run]:
     for i, lr in enumerate(ROTATED.lrs):
         theirs = ROTATED.published_cell(ROTATED.row(row), lr)
         acc, forgetting = (theirs.acc_mean, theirs.forgetting_mean) if theirs else (80.0, 10.0)
-        for seed, extra in zip(published.SEEDS, SPREAD, strict=True):
+        for seed, extra in zip(table1.SEEDS, SPREAD, strict=True):
             # Seeds differ more at higher rates: their differences between rates differ too.
             made.append(run(row, lr, seed, acc + off + 2 * extra, forgetting + rise * i + (1 + i) * extra))
     return made
@@ -228,8 +228,7 @@ def test_the_papers_test(rise: float, sign: str) -> None:
     forgotten = {(r.lr, r.seed): 100 * _forgetting(r) for r in ours}
     low, mid, _, high, highest = ROTATED.lrs
     each = [
-        (forgotten[low, s] + forgotten[mid, s] - forgotten[high, s] - forgotten[highest, s]) / 2
-        for s in published.SEEDS
+        (forgotten[low, s] + forgotten[mid, s] - forgotten[high, s] - forgotten[highest, s]) / 2 for s in table1.SEEDS
     ]
     expected = stats.ttest_1samp(each, 0).confidence_interval(0.95)
     assert (trend.low, trend.high) == pytest.approx(tuple(expected))
@@ -384,7 +383,7 @@ def test_trends_of_diverged_and_unpaired_runs() -> None:
 
 def test_published_angles_are_replaced_by_their_name() -> None:
     for method in ("sgd", "er"):
-        given = {str(seed): degrees for seed, degrees in published.angles(method).items()}
+        given = {str(seed): degrees for seed, degrees in table1.published_angles(method).items()}
         one = fake_run()
         challenge = {**one.config["challenge"], "options": {"angles": given}}
         one = replace(one, config={**one.config, "challenge": challenge})

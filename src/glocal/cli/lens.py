@@ -109,7 +109,7 @@ class Lens:
 
         from glocal.cli.common import progress_bar
         from glocal.lens.region import require_epsilon, training_errors
-        from glocal.paper.tables import write_table
+        from glocal.paper.study import write_table
         from glocal.report.error_curves import table
         from glocal.report.progress import Bars
         from glocal.sweeps import user_code
@@ -139,7 +139,7 @@ class Lens:
         from rich.console import Console
 
         from glocal.lens.instruments import measure
-        from glocal.paper.tables import write_table
+        from glocal.paper.study import write_table
         from glocal.report.instruments import tables
 
         console, failures = Console(), []

@@ -54,8 +54,7 @@ class RunStudy:
 
         from glocal.cli.common import progress_bar
         from glocal.paper.experiments import get_study
-        from glocal.paper.study import Context, format_cell, publish, run
-        from glocal.paper.tables import read_cost, read_table, total_cost
+        from glocal.paper.study import Context, format_cell, publish, read_cost, read_table, run, total_cost
         from glocal.sweeps.resolve import choose_device
 
         study = get_study(self.study)

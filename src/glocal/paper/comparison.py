@@ -18,9 +18,7 @@ from rich.console import Console, RenderableType
 
 from glocal.errors import GlocalError, unknown
 from glocal.metrics import OVER, TREND_LRS, Over, Scope, forgetting_trend, low_minus_high, over_seeds, scope_of, summary
-from glocal.paper.published import SEEDS
-from glocal.paper.published import Cell as PublishedCell
-from glocal.paper.table1 import COLUMNS
+from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
 from glocal.report import table
 from glocal.report.groups import format_lr
 from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables

@@ -22,10 +22,9 @@ class Experiment:
     reference: str
     """Where the paper has it, by printed number."""
     title: str
-    module: str = ""
-    """File of the study in `glocal.paper.studies`; empty for experiments made of Table 1's runs."""
-    columns: tuple[Column, ...] = ()
-    """Columns of Table 1 to train, the last for the demo."""
+    """What it shows."""
+    columns: tuple[Column, ...] | None = None
+    """Columns of Table 1 to train, the last for the demo; None for a study."""
 
     @property
     def command(self) -> str:
@@ -33,7 +32,7 @@ class Experiment:
 
     def costs(self) -> list[str]:
         """Return what the experiment and then its demo cost."""
-        if self.module:
+        if self.columns is None:
             return [get_study(self.name).cost(demo) for demo in (False, True)]
         return [column.describe_cost() for column in self.columns] or ["nothing beyond table1"]
 
@@ -51,6 +50,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "distance",
             "Figure 1",
             "distance from the initialisation against the learning rate, by task, from the runs of table1",
+            columns=(),
         ),
         Experiment(
             "icarl-buffer",
@@ -62,83 +62,58 @@ EXPERIMENTS: dict[str, Experiment] = {
             "approximation-error",
             "§3.2, Eq. 5",
             "error of the approximations of old losses while later tasks are learnt",
-            "approximation_error",
         ),
         Experiment(
             "epsilon-region",
             "Assumption 3.2",
             "how far from a solution its Taylor expansion holds, and when training leaves that region",
-            "epsilon_region",
         ),
-        Experiment(
-            "recursion",
-            "Eq. 6 and 7",
-            "forgetting predicted by the quadratic approximation and measured",
-            "recursion",
-        ),
+        Experiment("recursion", "Eq. 6 and 7", "forgetting predicted by the quadratic approximation and measured"),
         Experiment(
             "locality",
             "Definition 3.1, §5",
             "which algorithms are local and which global: declared, and found by experiment",
-            "locality",
         ),
         Experiment(
             "perturbation-cifar10",
             "Figure 3, Eq. 17",
             "perturbation score against the radius: ResNet-18 on Split CIFAR-10",
-            "perturbation",
         ),
-        Experiment(
-            "perturbation-mnist",
-            "Figure 5",
-            "perturbation score against the radius: the MLP on Rotated-MNIST",
-            "perturbation",
-        ),
+        Experiment("perturbation-mnist", "Figure 5", "perturbation score against the radius: the MLP on Rotated-MNIST"),
         Experiment(
             "hessian-rank",
             "Figure 4",
             "rank of the average Hessian against the number of tasks, by several definitions",
-            "hessian_rank",
         ),
-        Experiment("flatness", "§4", "flatness of every solution and the forgetting that followed", "flatness"),
+        Experiment("flatness", "§4", "flatness of every solution and the forgetting that followed"),
         Experiment(
             "theorem1",
             "Theorem 4.1",
             "forgetting against the quadratic form that the theorem equates it with, over learning rates",
-            "theorem1",
         ),
-        Experiment(
-            "theorem2",
-            "Theorem 5.1",
-            "curvature of old losses along the updates of OGD and other algorithms",
-            "theorem2",
-        ),
+        Experiment("theorem2", "Theorem 5.1", "curvature of old losses along the updates of OGD and other algorithms"),
         Experiment(
             "ogd-gtl",
             "appendix, OGD-GTL",
             "the true label's share of the output Hessian, and OGD's variants at equal memory",
-            "ogd_gtl",
         ),
         Experiment(
-            "stable-sgd",
-            "Figure 6",
-            "forgetting, accuracy and distance of plastic and stable SGD, over learning rates",
-            "stable_sgd",
+            "stable-sgd", "Figure 6", "forgetting, accuracy and distance of plastic and stable SGD, over learning rates"
         ),
         Experiment(
-            "tradeoff",
-            "§6.1",
-            "stability and plasticity: accuracy against forgetting, from the runs of table1",
-            "tradeoff",
+            "tradeoff", "§6.1", "stability and plasticity: accuracy against forgetting, from the runs of table1"
         ),
     )
 }
-STUDIES: dict[str, Experiment] = {name: e for name, e in EXPERIMENTS.items() if e.module}
+_SHARED_FILES = {"theorem1": "theorems", "theorem2": "theorems"}
+_SHARED_FILES |= {"perturbation-cifar10": "perturbation", "perturbation-mnist": "perturbation"}
+STUDIES: dict[str, Experiment] = {name: e for name, e in EXPERIMENTS.items() if e.columns is None}
 
 
 def get_study(name: str) -> Study:
     """Return a study by name, importing its file."""
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
-    module = import_module(f"glocal.paper.studies.{STUDIES[name].module}")
+    file = _SHARED_FILES.get(name, name.replace("-", "_"))
+    module = import_module(f"glocal.paper.studies.{file}")
     return next(study for study in module.STUDIES if study.name == name)

@@ -17,7 +17,7 @@ import numpy as np
 
 from glocal.errors import GlocalError
 from glocal.metrics import summary
-from glocal.paper import published
+from glocal.paper import table1
 from glocal.report.groups import PERCENT
 from glocal.store.files import Lock, report_os_errors
 from glocal.store.run import Run, Runs
@@ -84,7 +84,7 @@ def with_named_angles(run: Run) -> Run:
     if not isinstance(angles, Mapping):
         return run
     by_seed = {int(seed): list(sequence) for seed, sequence in angles.items()}
-    if by_seed not in [published.angles(method) for method in ("sgd", "agem", "er")]:
+    if by_seed not in [table1.published_angles(method) for method in ("sgd", "agem", "er")]:
         return run
     options = {**challenge["options"], "angles": "published"}
     return replace(run, config={**run.config, "challenge": {**challenge, "options": options}})

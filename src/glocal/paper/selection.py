@@ -10,7 +10,7 @@ from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
 from glocal.engine.loop import Progress
 from glocal.errors import GlocalError, unknown
-from glocal.paper import published
+from glocal.paper import table1
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.store.run import Runs
 from glocal.sweeps.resolve import choose_device
@@ -38,7 +38,7 @@ class Selection:
         if self.angles not in ANGLES:
             raise unknown("kind of angles", self.angles, ANGLES)
         if self.has_published_angles:
-            angles = published.angles("sgd")
+            angles = table1.published_angles("sgd")
             missing = [str(seed) for seed in self.all_seeds if seed not in angles]
             if missing:
                 raise GlocalError(
@@ -76,7 +76,7 @@ class Selection:
         """Return the challenge of a row, with the angles of all seeds, so that run names do not depend on `seeds`."""
         if not self.has_published_angles:
             return self.column.challenge
-        return make(self.column.challenge, self.all_tasks, data, angles=published.angles(row.angles))
+        return make(self.column.challenge, self.all_tasks, data, angles=table1.published_angles(row.angles))
 
 
 def train(

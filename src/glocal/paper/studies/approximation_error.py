@@ -50,8 +50,7 @@ from glocal.paper.studies.common import (
     training_cost,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Summary, WorkItem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,8 @@ from glocal.lens.record import train_traces
 from glocal.lens.trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
-from glocal.paper import published
-from glocal.paper.study import Context, WorkItem
-from glocal.paper.tables import Row, Scalar
+from glocal.paper import table1
+from glocal.paper.study import Context, Row, Scalar, WorkItem
 from glocal.report.style import COOL, DASHES, MARKERS, WARM, LineStyle, log_lr
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def make_challenge(item: WorkItem, context: Context) -> Challenge:
 
     The runs of a cohort share the tasks of a seed, so the tasks are cached.
     """
-    options = {"angles": published.angles("sgd")} if item.get("angles") == "published" else {}
+    options = {"angles": table1.published_angles("sgd")} if item.get("angles") == "published" else {}
     challenge = challenges.make(item["challenge"], item["tasks"], context.data, **options)
     return replace(challenge, make_task=lru_cache(maxsize=challenge.tasks)(challenge.make_task))
 

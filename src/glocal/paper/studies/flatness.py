@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glocal.lens.flatness import flatness
-from glocal.paper.published import SEEDS
 from glocal.paper.studies.common import (
     column,
     distinct,
@@ -30,8 +29,8 @@ from glocal.paper.studies.common import (
     training_cost,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.paper.table1 import SEEDS
 from glocal.report.style import FAINT
 
 if TYPE_CHECKING:

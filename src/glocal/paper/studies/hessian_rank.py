@@ -20,7 +20,6 @@ from torch.nn.functional import avg_pool2d
 
 from glocal.lens.rank import ABSOLUTE, RELATIVE, Ranks, rank
 from glocal.networks import MLP
-from glocal.paper.published import SEEDS
 from glocal.paper.studies.common import (
     column,
     distinct,
@@ -31,8 +30,8 @@ from glocal.paper.studies.common import (
     training_cost,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.paper.table1 import SEEDS
 from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, LineStyle
 
 if TYPE_CHECKING:

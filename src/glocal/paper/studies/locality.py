@@ -12,8 +12,7 @@ from torch import Tensor
 from glocal.algorithms import ALGORITHMS
 from glocal.lens.locality import Verdict, locality
 from glocal.paper.studies.common import column, join, names, where
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, INK, TITLE_COLOURS
 from glocal.sweeps import resolve
 

@@ -36,9 +36,8 @@ from glocal.paper.studies.common import (
     run_row,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
+from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
-from glocal.paper.tables import Row
 from glocal.report.style import FAINT, legend
 from glocal.sweeps.sweep import sweep
 

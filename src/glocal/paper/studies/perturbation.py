@@ -38,8 +38,7 @@ from glocal.networks.model import MakeNetwork
 from glocal.networks.preprocess import InputTransform
 from glocal.paper import table1
 from glocal.paper.studies.common import column, distinct, drop_nonfinite, names, where
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, WARM, LineStyle
 from glocal.store.run import Run
 from glocal.sweeps import resolve

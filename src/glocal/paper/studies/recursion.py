@@ -34,8 +34,7 @@ from glocal.paper.studies.common import (
     training_cost,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row, Scalar
+from glocal.paper.study import Context, Row, Scalar, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, WARM, log_lr
 
 if TYPE_CHECKING:

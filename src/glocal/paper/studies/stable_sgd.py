@@ -29,9 +29,8 @@ from glocal.paper.studies.common import (
     plot_over_lr,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
+from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
-from glocal.paper.tables import Row
 from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:

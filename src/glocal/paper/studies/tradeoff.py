@@ -30,8 +30,7 @@ from glocal.paper.studies.common import (
     of_columns,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
-from glocal.paper.tables import Row
+from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.groups import PERCENT
 from glocal.report.style import FAINT, LineStyle, legend
 

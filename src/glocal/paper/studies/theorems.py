@@ -1,8 +1,17 @@
-r"""Theorem 4.1 on trained networks: E(t) against ½ Δ_tᵀ \bar H_{<t} Δ_t over learning rates (Eq. 18).
+r"""Theorems 4.1 and 5.1 on trained networks, over learning rates.
+
+Theorem 4.1: E(t) against ½ Δ_tᵀ \bar H_{<t} Δ_t (Eq. 18).
 
 The theorem equates the two where every θ_o is a minimum, the solutions are close to each other, and nothing was
 forgotten before. The last premise always holds after the second task, since E(1) = 0. The full second-order expansion
 (Eq. forgetting-quadratic) is measured as well: it only needs the solutions to be close. Losses are training losses.
+
+Theorem 5.1: Δ_tᵀ H_o Δ_t and its outer-product part Δ_tᵀ G_o Δ_t.
+
+OGD's constraint makes Δ_tᵀ G_o Δ_t = 0 on the inputs whose gradients it stores, and the proof neglects the functional
+part of H_o (Eq. eqt:opt-cond-revisited). Measured is what is left of both on examples that are stored or not, for
+algorithms that meet the constraint, approximate it, or ignore it. A longer update has a larger quadratic form in any
+direction, so its relative curvature Δᵀ H_o Δ / (‖Δ‖² ‖H_o‖) is measured too; the top eigenvector has 1.
 """
 
 from __future__ import annotations
@@ -11,11 +20,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from glocal.engine.cohort import Member
-from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
 from glocal.lens.theorem1 import theorem1
+from glocal.lens.theorem2 import theorem2
 from glocal.paper.studies.common import (
     column,
     distinct,
@@ -25,20 +36,22 @@ from glocal.paper.studies.common import (
     group,
     item_traces,
     label,
+    legend_order,
     line_styles,
+    log_y,
     lr_colour_bar,
     lr_colours,
     names,
     of_columns,
+    plot_over_lr,
     rank_correlation,
     run_row,
     split_seeds,
     where,
 )
-from glocal.paper.study import Context, Summary, WorkItem
+from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
-from glocal.paper.tables import Row
-from glocal.report.style import FAINT, INK, TITLE_COLOURS, log_lr
+from glocal.report.style import FAINT, INK, TITLE_COLOURS, legend, log_lr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,14 +60,23 @@ if TYPE_CHECKING:
 
 COLUMN = COLUMNS["rotated-mnist"]
 Options: TypeAlias = dict[str, dict[str, Any]]  # by algorithm
-ALGORITHMS: Options = {
+THEOREM1_ALGORITHMS: Options = {
     "sgd": {},
     "ewc": dict(COLUMN.row("ewc").options),
     "optimal-hard": {},
     "optimal-soft": {},
     "ogd": {"slots": 500},
 }
+THEOREM2_ALGORITHMS: Options = {
+    "sgd": {},
+    "ewc": THEOREM1_ALGORITHMS["ewc"],
+    "ogd": {"slots": 2_000},
+    "ogd-gtl": {"slots": 2_000},
+    "ogd-published": {"slots": 2_000},
+    "optimal-hard": {},
+}
 DEMO_OPTIONS: Options = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
+DEMO_OPTIONS |= {name: {"slots": 500} for name in ("ogd", "ogd-gtl", "ogd-published")}
 FULL: WorkItem = {"challenge": COLUMN.challenge, "angles": "published", "tasks": 10, "epochs": COLUMN.epochs}
 FULL |= {"batch_size": COLUMN.batch_size, "hidden": [100, 100], "lrs": COLUMN.lrs, "seeds": COLUMN.seeds}
 FULL |= {"examples": 2_000, "steps": 20}
@@ -64,10 +86,10 @@ FACTOR = 2.0
 """A prediction counts as correct if it is within this factor of E(t)."""
 
 
-def make_items(algorithms: Options, demo_options: Options, demo: bool) -> list[WorkItem]:
+def make_items(algorithms: Options, demo: bool) -> list[WorkItem]:
     """Return an item per algorithm for the demo, and per algorithm and seed otherwise."""
     if demo:
-        return [{"algorithm": a, "options": o | demo_options.get(a, {}), **DEMO} for a, o in algorithms.items()]
+        return [{"algorithm": a, "options": o | DEMO_OPTIONS.get(a, {}), **DEMO} for a, o in algorithms.items()]
     return split_seeds([{"algorithm": a, "options": o, **FULL} for a, o in algorithms.items()])
 
 
@@ -94,10 +116,10 @@ class Theorem1Study:
     )
 
     def work_items(self, demo: bool) -> list[WorkItem]:
-        return make_items(ALGORITHMS, DEMO_OPTIONS, demo)
+        return make_items(THEOREM1_ALGORITHMS, demo)
 
     def cost(self, demo: bool) -> str:
-        return make_cost(ALGORITHMS, demo)
+        return make_cost(THEOREM1_ALGORITHMS, demo)
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         rows: list[Row] = []
@@ -164,9 +186,6 @@ class Theorem1Study:
         return Summary(table, verdict + diverged_note(rows, "measured"))
 
 
-STUDIES = (Theorem1Study(),)
-
-
 def percent_within(rows: Sequence[Row], name: str) -> float:
     """Return how many percent of E(t) are positive and within FACTOR of a column."""
     measured, predicted = column(rows, "measured"), column(rows, name)
@@ -203,3 +222,92 @@ def _draw_agreement(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(-4, 104)
     axes.set_title(f"within a factor of {FACTOR:g} (% of all $t$)", loc="left")
     axes.legend(fontsize=7, loc="best", labelspacing=0.3, handlelength=2.4)
+
+
+PANELS = {
+    "hessian": r"$\Delta_t^\top H_o\,\Delta_t$",
+    "outer": r"its outer-product part $\Delta_t^\top G_o\,\Delta_t$",
+    "functional_share": "its functional part's share (%)",
+    "length": r"length $\Vert\Delta_t\Vert$",
+    "relative": r"curvature $\Delta_t^\top H_o\,\Delta_t\;/\;\Vert\Delta_t\Vert^2\,\Vert H_o\Vert$",
+    "forgetting": "forgetting $E(t)$, in loss",
+}
+HEADINGS = {"Δᵀ H Δ": "hessian", "Δᵀ G Δ": "outer", "functional part (%)": "functional_share", "‖Δ‖": "length"}
+HEADINGS |= {"relative curvature": "relative", "E(t)": "forgetting"}
+LINEAR_PANELS = ("functional_share", "forgetting")
+
+
+class Theorem2Study:
+    """The quadratic forms of every update, averaged over the tasks before it, and the forgetting."""
+
+    name = "theorem2"
+    columns = (
+        "algorithm locality lr seed t hessian outer functional functional_share rayleigh relative length forgetting"
+    )
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        return make_items(THEOREM2_ALGORITHMS, demo)
+
+    def cost(self, demo: bool) -> str:
+        return make_cost(THEOREM2_ALGORITHMS, demo)
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        rows: list[Row] = []
+        for member, trace in item_traces(item, context):
+            forms = theorem2(trace, steps=item["steps"])
+            columns = {
+                "hessian": _mean_over_old(forms.hessian),
+                "outer": _mean_over_old(forms.outer),
+                "functional": _mean_over_old(forms.functional),
+                "functional_share": 100 * _mean_over_old(forms.functional_share),
+                "rayleigh": _mean_over_old(forms.rayleigh),
+                "relative": _mean_over_old(forms.relative),
+                "length": forms.lengths,
+                "forgetting": average(measured_forgetting(trace), "t"),
+            }
+            rows += task_rows(item, member, columns)
+        return rows
+
+    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+        """Panels over the learning rate: medians over tasks and seeds, bands over seeds."""
+        figure.set_size_inches(10.2, 5.4)
+        runs, styles = _by_run(rows), line_styles(rows)
+        for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
+            plot_over_lr(axes, runs, name, styles, spread="range")
+            axes.set_title(title, loc="left")
+            if name not in LINEAR_PANELS:
+                log_y(axes)
+        legend(figure, legend_order(rows), note="medians over tasks\nand seeds; bands\nover seeds\n")
+
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        runs = _by_run(rows)
+        table = group(runs, "algorithm lr", of_columns(HEADINGS))
+        lr = max(distinct(runs, "lr"))
+        ogd, sgd = (where(runs, algorithm=a, lr=lr) for a in ("ogd", "sgd"))
+        if not ogd or not sgd:
+            return Summary(table, "Runs of ogd and sgd are needed for a verdict.")
+        form, forgetting = (finite_median(ogd, n) / finite_median(sgd, n) for n in ("outer", "forgetting"))
+        verdict = (
+            f"At learning rate {lr:g} OGD's constraint leaves {form:.2g} of SGD's Δᵀ G Δ on all inputs and "
+            f"{forgetting:.2g} of its forgetting; Theorem 5.1 has 0 for both."
+        )
+        return Summary(table, verdict + diverged_note(rows, "hessian"))
+
+
+STUDIES = (Theorem1Study(), Theorem2Study())
+
+
+def _mean_over_old(pairs: Tensor) -> Tensor:
+    """The mean over the tasks o < t of a matrix [t, o], for every t; NaN for the first."""
+    old = torch.ones_like(pairs, dtype=torch.bool).tril(-1)
+    return torch.where(old, pairs, 0.0).sum(1) / old.sum(1)
+
+
+def _by_run(rows: Sequence[Row]) -> list[Row]:
+    """One row per run: the medians over its tasks; NaN if one of them is NaN."""
+
+    def median(own: list[Row], name: str) -> float:
+        return float(np.median(column(own, name)))
+
+    medians = of_columns({name: name for name in PANELS}, median)
+    return group(rows, "algorithm locality lr seed", medians)
