@@ -1,6 +1,6 @@
-"""Makes docs/locality.md and its figures: a training of one's own under the lens, at two learning rates.
+"""Generate docs/locality.md and its figures: a training in plain PyTorch, measured at two learning rates.
 
-python docs/locality.py
+python docs/locality.py        about a minute on a CPU
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 from checkpoints import make_training  # noqa: E402
 
 import glocal  # noqa: E402
-from glocal.lens import examine  # noqa: E402
-from glocal.lens.record import open_run  # noqa: E402
-from glocal.lens.region import training_errors  # noqa: E402
+from glocal.lens import examine, open_run, training_errors  # noqa: E402
 from glocal.report.error_curves import table  # noqa: E402
 
-NEAR, FAR = 0.1, 0.5
-TEXT = """# How local is my training?
+NEAR_LR, FAR_LR = 0.1, 0.5
+TEMPLATE = """# How local is my training?
 
-An algorithm that approximates old losses at their solutions (`ewc`, `laplace`, `ogd`, …) is right as long as training
-stays near them: that is the paper's locality assumption. `glocal.lens.examine` measures whether yours does. It takes
-any `nn.Module`, a loss, the tasks' data and the state dicts between the tasks, and says how far training went, how far
-the second-order expansions of old losses hold, what was forgotten and what of it they predict, and which family of
-algorithms that speaks for. `python docs/locality.py` makes this page.
+This page measures a training in plain PyTorch. You get a table, a figure, and a recommended family of algorithms.
 
-## From checkpoints to a figure
+Algorithms such as `ewc`, `laplace` and `ogd` approximate the losses of old tasks at their solutions. That works as
+long as training stays near these solutions, which the paper calls the locality assumption (Assumption 3.2).
+`glocal.lens.examine` checks it for your training. It takes any `nn.Module`, a loss, the data of the tasks and a
+checkpoint after every task, and it reports
 
-[examples/checkpoints.py](../examples/checkpoints.py) is a training in plain PyTorch: three tasks of turned digits, a
-small network, SGD. In its folder, `python checkpoints.py` leaves `theta-0.pt`, the initialisation, to `theta-3.pt`;
-and there:
+- how far training moved, and how far the second-order Taylor expansions of the old losses hold;
+- how much was forgotten, and how much forgetting the expansions predict;
+- the curvature of the losses;
+- which family of algorithms this suggests.
+
+## Example
+
+[examples/checkpoints.py](../examples/checkpoints.py) trains a small network with SGD on three tasks of rotated
+digits. Run `python checkpoints.py` in its folder. It saves the initialisation as `theta-0.pt` and the solutions of
+the tasks as `theta-1.pt` to `theta-3.pt`. Then, in the same folder:
 
 ```python
 import torch
@@ -48,7 +52,7 @@ from torch import nn
 from glocal.lens import examine
 
 network = make_network()
-tasks = make_loaders()  # a DataLoader a task; pairs of tensors (x, y) and Datasets will do
+tasks = make_loaders()  # one DataLoader per task; (x, y) tensors and Datasets work, too
 checkpoints = [torch.load(f"theta-{{t}}.pt") for t in range(4)]
 
 result = examine(network, nn.CrossEntropyLoss(), tasks, checkpoints)
@@ -57,152 +61,169 @@ print(result.advice.family, result.advice.algorithms)
 result.plot("lens.png")
 ```
 
-The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that is a mean over samples. At
-most 2,000 examples of a task are looked at (`examples=`): evenly spaced ones of tensors, of a Dataset and of a
-DataLoader that gives all of one; the first ones of whatever else gives batches, so mix those. Networks with attention
-or recurrent layers will do. The same as a command, with a function that returns the four:
-
-```
-glocal lens examples/checkpoints.py:make_training -o lens.png
-glocal lens runs/runs/0123456789abcdef       # a run of a store, trained with --keep-parameters
-```
-
-With `--show` the same training is looked at by the other instruments, each of which prints a table and writes a figure
-and a Parquet file: `error` and `assumption` (the expansions' errors, their order, and the smallest ε), `forgetting` (of
-every pair of tasks, with the share of each term), `recursion`, `theorem1`, `theorem2`, `ground-truth`, `perturbation`,
-`flatness`, `rank` and `spectrum` (of the paper's average Hessian (1/t) Σ_{{o<t}} H_o, which after one task is half of
-that task's), or `all`. In Python they take a subject:
-
-```python
-from glocal.lens.instruments import measure
-from glocal.lens.trace import trace_checkpoints
-
-subject = trace_checkpoints(network, nn.CrossEntropyLoss(), tasks, checkpoints, examples=500)
-measure(subject, "theorem1").plot("theorem1.png")  # and .rows, a list of dicts
-```
-
-At a learning rate of {near_lr:g} it prints
+With a learning rate of {near_lr:g} it prints
 
 ```
 {near}
 ```
 
-![The training at the smaller learning rate](images/lens-near.png)
+![Figure for the smaller learning rate](images/lens-near.png)
 
-and at {far_lr:g}, where training goes farther,
+With a learning rate of {far_lr:g} training moves farther:
 
 ```
 {far}
 ```
 
-![The training at the larger learning rate](images/lens-far.png)
+![Figure for the larger learning rate](images/lens-far.png)
 
-## What it shows
-
-- **Where training went.** Over every task o, how far later solutions θ_t are from θ_o. A line ends where, on the way
-  from θ_o to θ_t, the second-order expansion of L_o is first wrong by ε: the border of the region Ω^ε_o. A filled point
-  is a θ_t inside (ξ_o(θ_t) < ε), an open one outside. The grey box reaches from the radius in the steepest direction,
-  the eigenvector of the largest eigenvalue, to that in random directions. ε is a tenth of what learning a task gained,
-  L_o(θ_0) − L_o(θ_o), in the mean, unless `epsilon` is given.
-- **What was forgotten.** L_o(θ_t) − L_o(θ_o), as the expansion predicts it and as it is; in the grey band they differ
-  by less than ε. Below 0 a later task helped an earlier one.
-- **How the losses bend.** The ten largest eigenvalues of every task's Hessian at its solution, and its trace (Hutch++).
-
-Everything in them is in `found`: `distance`, `radius`, `inside`, `forgetting.measured` and `.predicted`, `eigenvalues`,
-`trace`, and `rows()`, a table.
-
-## At every step
-
-Checkpoints are the ends of tasks. A run of a store can also be trained again, by its configuration, and looked at on
-its way; it need not have kept its parameters. That it is the same way is checked: other machines round otherwise.
+The same as a command, for your own function that returns the network, the loss, the tasks and the checkpoints, or for
+a run of a store that was trained with `--keep-parameters`:
 
 ```
-glocal sweep rotated-digits --algorithms ewc --lrs {way_lr:g} --seeds 1 --tasks 3 --epochs 1
-glocal lens runs/runs/0123456789abcdef --retrace 1 -o way.png      # or --retrace 10, or --retrace epochs
+glocal lens examples/checkpoints.py:make_training -o lens.png
+glocal lens runs/runs/0123456789abcdef -o lens.png
 ```
 
-At every moment ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| is measured for every finished task o: by the algorithm's own
-\\hat L_o, with its memory as it was then, and by expansions of order 0, 1 and 2, with the Hessian whole and in all the
-forms that the network allows. It prints how large errors became, how far from θ_o they stayed below ε, and at which
-step training first left an old task's region, and writes a figure and a Parquet file with all numbers:
+The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that returns a mean over
+samples. At most 2,000 examples per task are used (`examples=`). They are evenly spaced, except for a plain iterable
+of batches, of which the first ones are taken: shuffle it. Networks with attention or recurrent layers are supported.
 
-```
-{way}
-```
+## How to read the figure
 
-![ξ_o along training, by EWC's own approximation and by expansions](images/lens-along.png)
+- **Distance.** For every task o, the distance of later solutions θ_t from θ_o. A filled point is inside the region
+  Ω^ε_o (ξ_o(θ_t) < ε), an open one outside. The line ends where the second-order expansion of L_o first differs from
+  L_o by ε on the way from θ_o to θ_t. The grey box extends from the radius of the region along the eigenvector of the
+  largest eigenvalue to its radius in random directions. By default ε is a tenth of the mean gain of learning a task,
+  L_o(θ_0) − L_o(θ_o); `epsilon=` sets it.
+- **Forgetting.** L_o(θ_t) − L_o(θ_o), predicted by the expansion and measured. In the grey band they differ by less
+  than ε. A negative value means that a later task helped an earlier one.
+- **Curvature.** The ten largest eigenvalues of every task's Hessian at its solution, and its trace (by Hutch++).
 
-Lines are tasks, grey ones their ends; the dashed line is ε, the red one the first break. *Own* is \\hat L_o as the
-algorithm states it: here EWC's penalty, of several tasks an equal share, on top of L_o(θ_o). Some state none (`sgd`:
-ξ_o is the loss itself), or one up to a constant (`si`) or in units of its own (`der`, `icarl`). *Own, from θ_o* counts
-both losses from their values at θ_o, which is all that training follows. In Python the same is
+All numbers are attributes of the result: `distance`, `radius`, `inside`, `forgetting.measured`,
+`forgetting.predicted`, `eigenvalues` and `trace`; `rows()` returns a table.
+
+## How the recommendation is made
+
+1. If some θ_t is outside the region of an earlier task, the locality assumption is violated. The recommendation is
+   **replay** (`er`, `agem`, `gem`), whose approximation does not depend on θ_o.
+2. If all solutions are inside, a quadratic approximation holds. If also nothing was forgotten, |E(t)| < ε, and the
+   ten largest eigenvalues sum to at least half of the trace, few directions matter, and Theorem 4.1 supports a
+   **constraint**: updates orthogonal to them (`ogd`, `ogd-gtl`, `optimal-hard`). Otherwise the recommendation is a
+   **quadratic penalty** (`ewc`, `laplace`, `optimal-soft`).
+3. After a single task the next one is unknown. The recommendation is a penalty if training moved less than the radius
+   of the region along the eigenvector of the largest eigenvalue, and otherwise replay, which is the safe choice.
+
+This is a rule of thumb, not a theorem, and it ignores costs such as memory, time and privacy. The expansion uses the
+exact Hessian; a diagonal one, as in `ewc`, holds in a smaller region.
+
+## Other instruments
+
+`glocal lens TARGET --show NAME ...` applies other instruments to the same training. Each prints a table and writes a
+figure and a Parquet file; `all` applies all of them.
+
+| name | measures |
+| --- | --- |
+| `error` | errors of expansions of order 0, 1 and 2, and the order of their growth |
+| `assumption` | the smallest ε for which the locality assumption holds |
+| `forgetting` | predicted and measured forgetting of every pair of tasks, term by term |
+| `recursion` | the recursion of the average forgetting E(t) |
+| `theorem1`, `theorem2` | both sides of Theorem 4.1 and of Theorem 5.1 |
+| `ground-truth` | the entry of the true label in the Hessian of the loss (appendix) |
+| `perturbation` | perturbation scores of eigenvectors and of random directions |
+| `flatness` | largest eigenvalue, trace, and the forgetting that followed |
+| `rank`, `spectrum` | rank and eigenvalues of the average Hessian (1/t) Σ_{{o<t}} H_o |
+
+In Python, continuing the example:
 
 ```python
-from glocal.lens.region import training_errors
-from glocal.lens.record import open_run
+from glocal.lens import measure, trace_checkpoints
 
-found = training_errors(open_run("runs/runs/0123456789abcdef").retrace(every_steps=1).run)
-found.assumptions["own"].first_violation  # and .curves, .stays, .rows()
-found.plot("way.png")
+trace = trace_checkpoints(network, nn.CrossEntropyLoss(), tasks, checkpoints, examples=500)
+measure(trace, "theorem1").plot("theorem1.png")  # .rows is a list of dicts
 ```
 
-and `along` takes each of the runs that `glocal.lens.record.record(cohort, every_steps=1)` returns. During
-training, `glocal run --monitor EPSILON` watches it at the ends of epochs.
+## Errors at every step
 
-## What is recommended, and why
+Checkpoints show training only at the ends of tasks. `--retrace` trains a run of a store again from its configuration
+and measures it on the way; the run need not have kept its parameters. The command reports whether the repeated run
+equals the stored one, because results differ slightly between machines.
 
-1. Some θ_t is outside the region of an earlier task: the assumption that local algorithms need is broken, so **replay**
-   (`er`, `agem`, `gem`), whose approximation does not depend on θ_o.
-2. All are inside. Then a quadratic holds. If nothing was forgotten, |E(t)| < ε, and the ten largest eigenvalues are
-   half of the trace or more, few directions matter, and Theorem 1 allows a **constraint**: updates orthogonal to them
-   (`ogd`, `ogd-gtl`, `optimal-hard`). Otherwise a **quadratic penalty** (`ewc`, `laplace`, `optimal-soft`).
-3. With one task learnt nobody knows where the next one leads: a penalty if the task went less far than its region
-   reaches in the steepest direction, replay otherwise, as the safe choice.
+```
+glocal sweep rotated-digits --algorithms ewc --lrs {steps_lr:g} --seeds 1 --tasks 3 --epochs 1
+glocal lens runs/runs/0123456789abcdef --retrace 1 -o steps.png      # or --retrace 10, or --retrace epochs
+```
 
-It is a rule of thumb with its reason stated, not a theorem: it does not know what memory, time or privacy cost you. The
-expansion here has the whole Hessian; a diagonal one, as `ewc` keeps it, is right in a smaller region.
+At every step it measures ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| for every finished task o, for the algorithm's own
+\\hat L_o and for Taylor expansions of order 0, 1 and 2, these with the exact Hessian and all approximations of it
+that the network supports. It prints the largest error, the distance from θ_o up to which the error stays below ε, and
+the step at which training first left the region of an old task:
+
+```
+{steps}
+```
+
+![Errors of EWC's own approximation and of Taylor expansions at every step](images/lens-along.png)
+
+Each line is a task; vertical grey lines mark the beginnings of tasks, the dashed line is ε, and the vertical red line
+the first violation. *own* is the algorithm's \\hat L_o, here EWC's penalty, divided equally between old tasks, plus
+L_o(θ_o). Some algorithms state none (`sgd`: ξ_o is the loss itself), or only up to a constant (`si`), or in other
+units (`der`, `icarl`). *own, from θ_o* compares the increases from θ_o, which are all that training depends on. In
+Python:
+
+```python
+from glocal.lens import open_run, training_errors
+
+errors = training_errors(open_run("runs/runs/0123456789abcdef").retrace(every_steps=1).run)
+errors.assumptions["own"].first_violation  # see also errors.curves, errors.radii and errors.rows()
+errors.plot("steps.png")
+```
+
+`glocal.lens.record(cohort, every_steps=1)` returns the same kind of runs without a store. During training,
+`glocal run --monitor EPSILON` checks the assumption at the ends of epochs.
 
 ## Is my algorithm local?
 
-That is another question: not where training went, but whether the approximation an algorithm states depends on the
-solution at all (Definition 1). `glocal locality` tests it on an ensemble of solutions, for all algorithms or for yours:
+This is a different question: not where training went, but whether an algorithm's approximation depends on the
+solution at all (Definition 3.1). `glocal locality` tests it on an ensemble of solutions:
 
 ```
-glocal locality                              all of them, one to two minutes on two cores
-glocal locality er ewc path.py:Mine
-glocal paper locality --demo                 the same as a table and a figure
+glocal locality                              all algorithms, one to two minutes on two cores
+glocal locality er ewc path.py:MyAlgorithm
+glocal paper locality --demo                 as a table and a figure
 ```
+
+`python docs/locality.py` generates this page.
 """
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    said = {}
-    for name, lr in (("near", NEAR), ("far", FAR)):
+    outputs = {"steps": step_errors()}
+    for name, lr in (("near", NEAR_LR), ("far", FAR_LR)):
         torch.manual_seed(0)
-        found = examine(*make_training(lr))
-        found.plot(HERE / "images" / f"lens-{name}.png")
-        said[name] = _wrapped(str(found))
-    said["way"] = _way()
-    (HERE / "locality.md").write_text(TEXT.format(near_lr=NEAR, far_lr=FAR, way_lr=NEAR, **said))
+        result = examine(*make_training(lr))
+        result.plot(HERE / "images" / f"lens-{name}.png")
+        outputs[name] = wrap_last_line(str(result))
+    (HERE / "locality.md").write_text(TEMPLATE.format(near_lr=NEAR_LR, far_lr=FAR_LR, steps_lr=NEAR_LR, **outputs))
 
 
-def _way() -> str:
-    """EWC at every step."""
+def step_errors() -> str:
+    """Train EWC, measure its errors at every step, save the figure and return the table."""
     with tempfile.TemporaryDirectory() as store:
-        (run,) = glocal.sweep("rotated-digits", ["ewc"], [NEAR], [1], tasks=3, epochs=1, store=store, device="cpu")
+        (run,) = glocal.sweep("rotated-digits", ["ewc"], [NEAR_LR], [1], tasks=3, epochs=1, store=store, device="cpu")
         assert run.path is not None
-        found = training_errors(open_run(run.path).retrace(every_steps=1).run)
-    found.plot(HERE / "images" / "lens-along.png")
+        errors = training_errors(open_run(run.path).retrace(every_steps=1).run)
+    errors.plot(HERE / "images" / "lens-along.png")
     console = Console(file=StringIO(), width=100, record=True)
-    console.print(table(found))
+    console.print(table(errors))
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
 
-def _wrapped(text: str) -> str:
-    """The table as it is, and the sentences below it in lines."""
-    *table, sentences = text.splitlines()
-    return "\n".join([*table, *textwrap.wrap(sentences, 118)])
+def wrap_last_line(text: str) -> str:
+    """Keep the table and wrap the recommendation below it."""
+    *lines, recommendation = text.splitlines()
+    return "\n".join([*lines, *textwrap.wrap(recommendation, 118)])
 
 
 if __name__ == "__main__":
