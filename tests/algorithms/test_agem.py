@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from glocal.algorithms.agem import AGEM, Filling, draw_with_numbers
+from glocal.algorithms.agem import AGEM, Filling, draw_batch
 from glocal.algorithms.algorithm import Memory
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
@@ -222,7 +222,7 @@ def test_filled_by_batches_it_is_a_reservoir_of_one_batch_a_task() -> None:
     challenge = blobs((70, 60, 50, 90, 40))
     cohort = cohort_of(challenge, AGEM(slots=40, filling="batch"), [(0, 0.1), (1, 0.1)], epochs=1)
     end = train_to_the_end(cohort, "vectorised").state
-    assert end.memory["seen"].tolist() == [5 * 32] * 2
+    assert end.memory["count"].tolist() == [5 * 32] * 2
     assert not torch.equal(end.memory["x"][0], end.memory["x"][1])
     for run in (0, 1):
         memory = select(end.memory, run)
@@ -260,7 +260,7 @@ def test_filled_by_batches_every_example_of_every_task_is_equally_likely_to_be_s
 
 def test_the_numbers_left_to_the_drawn_examples_are_uniform_and_know_nothing_of_the_draw() -> None:
     n, count, draws = 9, 4, 20_000
-    chosen, left = vmap(lambda u: draw_with_numbers(u, count))(uniforms(draws, n, seed=3))
+    chosen, left = vmap(lambda u: draw_batch(u, count))(uniforms(draws, n, seed=3))
     assert all(row == sorted(set(row)) for row in chosen[:200].tolist())
     assert stats.kstest(left.flatten().numpy(), "uniform").pvalue > 1e-3
     between = np.corrcoef(left.T.numpy())[np.triu_indices(count, 1)]
@@ -271,7 +271,7 @@ def test_the_numbers_left_to_the_drawn_examples_are_uniform_and_know_nothing_of_
 def test_a_task_no_larger_than_a_batch_is_offered_whole() -> None:
     numbers = uniforms(5, seed=1)
     for count in (5, 8):
-        chosen, left = draw_with_numbers(numbers, count)
+        chosen, left = draw_batch(numbers, count)
         assert chosen.tolist() == [0, 1, 2, 3, 4]
         assert torch.equal(left, numbers.double())
 

@@ -60,7 +60,7 @@ def test_reservoir_is_vitters_algorithm_r(slots: int, stream: list[list[float]])
         assert contents(memory) == kept
         assert memory["y"][: len(kept)].tolist() == [3 * n for n in kept]
         assert memory["task"][: len(kept)].tolist() == [everything[n][1] for n in kept]
-        assert int(memory["seen"]) == seen
+        assert int(memory["count"]) == seen
 
 
 def test_of_two_examples_for_one_slot_the_later_stays() -> None:

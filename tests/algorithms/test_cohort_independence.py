@@ -87,7 +87,7 @@ def label(algorithm: Algorithm) -> str:
 def all_of_a_run(end: Snapshot, run: int) -> dict[str, Tensor]:
     """Parameters, memory (but for a buffer's spare row, which nobody reads), losses and accuracies."""
     memory: Mapping[str, Any] = dict(select(end.state.memory, run))
-    if "seen" in memory:
+    if "count" in memory:
         memory = {k: v[:-1] if v.dim() else v for k, v in memory.items()}
     record = {k: v[run] for k, v in {**end.record.matrices, "epoch_loss": end.record.epoch_loss}.items()}
     return flatten({"params": select(end.state.params, run), "memory": memory, "record": record})

@@ -103,7 +103,7 @@ def test_what_it_remembers_does_not_depend_on_the_solutions() -> None:
 
 def test_the_engine_offers_every_batch_of_every_epoch_to_the_reservoir() -> None:
     end = train_to_the_end(cohort_of(blobs((70, 50)), ER(slots=20), epochs=3)).state
-    assert end.memory["seen"].tolist() == [3 * (70 + 50)]
+    assert end.memory["count"].tolist() == [3 * (70 + 50)]
     assert set(end.memory["task"][0, :-1].tolist()) == {0, 1}
 
 

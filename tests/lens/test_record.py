@@ -94,7 +94,7 @@ def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algori
     if make is normalised:
         assert [int(m.checkpoint.buffers["1.num_batches_tracked"]) for m in inside] == list(range(11))
     if algorithm.name == "er":  # which keeps the first twenty examples, eight a step
-        assert [int(m.memory["seen"]) for m in inside] == [8 * step for step in range(11)]
+        assert [int(m.memory["count"]) for m in inside] == [8 * step for step in range(11)]
 
 
 def test_steps_that_cannot_be_recorded() -> None:
@@ -113,7 +113,7 @@ def test_a_recording_holds_what_training_passed_and_does_not_disturb_it(executio
     for run, seen in enumerate(record(watched, execution=execution)):  # type: ignore[arg-type]
         for a, b in zip(plain[run].checkpoints, seen.trace.checkpoints, strict=True):
             assert all(torch.equal(p, b.params[k]) for k, p in a.params.items())
-        held = [m.memory["seen"].item() for m in seen.snapshots]
+        held = [m.memory["count"].item() for m in seen.snapshots]
         assert held == [0, 40, 80, 80, 120, 160, 160, 200, 240, 240]  # each as it was then
         assert seen.algorithm == watched.members[run].algorithm
 

@@ -1,4 +1,4 @@
-"""Continual-learning algorithms: small frozen dataclasses of pure functions for one run.
+"""Continual-learning algorithms: frozen dataclasses of pure functions for one run.
 
 >>> from glocal.algorithms import ALGORITHMS, EWC
 >>> ALGORITHMS["ewc"] is EWC, EWC.locality

@@ -1,4 +1,4 @@
-r"""Averaged gradient episodic memory (§5.1, Eq. GEM-obj, with one constraint on the mean of all finished tasks)."""
+r"""Averaged gradient episodic memory, A-GEM (§5.1): Eq. GEM-obj with one constraint on the mean past loss. Global."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ FILLINGS = ("share", "batch")
 
 @dataclass(frozen=True)
 class AGEM(Algorithm):
-    r"""Minimises L_t without raising, to first order, the mean loss \hat L on the stored examples:
+    r"""Minimise L_t without increasing, to first order, the mean loss on the stored examples:
 
         g ← g − min(0, g·r) / (r·r) r,   r = ∇\hat L(θ) on a batch drawn from the memory.
 
-    \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ). It is linearised at the current θ, not at θ_o: global.
-    The paper's numbers were measured with `filling='batch'`.
+    \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) is linearised at the current θ, not at θ_o: global.
+    The paper's results use `filling='batch'`.
     """
 
     name: ClassVar[str] = "agem"
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "global"
-    memory_contents: ClassVar[str] = "examples, an equal share of them for every task"
+    memory_contents: ClassVar[str] = "examples, equally many per task"
     memory_size: ClassVar[str] = "slots examples"
 
     slots: int = 500
-    """Examples the memory holds after the last task."""
+    """Number of stored examples after the last task."""
     replay: int = 0
-    """Examples the reference gradient is taken on; 0: as many as a full batch has."""
+    """Number of stored examples per step for the reference gradient; 0: the batch size."""
     filling: Filling = "share"
-    """What a finished task leaves: an equal share of the slots, or one batch, by reservoir sampling, as published."""
+    """What is stored of a finished task: 'share': slots / tasks examples; 'batch': one batch, by reservoir sampling."""
 
     def __post_init__(self) -> None:
         if self.filling not in FILLINGS:
@@ -53,40 +53,41 @@ class AGEM(Algorithm):
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.filling == "batch" or self.slots >= model.tasks
-        require(enough, f"agem with slots={self.slots} cannot hold one example of each of {model.tasks} tasks.")
+        require(enough, f"agem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
         return buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        drawn = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, batch.random)
-        reference = model.grad(params, drawn.x, drawn.y, drawn.weight)
-        overlap, length = inner(grads, reference), inner(reference, reference)
-        # Before the first task ends nothing is stored: the reference is 0 and so is what is taken away.
-        harmful = overlap.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
-        return {k: g - harmful * reference[k] for k, g in grads.items()}
+        replay = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, batch.random)
+        reference = model.grad(params, replay.x, replay.y, replay.weight)
+        overlap, square = inner(grads, reference), inner(reference, reference)
+        # During the first task nothing is stored: the reference and the coefficient are 0.
+        coefficient = overlap.clamp(max=0) / square.clamp(min=torch.finfo(square.dtype).tiny)
+        return {k: g - coefficient * reference[k] for k, g in grads.items()}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        own = {k: v.clone() for k, v in memory.items()}
+        memory = {k: v.clone() for k, v in memory.items()}
         if self.filling == "batch":
-            chosen, random = draw_with_numbers(data.random, model.batch_size)
-            return buffer.reservoir(own, Batch(data.x[chosen], data.y[chosen], random, data.task), random)
+            rows, random = draw_batch(data.random, model.batch_size)
+            return buffer.reservoir(memory, Batch(data.x[rows], data.y[rows], random, data.task), random)
         share = min(self.slots // model.tasks, data.y.shape[0])
-        chosen = data.random.topk(share).indices
-        slot = own["seen"] + torch.arange(share, device=data.y.device)
-        kept = Batch(data.x[chosen], data.y[chosen], data.random, data.task)
-        return buffer.write(own, kept, slot, own["seen"] + share)
+        rows = data.random.topk(share).indices
+        slot = memory["count"] + torch.arange(share, device=data.y.device)
+        examples = Batch(data.x[rows], data.y[rows], data.random, data.task)
+        return buffer.write(memory, examples, slot, memory["count"] + share)
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         return buffer.task_loss(model, memory, task)
 
 
-def draw_with_numbers(random: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`count` examples (or all), drawn by one uniform number each, and a uniform number for each of them that is left.
+def draw_batch(random: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Draw `count` examples (or all) and a fresh uniform number for each, from one uniform number per example.
 
-    Those with the largest numbers are drawn. Given the largest of the others, c, theirs are uniform in (c, 1) and
-    independent of each other and of which examples they belong to, as long as these do not stand in the numbers' order.
+    The examples with the largest numbers are drawn. Given c, the largest number of the others, their numbers are
+    independent and uniform in (c, 1), so they can be rescaled and reused. The rows are sorted, because in the order of
+    the numbers the two would be dependent.
     """
     n = random.shape[0]
     top = random.topk(min(count + 1, n))
-    chosen = top.indices[:count].sort().values
-    border = top.values[-1].double() if count < n else 0.0
-    return chosen, (random[chosen].double() - border) / (1 - border)
+    rows = top.indices[:count].sort().values
+    bound = top.values[-1].double() if count < n else 0.0
+    return rows, (random[rows].double() - bound) / (1 - bound)

@@ -1,4 +1,4 @@
-r"""Experience replay (§5.1): \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ), Eq. replay-approx."""
+r"""Experience replay, ER (§5.1, Eq. replay-approx): \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ). Global."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class ER(Algorithm):
-    r"""Minimises the mean loss over the stream's batch and a batch drawn from a reservoir of all examples seen.
+    r"""Minimise the mean loss over the current batch and a batch drawn from a reservoir of all past examples.
 
-    S_o is chosen by chance, never by θ_o: global.
+    S_o is chosen at random and does not depend on θ_o: global.
     """
 
     name: ClassVar[str] = "er"
@@ -30,9 +30,9 @@ class ER(Algorithm):
     memory_size: ClassVar[str] = "slots examples"
 
     slots: int = 500
-    """Examples the reservoir holds."""
+    """Number of stored examples."""
     replay: int = 0
-    """Examples drawn at every step; 0: as many as a full batch has."""
+    """Number of stored examples drawn per step; 0: the batch size."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"er needs slots of at least 1; {self.slots} was given.")
@@ -45,9 +45,10 @@ class ER(Algorithm):
         return buffer.empty(self.slots, example)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        drawn = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, batch.random[-self.slots :])
-        weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), drawn.weight])
-        return model.loss(params, torch.cat([batch.x, drawn.x]), torch.cat([batch.y, drawn.y]), weight)
+        random = batch.random[-self.slots :]
+        replay = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, random)
+        weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), replay.weight])
+        return model.loss(params, torch.cat([batch.x, replay.x]), torch.cat([batch.y, replay.y]), weight)
 
     def observe(self, memory: Memory, step: Step) -> Memory:
         return buffer.reservoir(memory, step.batch, step.batch.random[: step.batch.y.shape[0]])
