@@ -15,9 +15,10 @@ demo: $(READY)
 test: lint
 	$(PYTEST) -m "not slow"
 
-# The rest of the tests, and the core without the optional accelerations.
-test-all: test
+# The rest of the tests, the Triton kernels in Triton's interpreter, and the core without the optional accelerations.
+test-all: $(READY)
 	$(PYTEST) -m slow
+	TRITON_INTERPRET=1 $(PYTEST) tests/fast/kernels
 	$(MAKE) test-without-fast
 
 # Delete glocal/fast from a copy: the core must pass its tests, only slower.

@@ -57,7 +57,7 @@ GPU: their seconds count what they waited for each other. {cost} Trained by `glo
 ## OGD and OGD-GTL
 
 The published OGD row is what `ogd-published` computes: its gradients are, but for one direction a task, plain SGD's.
-Theorem 2 is about `ogd`, which keeps the gradients of all outputs, and which [ogd-gtl](#ogd-gtl) below compares with
+Theorem 5.1 is about `ogd`, which keeps the gradients of all outputs, and which [ogd-gtl](#ogd-gtl) below compares with
 the paper's cheaper OGD-GTL, those of the true labels' outputs. {orthogonal}
 
 ## With angles from the seed alone

@@ -294,7 +294,7 @@ def test_when_the_gradients_fill_the_space_nothing_is_left_to_learn() -> None:
     assert float(followed(OGD(slots=60), model, memory, grads).norm()) < 1e-9 * float(flat(grads).norm())
 
 
-# What Theorem 2 promises.
+# What Theorem 5.1 promises.
 
 
 def test_a_linear_models_outputs_on_stored_samples_never_move() -> None:

@@ -1,4 +1,4 @@
-"""Theorem 1: in the null space of the average Hessian nothing is forgotten."""
+"""Theorem 4.1: in the null space of the average Hessian nothing is forgotten."""
 
 from __future__ import annotations
 

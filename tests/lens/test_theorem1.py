@@ -1,4 +1,4 @@
-"""Theorem 1 on quadratics: both sides equal under its premises, zero together, and different without them."""
+"""Theorem 4.1 on quadratics: both sides equal under its premises, zero together, and different without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theorem 2's quadratics against dense matrices; the entry of ∇²_f ℓ at the true label against closed forms."""
+"""Theorem 5.1's quadratics against dense matrices; the entry of ∇²_f ℓ at the true label against closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of Theorem 1: its rows against a Hessian product by hand, its figure and sentences from made-up rows."""
+"""The study of Theorem 4.1: its rows against a Hessian product by hand, its figure and sentences from made-up rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of Theorem 2: its rows against outputs' differentials, its figure and sentences from made-up rows."""
+"""The study of Theorem 5.1: its rows against outputs' differentials, its figure and sentences from made-up rows."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Response: TypeAlias = tuple[Tensor, Tensor | None]
 """v_W a of a linear layer for every input, (outputs, n), and v_b, (outputs)."""
 
 CONV = "convolved"
-"""The key of convolutions' factors; `engine.memory_format` recognizes image tensors by it."""
+"""The key of convolutions' factors; `engine.state` recognizes image tensors by it."""
 MIN_CONV_SAVING = 3
 """A convolution's gradient is stored by its factors if it is at least this many times as long."""
 MAX_CHUNK_BYTES = 1 << 28

@@ -1,6 +1,6 @@
 r"""A cohort: runs that differ only in seed, learning rate and scalar hyperparameters, trained as one program.
 
-A run's resolved configuration: everything its result depends on, and nothing else.
+`RunConfig` is the resolved configuration of one run: everything its result depends on, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def seeded_network(make: MakeNetwork, challenge: Challenge, seed: int) -> nn.Module:
-    """The network for a challenge, initialised from the seed's own stream."""
+    """Create the network for a challenge, initialised from the seed's own random stream."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator(seed, "init").get_state())
         return make(challenge.input_shape, challenge.outputs)

@@ -1,9 +1,7 @@
 r"""Executors run a cohort's steps: all runs at once under `vmap`, or one run after the other.
 
-Both map the same `step`; they differ only in speed. What is registered at the seam "step" compiles it: a trace on a
-CPU, a CUDA graph on a GPU.
-
-Keep freed memory at hand while a cohort trains on a CPU.
+Both map the same `step` and differ only in speed. An acceleration registered under `step.*` may compile it: a trace on
+a CPU, a CUDA graph on a GPU.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ class Executor(ABC):
             parts.append(self.over_runs(self.program.consolidate, runs, trees, (loader.whole(group),), stream))
         memories, buffers = zip(*parts, strict=True)
         if memories[0] != UNCHANGED:
-            state.memory = owned(tree.concatenate(memories))
+            state.memory = with_own_storage(tree.concatenate(memories))
         copy_into_(tree.concatenate(buffers), state.buffers)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
@@ -223,7 +221,7 @@ def _stacked(results: Sequence[Any]) -> Any:
 
 def replace_memory(new: Memory, old: Memory) -> Memory:
     """Return the new memory, in the tensors of the old one if all shapes agree: a captured CUDA graph reads those."""
-    new = owned(new)
+    new = with_own_storage(new)
     shapes = [{k: v.shape for k, v in tree.flatten(memory).items()} for memory in (new, old)]
     if shapes[0] != shapes[1]:
         return new
@@ -234,7 +232,7 @@ def replace_memory(new: Memory, old: Memory) -> Memory:
 def copy_into_(source: Tree, target: Tree) -> None:
     """Copy a tree's leaves into those of another tree, except for leaves that are the same memory."""
     leaves = tree.flatten(target)
-    moved = {name: leaf for name, leaf in tree.flatten(source).items() if not same_place(leaf, leaves[name])}
+    moved = {name: leaf for name, leaf in tree.flatten(source).items() if not shares_storage(leaf, leaves[name])}
     storages = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
     # A source that views some target leaf must be read before that leaf is overwritten.
     safe = {k: v.clone() if v.untyped_storage().data_ptr() in storages else v for k, v in moved.items()}
@@ -242,11 +240,11 @@ def copy_into_(source: Tree, target: Tree) -> None:
         leaves[name].copy_(leaf)
 
 
-def same_place(a: Tensor, b: Tensor) -> bool:
+def shares_storage(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
-def owned(memory: Tree) -> Tree:
+def with_own_storage(memory: Tree) -> Tree:
     """Return contiguous copies of all leaves: what `vmap` returns for a constant is one tensor shared by all runs."""
     return tree.map_tree(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), memory)
 

@@ -124,7 +124,7 @@ def _train(
                 record.epoch_step_seconds.append(took / losses.shape[1] / len(cohort))
             if watch is not None:
                 watch(task, epoch, state, loader)
-                settle(cohort.device)
+                synchronize(cohort.device)
         with torch.no_grad():
             executor.consolidate(state, loader)
             arrange(state, cohort.device)
@@ -195,7 +195,7 @@ def note_lost(state: State, measured: Tensor) -> None:
     state.diverged.masked_fill_(lost, state.clock)
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for pending GPU work, so that it is not counted in the next epoch's time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

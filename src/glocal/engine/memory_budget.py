@@ -17,8 +17,8 @@ from glocal.engine.state import State
 from glocal.errors import GlocalError
 from glocal.tree import Params
 
-SHARE = 0.6
-"""Share of the free memory that is planned for; the rest is for evaluation, the allocator and other processes."""
+FREE_MEMORY_FRACTION = 0.6
+"""Fraction of the free memory to plan for; the rest is left to evaluation, the allocator and other processes."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -98,7 +98,7 @@ def bytes_per_run(cohort: Cohort) -> int:
 
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     """Return how many runs of the cohort fit into `budget` bytes; by default a share of the free memory."""
-    available = int(SHARE * free_bytes(cohort.device)) if budget is None else budget
+    available = int(FREE_MEMORY_FRACTION * free_bytes(cohort.device)) if budget is None else budget
     each = bytes_per_run(cohort) + data_bytes(cohort) * len(cohort.groups) // len(cohort)
     if each > available:
         raise GlocalError(
