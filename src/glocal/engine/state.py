@@ -57,14 +57,14 @@ CHANNELS = {"inputs": 2, "deltas": 3}
 
 
 def arrange(state: State, device: torch.device) -> None:
-    """Bring a state into the order in which its device is fast; the numbers stay what they are."""
+    """Convert a state to the memory format that is fast on its device; values do not change."""
     if device.type == "cuda":
         state.params = tree.map_tree(channels_last, state.params)
         state.memory = arranged(state.memory)
 
 
 def arranged(memory: Mapping[str, Any]) -> Memory:
-    """A memory's weights and images, each in their order."""
+    """Convert a memory's weights and images to channels-last."""
     return {key: _in_order(key, leaf) for key, leaf in memory.items()}
 
 
@@ -73,16 +73,17 @@ def _in_order(key: str, leaf: Any) -> Any:
         return channels_last(leaf)
     if key != CONV:
         return arranged(leaf)
-    return {half: tree.map_tree(partial(pixel_by_pixel, channels=axis), leaf[half]) for half, axis in CHANNELS.items()}
+    convert = {name: partial(merged_channels_last, channels=axis) for name, axis in CHANNELS.items()}
+    return {name: tree.map_tree(convert[name], leaf[name]) for name in CHANNELS}
 
 
 def channels_last(leaf: Tensor) -> Tensor:
-    """Stacked weights (runs, width, channels, k, k), or several a run, with the channels side by side in memory."""
+    """Convert stacked weights (runs, [m,] width, channels, k, k) to channels-last."""
     if leaf.dim() not in (5, 6) or not leaf.is_floating_point():
         return leaf
     return leaf.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
-def pixel_by_pixel(leaf: Tensor, channels: int) -> Tensor:
-    """Stacked images, the runs their first axis, with all runs' channels side by side in memory."""
+def merged_channels_last(leaf: Tensor, channels: int) -> Tensor:
+    """Convert stacked images (runs, ...) to channels-last with the channels of all runs adjacent in memory."""
     return leaf.movedim((0, channels), (-2, -1)).contiguous().movedim((-2, -1), (0, channels))
