@@ -58,14 +58,14 @@ ENTRIES = [
         "Definition 3.1",
         "local-and-global-approx-definition",
         "local and global task loss approximation",
-        "glocal/lens/locality.py:locality glocal/paper/studies/locality.py:Locality",
+        "glocal/lens/local_or_global.py:locality glocal/paper/studies/locality.py:Locality",
         "glocal paper locality",
     ),
     Entry(
         "Assumption 3.2, Eq. 4",
         "locality-assumption",
         "locality assumption: θ stays in the ε-regions of all old tasks",
-        "glocal/lens/region.py:locality_assumption glocal/paper/studies/epsilon_region.py:EpsilonRegion",
+        "glocal/lens/locality_assumption.py:locality_assumption glocal/paper/studies/epsilon_region.py:EpsilonRegion",
         "glocal paper epsilon-region",
     ),
     Entry(

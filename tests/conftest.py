@@ -13,7 +13,7 @@ import glocal  # noqa: F401  (first: it asks for reproducible products before an
 SLOW = (
     *("paper/", "fast/", "report/test_reproduction_page", "networks/test_resnet_cohorts", "cli/test_commands"),
     *("lens/test_examination", "lens/test_instruments", "lens/test_monitor", "lens/test_perturbation"),
-    *("lens/test_retrace", "lens/test_rank", "lens/test_locality", "lens/test_task_inputs"),
+    *("lens/test_retrace", "lens/test_rank", "lens/test_local_or_global", "lens/test_task_inputs"),
 )
 """Folders and files that `make test` leaves out; `make test-all` runs them too."""
 QUICK = ("paper/test_table1_grid", "paper/test_published")

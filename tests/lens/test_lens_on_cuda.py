@@ -19,12 +19,12 @@ from glocal.lens.approximation import error_order, own_curves, taylor_curves
 from glocal.lens.examination import examine_trace
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
-from glocal.lens.locality import locality
+from glocal.lens.local_or_global import locality
+from glocal.lens.locality_assumption import principal_directions, random_directions, region_radii
 from glocal.lens.monitor import Monitor
 from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank
 from glocal.lens.record import record
-from glocal.lens.region import principal_directions, random_directions, region_radii
 from glocal.lens.taylor import taylor
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2

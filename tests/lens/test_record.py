@@ -14,8 +14,8 @@ from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import own_curves, taylor_curves
+from glocal.lens.locality_assumption import locality_assumption
 from glocal.lens.record import record, train_traces
-from glocal.lens.region import locality_assumption
 from glocal.lens.trace import distance
 
 

@@ -19,8 +19,8 @@ from glocal.algorithms import ER, EWC, PNN, SGD, Joint
 from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens.approximation import taylor_curves
+from glocal.lens.locality_assumption import training_errors
 from glocal.lens.record import StoredRun, open_run, record
-from glocal.lens.region import training_errors
 from glocal.store.run import Run
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 1_000}  # 4 steps an epoch

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal.algorithms import ALGORITHMS
-from glocal.lens.locality import locality
+from glocal.lens.local_or_global import locality
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import column
 from glocal.paper.studies.locality import Locality, share_over_theta

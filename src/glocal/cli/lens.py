@@ -108,7 +108,7 @@ class Lens:
         from rich.console import Console
 
         from glocal.cli.common import progress_bar
-        from glocal.lens.region import require_epsilon, training_errors
+        from glocal.lens.locality_assumption import require_epsilon, training_errors
         from glocal.paper.study import write_table
         from glocal.report.error_curves import table
         from glocal.report.progress import Bars

@@ -15,7 +15,7 @@ from glocal.errors import GlocalError
 if TYPE_CHECKING:
     from glocal.algorithms import Algorithm
     from glocal.challenges import Challenge
-    from glocal.lens.locality import Verdict
+    from glocal.lens.local_or_global import Verdict
 
 Algorithms = Annotated[
     tuple[str, ...], tyro.conf.arg(metavar="[ALGORITHM ...]", help_behavior_hint=""), tyro.conf.Positional
@@ -62,7 +62,7 @@ class Locality:
         from rich.console import Console
 
         from glocal.cli.common import progress_bar
-        from glocal.lens.locality import locality
+        from glocal.lens.local_or_global import locality
         from glocal.sweeps import resolve
         from glocal.sweeps.resolve import choose_device
 

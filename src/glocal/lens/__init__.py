@@ -27,12 +27,12 @@ from glocal.lens.examination import Examination, examine, examine_trace
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.instruments import INSTRUMENTS, measure
-from glocal.lens.locality import locality
+from glocal.lens.local_or_global import locality
+from glocal.lens.locality_assumption import locality_assumption, region_radii, training_errors
 from glocal.lens.monitor import Monitor
 from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank
 from glocal.lens.record import RecordedRun, Snapshot, open_run, record, train_traces
-from glocal.lens.region import locality_assumption, region_radii, training_errors
 from glocal.lens.taylor import Taylor, exact_taylor, taylor
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth, theorem2

@@ -26,8 +26,8 @@ from glocal.lens.advice import Advice, NextTask, advise
 from glocal.lens.approximation import rounding_error
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.inputs import AnyLoss, TaskData, explain_missing_derivatives
+from glocal.lens.locality_assumption import default_epsilon, region_radii, require_epsilon
 from glocal.lens.perturbation import unit_directions
-from glocal.lens.region import default_epsilon, region_radii, require_epsilon
 from glocal.lens.taylor import exact_taylor
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive, trace_checkpoints
 from glocal.precision import full_precision

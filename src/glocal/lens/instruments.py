@@ -34,10 +34,10 @@ from glocal.lens.approximation import error_curves, error_order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
 from glocal.lens.inputs import explain_missing_derivatives
+from glocal.lens.locality_assumption import Rows
 from glocal.lens.perturbation import Kind, Split, perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.record import snapshots_of
-from glocal.lens.region import Rows
 from glocal.lens.taylor import EXPANSIONS, exact_taylor, expansions
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import ground_truth_of, theorem2

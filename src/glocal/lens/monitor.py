@@ -31,8 +31,8 @@ from glocal.engine.state import State
 from glocal.errors import GlocalError, require, unknown
 from glocal.inputs import evenly_spaced_indices
 from glocal.lens.approximation import ErrorCurves, abs_difference, own_approximation, own_loss
+from glocal.lens.locality_assumption import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
 from glocal.lens.record import Snapshot
-from glocal.lens.region import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
 from glocal.lens.taylor import evaluate, expand, resolve_structure
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import Model

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from glocal.lens.approximation import ErrorCurves
-    from glocal.lens.region import TrainingErrors
+    from glocal.lens.locality_assumption import TrainingErrors
 
 COLUMNS = 3
 MAX_BELOW_EPSILON = 300

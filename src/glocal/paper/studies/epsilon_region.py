@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from glocal.lens.approximation import ErrorCurves, error_curves
-from glocal.lens.record import record
-from glocal.lens.region import (
+from glocal.lens.locality_assumption import (
     locality_assumption,
     principal_directions,
     random_directions,
     region_radii,
     trajectory_radii,
 )
+from glocal.lens.record import record
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies.common import (

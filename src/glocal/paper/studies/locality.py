@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from glocal.algorithms import ALGORITHMS
-from glocal.lens.locality import Verdict, locality
+from glocal.lens.local_or_global import Verdict, locality
 from glocal.paper.studies.common import column, join, names, where
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, INK, TITLE_COLOURS

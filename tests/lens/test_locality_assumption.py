@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from glocal.errors import GlocalError
 from glocal.lens.approximation import ErrorCurves
-from glocal.lens.region import (
+from glocal.lens.locality_assumption import (
     locality_assumption,
     principal_directions,
     random_directions,

@@ -48,7 +48,7 @@ REFINE_FROM, REFINE_STEPS = 0.1, 8
 """An interval of the grid with an error of REFINE_FROM · ε or more at an end is divided at REFINE_STEPS radii."""
 ZERO_RADIUS = 1e-30
 """A radius below this counts as 0."""
-DEFAULT_EPSILON = 0.1
+DEFAULT_EPSILON_FRACTION = 0.1
 """The default ε as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), averaged over the tasks."""
 
 
@@ -311,7 +311,7 @@ def epsilon_from_gains(gains: Tensor) -> float:
     finite = gains.double()[gains.isfinite()]
     mean = float(finite.mean()) if len(finite) else math.nan
     require(mean > 0, f"training lowered the losses by {mean:.3g} on average, so there is no default ε: give epsilon.")
-    return DEFAULT_EPSILON * mean
+    return DEFAULT_EPSILON_FRACTION * mean
 
 
 def require_epsilon(epsilon: float) -> None:

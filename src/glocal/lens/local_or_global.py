@@ -8,11 +8,11 @@ passes that follow, which the memories watch, order and random numbers are the s
 draws, for which examples a reservoir keeps depends on them, and not on θ. Whatever then differs between two solutions'
 \hat L_o, it owes to the solutions.
 
-Every solution is given D memories that differ in their random numbers alone: the same D for every solution, so that
-chance in a memory (which examples were drawn) is told from dependence on θ_o. The first of them is the one training
-uses; the others see the same steps (`Redrawn`). All of them are consolidated at θ_o, and each \hat L_o is evaluated at
-the same probes: runs of their own, at their initialisation, on their way, at their solution, and off it by as much as
-they have travelled. Whether the numbers depend on the solution is then tested (`dependence`).
+Every solution has D memories that differ only in their random numbers, the same D for every solution: this separates
+the randomness of a memory (which examples it stored) from dependence on θ_o. The first memory is the one that training
+uses; the others observe the same steps (`ResampledMemory`). All are consolidated at θ_o, and each \hat L_o is evaluated
+at the same probes θ: other runs at their initialisation, half-way, at their solution, and as far beyond it as they have
+moved, in a random direction. `measure_dependence` tests whether the values depend on the solution.
 
 What Definition 1 does not say of the memory's draws is settled by the paper's reading of it: they are no part of θ_o.
 Experience replay trains θ_o on what its reservoir holds, so that the two do depend on each other by chance, and still
@@ -25,12 +25,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from glocal import tree
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
 from glocal.challenges.challenge import Challenge, Task
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loader import Loader, evenly_spaced
@@ -39,13 +40,12 @@ from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state, state_at
 from glocal.engine.state import State
 from glocal.errors import require
-from glocal.lens.dependence import Dependence, dependence
-from glocal.lens.resampled_memory import Redrawn
+from glocal.lens.independence_test import Dependence, measure_dependence
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator
 from glocal.sweeps import resolve, user_code
-from glocal.tree import from_vector, to_vector
+from glocal.tree import Params, from_vector, to_vector
 
 PLACES = ("initialisation", "path", "solution", "beyond")
 """Where every run that is kept for probes is looked from."""
@@ -121,7 +121,7 @@ def locality(
     shared = _shared(met, seed, examples)
     make = resolve.network(network, shared).value
     apart = -(-probes // len(PLACES))
-    member = Member(seed, lr, Redrawn(tested, draws))
+    member = Member(seed, lr, ResampledMemory(tested, draws))
     cohort = Cohort(shared, make, (member,) * (solutions + apart), epochs, batch_size, 1, torch.device(device))
     starts, snapshot = _trained(cohort, execution)
     alive = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
@@ -142,7 +142,7 @@ def locality(
     known = values.isfinite().flatten(0, 2).all(0)
     require(bool(known.any()), f"no probe has a finite approximation by {tested.name} for every solution.")
     places = tuple(PLACES[i % len(PLACES)] for i in range(probes) if known[i])
-    found = dependence(values[..., known], generator(seed, "locality", "exchanges"))
+    found = measure_dependence(values[..., known], generator(seed, "locality", "exchanges"))
     return Verdict(
         algorithm=resolve.name_of(tested),
         declared=tested.locality,
@@ -209,7 +209,7 @@ def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Seq
     Two runs show whether repetitions differ at all, and whether draws do: what does not is not computed again.
     """
     redrawn = cohort.algorithm
-    assert isinstance(redrawn, Redrawn)
+    assert isinstance(redrawn, ResampledMemory)
     tested, seed, draws = redrawn.algorithm, cohort.members[0].seed, range(redrawn.draws)
     model = cohort.model(vectorised=False)
     eyes = [model.bind(p.buffers, training=False) for p in probes]  # a probe brings its own statistics, for all alike
@@ -271,3 +271,59 @@ def _drawing(device: torch.device, seed: int, draw: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
         yield
+
+
+@dataclass(frozen=True)
+class ResampledMemory(Algorithm):
+    """Trains as `algorithm` does with the first of its memories; the others look on, each with draws of its own.
+
+    Nothing is consolidated: the memories are as they are before the task ends. An empty one is left out.
+    """
+
+    name: ClassVar[str] = "resampled-memory"
+
+    algorithm: Algorithm
+    draws: int
+
+    def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
+        return self.algorithm.network(make, tasks)
+
+    def uniforms(self, model: Model) -> int:
+        return self.draws * self.algorithm.uniforms(model)
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return _kept([self.algorithm.init(model, params, self._share(example, d)) for d in range(self.draws)])
+
+    def before_epoch(
+        self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
+    ) -> tuple[Params, Memory]:
+        made = [self.algorithm.before_epoch(model, params, m, epoch, epochs) for m in self.memories(memory)]
+        return made[0][0], _kept([m for _, m in made])
+
+    def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
+        return self.algorithm.exemplars(self.memories(memory)[0])
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
+        return self.algorithm.objective(model, params, self.memories(memory)[0], self._share(batch, 0))
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        return self.algorithm.direction(model, grads, params, self.memories(memory)[0], self._share(batch, 0))
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        steps = [replace(step, batch=self._share(step.batch, d)) for d in range(self.draws)]
+        return _kept([self.algorithm.observe(m, s) for m, s in zip(self.memories(memory), steps, strict=True)])
+
+    def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
+        return self.algorithm.predict(model, params, self.memories(memory)[0], x, task)
+
+    def memories(self, memory: Memory) -> list[Memory]:
+        return [memory.get(str(d), {}) for d in range(self.draws)]
+
+    def _share(self, batch: Batch, draw: int) -> Batch:
+        """The batch with the random numbers of one memory."""
+        each = batch.random.shape[0] // self.draws
+        return batch._replace(random=batch.random[draw * each : (draw + 1) * each])
+
+
+def _kept(memories: list[Memory]) -> Memory:
+    return {str(d): memory for d, memory in enumerate(memories) if memory}

@@ -52,7 +52,7 @@ class Dependence(NamedTuple):
     p_value: float
 
 
-def dependence(values: Tensor, generator: torch.Generator) -> Dependence:
+def measure_dependence(values: Tensor, generator: torch.Generator) -> Dependence:
     """How values (S, D, K, P) depend on their first index. All of them are to be finite."""
     s, d, k, _ = values.shape
     given = f"{s}, {d} and {k} were given"

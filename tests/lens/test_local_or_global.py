@@ -18,10 +18,9 @@ from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
-from glocal.lens import dependence as statistics
-from glocal.lens.dependence import dependence
-from glocal.lens.locality import PLACES, Verdict, locality
-from glocal.lens.resampled_memory import Redrawn
+from glocal.lens import independence_test as statistics
+from glocal.lens.independence_test import measure_dependence
+from glocal.lens.local_or_global import PLACES, ResampledMemory, Verdict, locality
 from glocal.networks.mlp import mlp
 from glocal.networks.model import Model
 from glocal.tree import Params, total
@@ -235,7 +234,7 @@ def test_beside_one_memory_nothing_is_trained_otherwise() -> None:
         *_, last = train(Cohort(blobs(), network, members, 2, 20))
         return last.state.params, last.state.memory
 
-    (alone, kept), (beside, memories) = end(algorithm), end(Redrawn(algorithm, 1))
+    (alone, kept), (beside, memories) = end(algorithm), end(ResampledMemory(algorithm, 1))
     torch.testing.assert_close(beside, alone)  # a step that is watched rounds otherwise
     assert all(torch.equal(kept[k], m) for k, m in memories["0"].items())
 
@@ -270,7 +269,7 @@ def test_what_is_no_approximation_is_told() -> None:
     for what, told in (
         ("float", "holds one number; it returned a float"),
         ("vector", r"holds one number; it returned one of shape \(3,\)"),
-        ("none", r"test_locality.py:Stating' failed: line \d+: KeyError"),
+        ("none", r"test_local_or_global.py:Stating' failed: line \d+: KeyError"),
     ):
         with pytest.raises(GlocalError, match=told):
             verdict(Stating(what=what))
@@ -311,7 +310,7 @@ def stream(seed: int = 0) -> torch.Generator:
 
 
 def test_parts_of_the_variance_are_recovered() -> None:
-    found = dependence(table(60, 60, 2, (1.0, 2**0.5, 0.5**0.5, 0.5), sets=8), stream())
+    found = measure_dependence(table(60, 60, 2, (1.0, 2**0.5, 0.5**0.5, 0.5), sets=8), stream())
     assert float(found.explained.mean()) == pytest.approx(1 / 3.75, abs=0.05)
     assert float(found.involved.mean()) == pytest.approx(1.5 / 3.75, abs=0.05)
     # Were s as many as there are numbers, −½ log(1 − η²) of Gaussian parts; of 60 it is a little less.
@@ -322,7 +321,7 @@ def test_parts_of_the_variance_are_recovered() -> None:
 def test_information_is_that_of_scikit_learn(sizes: tuple[float, float, float, float]) -> None:
     """Which scales the numbers and adds a little noise to them."""
     values = table(12, 12, 2, sizes, sets=3)  # of fewer it finds neighbours by a formula that rounds
-    found = dependence(values, stream()).information
+    found = measure_dependence(values, stream()).information
     for p in range(3):
         each = []
         for k in range(2):
@@ -338,7 +337,7 @@ def test_repetitions_that_differ_a_little_tell_no_more() -> None:
     """Of draws alone, and of what s makes of them; twins of one draw are not two witnesses."""
     drawn = table(24, 3, 2, (0, 1, 1, 0), sets=6)
     noisy = drawn + table(24, 3, 2, (0, 0, 0, 1e-5), seed=1, sets=6)
-    quiet, loud = (float(dependence(values, stream()).information.mean()) for values in (drawn, noisy))
+    quiet, loud = (float(measure_dependence(values, stream()).information.mean()) for values in (drawn, noisy))
     assert loud == pytest.approx(quiet, abs=0.01) and quiet < 0.2
 
 
@@ -347,12 +346,14 @@ def test_information_of_numbers_that_are_the_same() -> None:
     own, shared = table(8, 3, 2, (1, 0, 0, 0)), table(8, 3, 2, (0, 1, 0, 0))
     halves = (torch.arange(8) // 4).double().view(8, 1, 1, 1).expand(8, 3, 2, 1)
     for values, expected in ((own, np.log(8)), (shared, 0.0), (halves, np.log(2)), (torch.zeros(8, 3, 2, 1), 0.0)):
-        assert float(dependence(values, stream()).information) == pytest.approx(expected, abs=1e-12)
+        assert float(measure_dependence(values, stream()).information) == pytest.approx(expected, abs=1e-12)
 
 
 def test_p_values_are_uniform_where_there_is_no_dependence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "PERMUTATIONS", 39)
-    found = np.array([dependence(table(6, 3, 2, (0, 2, 0, 1), seed), stream(seed)).p_value for seed in range(300)])
+    found = np.array(
+        [measure_dependence(table(6, 3, 2, (0, 2, 0, 1), seed), stream(seed)).p_value for seed in range(300)]
+    )
     for level in (0.1, 0.5):  # within four standard errors
         assert (found <= level).mean() == pytest.approx(level, abs=4 * (level * (1 - level) / 300) ** 0.5)
 
@@ -360,11 +361,11 @@ def test_p_values_are_uniform_where_there_is_no_dependence(monkeypatch: pytest.M
 def test_rounding_is_no_dependence() -> None:
     drawn = table(12, 3, 2, (0, 1, 0, 0)).float()
     rounded = drawn * (1 + 1e-7 * table(12, 3, 2, (1, 0, 1, 1), seed=1).float())
-    assert dependence(drawn, stream()).p_value == 1
-    assert dependence(rounded, stream()).p_value == 1
-    assert dependence(drawn + table(12, 3, 2, (1e-3, 0, 0, 0), seed=2).float(), stream()).p_value < 0.01
+    assert measure_dependence(drawn, stream()).p_value == 1
+    assert measure_dependence(rounded, stream()).p_value == 1
+    assert measure_dependence(drawn + table(12, 3, 2, (1e-3, 0, 0, 0), seed=2).float(), stream()).p_value < 0.01
 
 
 def test_too_few_numbers_for_a_test() -> None:
     with pytest.raises(GlocalError, match="2 repetitions"):
-        dependence(table(5, 3, 1, (1, 1, 1, 1)), stream())
+        measure_dependence(table(5, 3, 1, (1, 1, 1, 1)), stream())
