@@ -35,7 +35,11 @@ def test_sweep_with_a_custom_algorithm(elsewhere: Path, capsys: pytest.CaptureFi
 def test_list_includes_a_custom_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "algorithms", "--own", f"{EXAMPLES / 'anchor.py'}:Anchor", "--json"]) == 0
     algorithms = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert algorithms["anchor"]["locality"] == "local" and algorithms["anchor"]["grows"] == "P" and "ewc" in algorithms
+    assert (
+        algorithms["anchor"]["locality"] == "local"
+        and algorithms["anchor"]["memory_size"] == "P"
+        and "ewc" in algorithms
+    )
     assert main(["list", "options", "--own", f"{EXAMPLES / 'anchor.py'}:Anchor", "--json"]) == 0
     options = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert options["anchor.strength"]["default"] == 0.01 and "penalty" in options["anchor.strength"]["description"]

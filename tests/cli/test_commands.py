@@ -65,7 +65,7 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     near |= {"optimal-soft", "der", "derpp"}
     expected = {**dict.fromkeys(everywhere, "global"), **dict.fromkeys(near, "local")}
     assert {n: row["locality"] for n, row in listed.items()} == expected
-    assert all(row["memory"] and row["grows"] and row["settings"] for row in listed.values())
+    assert all(row["memory_contents"] and row["memory_size"] and row["settings"] for row in listed.values())
     assert main(["list", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert {"rotated-digits", "split-mnist", "mlp", "demo", "ewc"} <= names

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 COLUMNS = {
-    "algorithms": ("name", "locality", "family", "settings", "memory", "grows"),
+    "algorithms": ("name", "locality", "family", "settings", "memory_contents", "memory_size"),
     "options": ("algorithm", "option", "default", "description"),
     "challenges": ("name", "setting", "tasks", "train", "test", "description"),
     "networks": ("name", "description"),
@@ -26,7 +26,7 @@ COLUMNS = {
 }
 NOTES = {
     "algorithms": "Settings: task (the task is known at test), class (it is not), domain (same classes), or all.\n"
-    "Grows: numbers stored after T tasks, for a network with P parameters and K outputs.\n"
+    "memory_size: numbers stored after T tasks, for a network with P parameters and K outputs.\n"
     "Options: glocal list options."
 }
 
@@ -83,8 +83,8 @@ def _entries(kind: str, own: Iterable[str]) -> list[Entry]:
                 "locality": algorithm.locality,
                 "family": algorithm.family,
                 "settings": list(algorithm.settings),
-                "memory": algorithm.memory_contents,
-                "grows": algorithm.memory_size,
+                "memory_contents": algorithm.memory_contents,
+                "memory_size": algorithm.memory_size,
                 "options": {field.name: field.default for field in dataclasses.fields(algorithm)},
                 "description": (algorithm.__doc__ or "").strip().splitlines()[0],
             }
