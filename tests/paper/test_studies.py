@@ -157,7 +157,7 @@ def test_a_folder_and_an_empty_table(tmp_path: Path) -> None:
         read_table(tmp_path)
     with pytest.raises(GlocalError, match="it has no rows"):
         read_table(write_table([], tmp_path / "empty.parquet"))
-    with pytest.raises(GlocalError, match="there is no table"):
+    with pytest.raises(GlocalError, match="there is no file"):
         read_table(tmp_path / "none.parquet")
 
 

@@ -402,11 +402,11 @@ def test_files_that_are_no_results(tmp_path: Path) -> None:
     content = results.write([run("er", 0.01, 11, 80, 5)], path).read_bytes()
     for length in (len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(GlocalError, match="not a result file, or is incomplete") as refused:
+        with pytest.raises(GlocalError, match="not a result file: it is not a complete") as refused:
             results.read(path)
         assert len(str(refused.value).splitlines()) == 1
     pl.DataFrame({"a": [1]}).write_parquet(path)
-    with pytest.raises(GlocalError, match="has no config"):
+    with pytest.raises(GlocalError, match="not a result file: it has no column config"):
         results.read(path)
     with pytest.raises(GlocalError, match=r"'r\.txt' was given"):
         results.write([], tmp_path / "r.txt")

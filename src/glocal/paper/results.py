@@ -11,19 +11,17 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import table1
+from glocal.paper.study import read_parquet
 from glocal.report.groups import PERCENT
 from glocal.store.files import Lock, report_os_errors
 from glocal.store.run import Run, Runs
-
-if TYPE_CHECKING:
-    import polars
 
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
 LISTS = (*MATRICES, "distance_from_init", "update_norm")
@@ -55,11 +53,11 @@ def read(*paths: str | Path) -> Runs:
     """Read the runs of result files; of equal runs the last one is kept."""
     runs: list[Run] = []
     for path in map(Path, paths):
-        for i, row in enumerate(_load(path).iter_rows(named=True)):
+        for i, row in enumerate(read_parquet(path, "a result file", REQUIRED).iter_rows(named=True)):
             try:
                 runs.append(_run(row))
             except (KeyError, ValueError, TypeError) as error:
-                raise GlocalError(f"'{path}' is not a result file of glocal: row {i + 1} cannot be read.") from error
+                raise GlocalError(f"'{path}' is not a result file: row {i + 1} cannot be read.") from error
     return merge(runs)
 
 
@@ -126,21 +124,3 @@ def _run(row: Mapping[str, Any]) -> Run:
         values = arrays[name] if arrays[name].size else arrays["test_class_accuracy"]
         arrays[name] = values.reshape(tasks + 1, tasks)
     return Run(config, arrays, {"notes": [], **info})
-
-
-def _load(path: Path) -> polars.DataFrame:
-    import polars as pl
-
-    try:
-        with path.open("rb") as file:
-            if file.read(4) != b"PAR1":
-                raise ValueError("it is not Parquet")
-        frame = pl.read_parquet(path)
-    except OSError as error:
-        raise GlocalError(f"the results '{path}' cannot be read: {error.strerror or error}.") from error
-    except (ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise GlocalError(f"'{path}' is not a result file, or is incomplete: {reason}.") from error
-    if missing := sorted(set(REQUIRED) - set(frame.columns)):
-        raise GlocalError(f"'{path}' is not a result file: it has no {', '.join(missing)}.")
-    return frame

@@ -27,6 +27,7 @@ from glocal.store.store import Store
 from glocal.sweeps.resolve import device_name
 
 if TYPE_CHECKING:
+    import polars
     from matplotlib.figure import Figure
 
 Scalar: TypeAlias = str | int | float | bool | None
@@ -196,36 +197,43 @@ def read_table(path: Path, columns: Sequence[str] = (), name: str = "a study") -
         columns: Columns that the table must have; others are allowed.
         name: The study that the columns belong to, for the error message.
     """
+    rows = read_parquet(path, f"a table of {name}", columns).to_dicts()
+    if not rows:
+        raise GlocalError(f"'{path}' is not a table of {name}: it has no rows.")
+    return rows
+
+
+def read_parquet(path: Path, kind: str, columns: Sequence[str]) -> polars.DataFrame:
+    """Read a Parquet file that must have these columns; `kind` says in errors what the file should be."""
     import polars
 
     try:
-        rows = polars.read_parquet(_parquet_bytes(path)).to_dicts()
-    except polars.exceptions.PolarsError as error:
-        raise GlocalError(f"'{path}' is not a table of {name}: {str(error).partition(chr(10))[0]}.") from error
-    if not rows:
-        raise GlocalError(f"'{path}' is not a table of {name}: it has no rows.")
-    if missing := [column for column in columns if column not in rows[0]]:
-        raise GlocalError(f"'{path}' is not a table of {name}: it has no column {', '.join(missing)}.")
-    return rows
+        frame = polars.read_parquet(_parquet_bytes(path, kind))
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise GlocalError(f"'{path}' is not {kind}: {reason}.") from error
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing)}.")
+    return frame
 
 
 def read_cost(path: Path) -> Cost | None:
     """Read the cost from a table's metadata; None if the file has none."""
     import polars
 
-    metadata = polars.read_parquet_metadata(io.BytesIO(_parquet_bytes(path)))
+    metadata = polars.read_parquet_metadata(io.BytesIO(_parquet_bytes(path, "a table")))
     return Cost.from_json(json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None
 
 
-def _parquet_bytes(path: Path) -> bytes:
+def _parquet_bytes(path: Path, kind: str) -> bytes:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise GlocalError(f"there is no table at '{path}'.") from error
+        raise GlocalError(f"there is no file at '{path}'.") from error
     except OSError as error:
-        raise GlocalError(f"the table '{path}' cannot be read: {error.strerror or error}.") from error
+        raise GlocalError(f"'{path}' cannot be read: {error.strerror or error}.") from error
     if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
-        raise GlocalError(f"'{path}' is not a complete Parquet file.")
+        raise GlocalError(f"'{path}' is not {kind}: it is not a complete Parquet file.")
     return content
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from glocal.report.style import (
     TITLE_COLOURS,
     algorithm_panels,
     challenge_panels,
+    draw_path,
     legend,
     line_styles,
     log_lr,
@@ -70,19 +71,15 @@ def draw_accuracy(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate."""
-    styles = line_styles(groups)
+    styles = line_styles((group.algorithm, group.locality) for group in groups)
     for axes, members in challenge_panels(figure, groups, 3.9, 3.8):
         lrs = sorted({group.lr for group in members})
         for own in by_algorithm(_defined(members, groups, view, "acc", "forgetting")):
             style = styles[own[0].algorithm, own[0].locality]
             statistics = [group.statistics(view) for group in own]
-            (x, dx), (y, dy) = (np.array([s[name] for s in statistics]).T for name in ("forgetting", "acc"))
-            axes.errorbar(x, y, dy, dx, fmt="none", ecolor=style.colour, elinewidth=0.7, alpha=0.35)
-            axes.plot(x, y, **style.line(), linewidth=1.1, alpha=0.8)
+            x, y = (np.array([s[name] for s in statistics]).T for name in ("forgetting", "acc"))
             sizes = [16 + 64 * lrs.index(group.lr) / max(len(lrs) - 1, 1) for group in own]
-            points: dict[str, Any] = {"color": style.colour, "marker": style.marker}
-            axes.scatter(x, y, s=sizes, **points, edgecolors="white", linewidths=0.6, zorder=3)
-            axes.plot([], [], **style.line(), **style.point(), label=own[0].title)
+            draw_path(axes, x, y, style, sizes, own[0].title)
         axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
         axes.set_xlabel(_forgetting_label(view))
     figure.axes[0].set_ylabel(ACCURACY_LABEL)
@@ -139,7 +136,7 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw the mean of obj_t over each epoch at each algorithm's most accurate learning rate."""
-    styles = line_styles(groups)
+    styles = line_styles((group.algorithm, group.locality) for group in groups)
     labels = _loss_labels(groups, view)
     for axes, members in challenge_panels(figure, groups, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
@@ -180,7 +177,7 @@ KINDS: dict[str, tuple[Draw, str]] = {
 
 
 def _draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
-    styles = line_styles(groups)
+    styles = line_styles((group.algorithm, group.locality) for group in groups)
     for axes, members in challenge_panels(figure, groups, 3.9, 3.4):
         for own in by_algorithm(_defined(members, groups, view, name)):
             style = styles[own[0].algorithm, own[0].locality]

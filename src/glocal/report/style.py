@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +77,12 @@ class LineStyle:
         return {"marker": self.marker, "markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
-def line_styles(groups: Sequence[Group]) -> dict[tuple[str, str], LineStyle]:
+def line_styles(algorithms: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LineStyle]:
     """Return a style per (algorithm, locality): cool and solid if global, warm and dashed if local."""
+    algorithms = set(algorithms)
     styles = {}
     for locality, hues in (("global", COOL), ("local", WARM)):
-        names = sorted({group.algorithm for group in groups if group.locality == locality})
+        names = sorted(name for name, kind in algorithms if kind == locality)
         for i, name in enumerate(names):
             marker = MARKERS[locality][(i + i // len(hues)) % len(hues)]
             styles[name, locality] = LineStyle(hues[i % len(hues)], DASHES[locality], marker)
@@ -164,6 +165,24 @@ def legend(figure: Figure, order: Sequence[str], note: str | None = None) -> Non
     shown = [handle_of[name] for name in names]
     spacing = {"handlelength": 2.8, "labelspacing": 0.7}
     figure.legend(shown, names, loc="outside right center", title=note, alignment="left", **spacing)
+
+
+def draw_path(axes: Axes, x: np.ndarray, y: np.ndarray, style: LineStyle, sizes: Sequence[float], label: str) -> None:
+    """Draw a path through points over learning rates, with error bars.
+
+    Args:
+        axes: Where to draw.
+        x: Means and standard deviations, as two rows.
+        y: The same for the other axis.
+        style: Colour, dashes and marker.
+        sizes: The area of each point.
+        label: The label in the legend.
+    """
+    axes.errorbar(x[0], y[0], y[1], x[1], fmt="none", ecolor=style.colour, elinewidth=0.7, alpha=0.3)
+    axes.plot(x[0], y[0], **style.line(), linewidth=1.1, alpha=0.85)
+    edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.6, "zorder": 3}
+    axes.scatter(x[0], y[0], s=sizes, color=style.colour, marker=style.marker, **edges)
+    axes.plot([], [], **style.line(), **style.point(), label=label)
 
 
 def log_lr(axes: Axes, lrs: Sequence[float], crowded: bool = False) -> None:

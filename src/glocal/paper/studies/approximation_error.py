@@ -51,12 +51,11 @@ from glocal.paper.studies.common import (
     where,
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.report.style import COOL, DASHES, FAINT, MARKERS, WARM, LineStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
-
-    from glocal.report.style import LineStyle
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ewc": {"penalty": 1.0, "anchors": "each"},
@@ -271,8 +270,6 @@ def _lr_range(rows: Sequence[Row]) -> tuple[float, float]:
 
 def _styles(rows: Sequence[Row]) -> dict[Series, LineStyle]:
     """Cool and solid if global, warm and dashed if local."""
-    from glocal.report.style import COOL, DASHES, MARKERS, WARM, LineStyle
-
     styles: dict[Series, LineStyle] = {}
     for series in series_of(rows):
         index = sum((s.own, s.locality) == (series.own, series.locality) for s in styles)
@@ -303,8 +300,6 @@ def _draw_losses(
     section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, LineStyle], ends: tuple[float, float]
 ) -> None:
     """A column for every algorithm, a row for each learning rate; values far above the true loss are cut off."""
-    from glocal.report.style import FAINT
-
     if not styles:
         return
     panels = section.subplots(2, len(styles), sharex=True, sharey="row", squeeze=False)
@@ -342,8 +337,6 @@ def _draw_over_tasks(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, Li
 
 def _draw_over_distance(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, LineStyle], lr: float) -> None:
     """ξ_1 against the distance from θ_1, and the distance of θ_2."""
-    from glocal.report.style import FAINT
-
     for series, style in styles.items():
         p = series.exponent(where(rows, lr=lr))
         label = f"{series.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else series.label

@@ -20,7 +20,10 @@ from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
 from glocal.paper.study import Context, Row, Scalar, WorkItem
-from glocal.report.style import COOL, DASHES, MARKERS, WARM, LineStyle, log_lr
+from glocal.report import style
+from glocal.report.style import LineStyle, log_lr
+from glocal.store.run import Run, Runs
+from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,10 +84,19 @@ def training_cost(item: WorkItem, items: int = 1) -> str:
     return f"{runs} runs of {item['tasks']} tasks of {item['challenge']}, {item['epochs']} epochs each"
 
 
-def run_row(member: Member, algorithm: str) -> Row:
+def sweep_item(
+    item: WorkItem, context: Context, challenge: str | Challenge, algorithms: Sequence[Any], **options: Any
+) -> Runs:
+    """Train the item's learning rates and seeds, or take the runs from the store."""
+    options |= {"epochs": item["epochs"], "batch_size": item["batch_size"]}
+    options |= {"store": context.store, "data": context.data, "device": str(context.device)}
+    return sweep(challenge, algorithms, item["lrs"], item["seeds"], **options)
+
+
+def run_row(run: Member | Run, algorithm: str) -> Row:
     """Return the columns that identify a run."""
-    locality = member.algorithm.locality
-    return {"algorithm": algorithm, "locality": locality, "lr": float(member.lr), "seed": int(member.seed)}
+    locality = run.locality if isinstance(run, Run) else run.algorithm.locality
+    return {"algorithm": algorithm, "locality": locality, "lr": float(run.lr), "seed": int(run.seed)}
 
 
 def where(rows: Iterable[Row], **values: Scalar) -> list[Row]:
@@ -210,12 +222,8 @@ def curve(rows: Sequence[Row], name: str, spread: Spread = "deviation") -> Curve
 
 def line_styles(rows: Sequence[Row]) -> dict[str, LineStyle]:
     """Return a line style for each algorithm: cool and solid if global, warm and dashed if local."""
-    styles = {}
-    for locality, hues in (("global", COOL), ("local", WARM)):
-        for i, name in enumerate(sorted(names(where(rows, locality=locality)))):
-            marker = MARKERS[locality][(i + i // len(hues)) % len(hues)]
-            styles[name] = LineStyle(hues[i % len(hues)], DASHES[locality], marker)
-    return styles
+    algorithms = {(str(row["algorithm"]), str(row["locality"])) for row in rows}
+    return {name: line for (name, _), line in style.line_styles(algorithms).items()}
 
 
 def label(rows: Sequence[Row]) -> str:
@@ -233,10 +241,10 @@ def plot_over_lr(
 ) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
     for algorithm in names(rows):
-        own, style = where(rows, algorithm=algorithm), styles[algorithm]
+        own, line = where(rows, algorithm=algorithm), styles[algorithm]
         points = curve(own, name, spread)
-        axes.plot(points.lrs, points.middle, **style.line(), **style.point(), label=label(own))
-        axes.fill_between(points.lrs, points.low, points.high, color=style.colour, alpha=0.12, linewidth=0)
+        axes.plot(points.lrs, points.middle, **line.line(), **line.point(), label=label(own))
+        axes.fill_between(points.lrs, points.low, points.high, color=line.colour, alpha=0.12, linewidth=0)
     log_lr(axes, distinct(rows, "lr"), crowded=True)
 
 

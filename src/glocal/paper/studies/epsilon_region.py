@@ -67,25 +67,17 @@ class EpsilonRegion:
     columns = "lr seed kind task order epsilon direction radius distance learnt step smallest"
 
     def work_items(self, demo: bool) -> list[WorkItem]:
-        if demo:
-            base = DEMO | {
-                "lrs": [0.01, 0.03, 0.1],
-                "examples": 200,
-                "measured_tasks": [0],
-                "principal": 2,
-                "random": 4,
-            }
-            return [base | {"seeds": [seed]} for seed in (0, 1)]
-        lrs = [0.001, 0.005, 0.01, 0.05, 0.1]
-        base = FULL | {"lrs": lrs, "examples": 2_000, "measured_tasks": [0, 9], "principal": 5, "random": 10}
-        return [base | {"seeds": [seed]} for seed in (0, 1, 2)]
+        base = DEMO | {"lrs": [0.01, 0.03, 0.1], "examples": 200, "measured_tasks": [0], "principal": 2, "random": 4}
+        if not demo:
+            base = FULL | {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "examples": 2_000, "measured_tasks": [0, 9]}
+            base |= {"principal": 5, "random": 10}
+        return [base | {"seeds": [seed]} for seed in ((0, 1) if demo else (0, 1, 2))]
 
     def cost(self, demo: bool) -> str:
         items = self.work_items(demo)
         item = items[0]
-        rays = (
-            len(items) * len(item["lrs"]) * len(item["measured_tasks"]) * (2 * item["principal"] + item["random"] + 1)
-        )
+        solutions = len(items) * len(item["lrs"]) * len(item["measured_tasks"])
+        rays = solutions * (2 * item["principal"] + item["random"] + 1)
         return f"{training_cost(item, len(items))}; {3 * len(EPSILONS) * rays:,} radii, each of about 50 losses"
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:

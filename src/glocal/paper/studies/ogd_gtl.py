@@ -34,12 +34,12 @@ from glocal.paper.studies.common import (
     names,
     plot_over_lr,
     run_row,
+    sweep_item,
     where,
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, legend
-from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -192,23 +192,10 @@ def _entry_rows(item: WorkItem, challenge: Challenge, context: Context) -> list[
 def _forgetting_rows(item: WorkItem, challenge: Challenge, context: Context) -> list[Row]:
     """Runs of the store, among them those of Table 1."""
     options = {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
-    runs = sweep(
-        challenge,
-        [(item["algorithm"], options)],
-        item["lrs"],
-        item["seeds"],
-        epochs=item["epochs"],
-        batch_size=item["batch_size"],
-        train_eval=item["examples"],
-        store=context.store,
-        data=context.data,
-        device=str(context.device),
-    )
     rows = []
-    for run in runs:
+    for run in sweep_item(item, context, challenge, [(item["algorithm"], options)], train_eval=item["examples"]):
         percent = {name: 100 * summary(run)[name] for name in RUN}
-        keys = {"algorithm": item["algorithm"], "locality": run.locality, "lr": float(run.lr), "seed": int(run.seed)}
-        rows.append(_row("forgetting", item["classes"], **keys, **percent))
+        rows.append(_row("forgetting", item["classes"], **run_row(run, item["algorithm"]), **percent))
     return rows
 
 

@@ -37,12 +37,11 @@ from glocal.networks import ResNet18
 from glocal.networks.model import MakeNetwork
 from glocal.networks.preprocess import InputTransform
 from glocal.paper import table1
-from glocal.paper.studies.common import column, distinct, drop_nonfinite, names, where
+from glocal.paper.studies.common import column, distinct, drop_nonfinite, names, sweep_item, where
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, WARM, LineStyle
 from glocal.store.run import Run
 from glocal.sweeps import resolve
-from glocal.sweeps.sweep import sweep
 from glocal.sweeps.training import NullProgress
 
 if TYPE_CHECKING:
@@ -166,22 +165,9 @@ def quantiles(values: np.ndarray) -> list[float]:
 
 def _train(item: WorkItem, context: Context) -> Run:
     """Return the run with the lowest training loss, averaged over tasks, each at its own solution."""
-    runs = sweep(
-        item["challenge"],
-        ["sgd"],
-        item["lrs"],
-        [item["seed"]],
-        network=_network(item),
-        tasks=item["tasks"],
-        epochs=item["epochs"],
-        batch_size=item["batch_size"],
-        precision=item["precision"],
-        store=context.store,
-        data=context.data,
-        device=str(context.device),
-        keep_parameters=True,
-        progress=NullProgress(),
-    )
+    options = {"network": _network(item), "tasks": item["tasks"], "precision": item["precision"]}
+    options |= {"keep_parameters": True, "progress": NullProgress()}
+    runs = sweep_item(item | {"seeds": [item["seed"]]}, context, item["challenge"], ["sgd"], **options)
     finished = [run for run in runs if run.diverged is None]
     require(bool(finished), f"plain SGD diverged on {item['challenge']} at every learning rate of {item['lrs']}.")
     return min(finished, key=lambda run: run.arrays["train_class_loss"].diagonal(-1).mean())
@@ -214,11 +200,8 @@ def _rows(scores: Perturbation) -> list[Row]:
     rows: list[Row] = []
     for split in SPLITS:
         for kind in KINDS:
-            losses, values, known = (
-                scores.losses[split][kind],
-                scores.score(split, kind),
-                scores.num_ratios(split, kind),
-            )
+            losses, values = scores.losses[split][kind], scores.score(split, kind)
+            known = scores.num_ratios(split, kind)
             for i in range(len(losses)):
                 eigen = kind == "eigen"
                 direction: Row = {"split": split, "kind": kind, "direction": i, "base": scores.base[split]}

@@ -27,11 +27,12 @@ from glocal.paper.studies.common import (
     names,
     of_columns,
     plot_over_lr,
+    run_row,
+    sweep_item,
     where,
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
-from glocal.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,37 +71,21 @@ class Stability:
         return f"{size['challenge']}: {runs} runs of {size['tasks']} tasks, {steps}"
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        runs = sweep(
-            make_challenge(item, context),
-            [REGIMES[regime] for regime in item["regimes"]],
-            item["lrs"],
-            item["seeds"],
-            network=partial(mlp, hidden=tuple(item["hidden"])),
-            epochs=item["epochs"],
-            batch_size=item["batch_size"],
-            store=context.store,
-            data=context.data,
-            device=str(context.device),
-        )
+        algorithms = [REGIMES[regime] for regime in item["regimes"]]
+        network = partial(mlp, hidden=tuple(item["hidden"]))
+        runs = sweep_item(item, context, make_challenge(item, context), algorithms, network=network)
         rows: list[Row] = []
         for i, run in enumerate(runs):
             regime = item["regimes"][i // (len(item["lrs"]) * len(item["seeds"]))]
             R = accuracy_of(run)
             for t in range(1, run.tasks + 1):
-                rows.append(
-                    {
-                        "algorithm": regime,
-                        "locality": run.locality,
-                        "lr": float(run.lr),
-                        "seed": int(run.seed),
-                        "t": t,
-                        "acc": 100 * average_accuracy(R, t),
-                        "forgetting": 100 * average_forgetting(R, t),
-                        "learning_accuracy": 100 * learning_accuracy(R[: t + 1, :t]),
-                        "distance_from_init": float(run.arrays["distance_from_init"][t - 1]),
-                        "update_norm": float(run.arrays["update_norm"][t - 1]),
-                    }
-                )
+                row = run_row(run, regime) | {"t": t, "acc": 100 * average_accuracy(R, t)}
+                row |= {"forgetting": 100 * average_forgetting(R, t)}
+                row |= {"learning_accuracy": 100 * learning_accuracy(R[: t + 1, :t])}
+                distances: Row = {
+                    name: float(run.arrays[name][t - 1]) for name in ("distance_from_init", "update_norm")
+                }
+                rows.append(row | distances)
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:

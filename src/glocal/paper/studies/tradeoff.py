@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,11 +28,12 @@ from glocal.paper.studies.common import (
     mean,
     names,
     of_columns,
+    run_row,
     where,
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.groups import PERCENT
-from glocal.report.style import FAINT, LineStyle, legend
+from glocal.report.style import FAINT, LineStyle, draw_path, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,19 +69,12 @@ class Tradeoff:
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         chosen = _column(item["demo"])
-        part = Selection(
-            chosen,
-            (chosen.row(item["algorithm"]),),
-            tuple(item["lrs"]),
-            tuple(item["seeds"]),
-            item["tasks"],
-            item["epochs"],
-        )
+        sizes = {"tasks": item["tasks"], "epochs": item["epochs"]}
+        part = Selection(chosen, (chosen.row(item["algorithm"]),), tuple(item["lrs"]), tuple(item["seeds"]), **sizes)
         rows: list[Row] = []
         for run in train(part, store=context.store, data=context.data, device=str(context.device)):
             values: Row = {name: 100 * x if name in PERCENT else x for name, x in summary(run).items()}
-            keys: Row = {"challenge": run.challenge, "algorithm": item["algorithm"], "locality": run.locality}
-            rows.append(keys | {"lr": float(run.lr), "seed": int(run.seed)} | values)
+            rows.append({"challenge": run.challenge} | run_row(run, item["algorithm"]) | values)
         return rows
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
@@ -141,13 +135,9 @@ def _best_lr(rows: Sequence[Row]) -> float:
 def _draw_curve(axes: Axes, rows: Sequence[Row], name: str, style: LineStyle, lrs: Sequence[float]) -> np.ndarray:
     known = [row for row in rows if len(finite([row], "acc"))]
     x, y = curve(known, "forgetting"), curve(known, name)
-    spread: dict[str, Any] = {"ecolor": style.colour, "elinewidth": 0.7, "alpha": 0.3}
-    axes.errorbar(x.middle, y.middle, y.high - y.middle, x.high - x.middle, fmt="none", **spread)
-    axes.plot(x.middle, y.middle, **style.line(), linewidth=1.1, alpha=0.85)
     sizes = [16 + 64 * lrs.index(lr) / max(len(lrs) - 1, 1) for lr in x.lrs]
-    edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.6, "zorder": 3}
-    axes.scatter(x.middle, y.middle, s=sizes, color=style.colour, marker=style.marker, **edges)
-    axes.plot([], [], **style.line(), **style.point(), label=label(rows))
+    across, up = (np.array([part.middle, part.high - part.middle]) for part in (x, y))
+    draw_path(axes, across, up, style, sizes, label(rows))
     return np.stack([x.middle, y.middle], axis=1)
 
 
