@@ -291,7 +291,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "locality on no gpu": (lambda p: ["locality", "er", "--device", "tpu"], ["cuda:N", "tpu"]),
     "lens on nothing": (lambda p: ["lens"], ["TARGET"]),
     "lens on no run": (lambda p: ["lens", str(p / "nowhere")], ["nowhere", "STORE/runs/HASH"]),
-    "lens on no function": (lambda p: ["lens", write(p / "m.py", "three = 3") + ":three"], ["no function"]),
+    "lens on no function": (lambda p: ["lens", write(p / "m.py", "three = 3") + ":three"], ["is not a function"]),
     "lens on three things": (
         lambda p: ["lens", write(p / "m.py", "def make(): return 1, 2, 3") + ":make"],
         ["(module, loss, tasks, checkpoints)", "tuple"],
@@ -304,7 +304,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["lens", write(p / "m.py", "def make(): return 1, 2, 3, 4") + ":make"],
         ["nn.Module", "int"],
     ),
-    "lens on one checkpoint": (lambda p: ["lens", write(p / "m.py", SUBJECT) + ":make"], ["1 checkpoints", "θ_0, θ_1"]),
+    "lens on one checkpoint": (
+        lambda p: ["lens", write(p / "m.py", SUBJECT) + ":make"],
+        ["1 checkpoints were given", "at least θ_0 and θ_1"],
+    ),
     "lens on no tasks": (
         lambda p: ["lens", write(p / "m.py", TRAINED.replace("[(torch", "None and [(torch")) + ":make"],
         ["tasks", "NoneType"],

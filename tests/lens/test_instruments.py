@@ -222,7 +222,7 @@ def test_who_cannot_be_used_does_not_stop_the_others(tmp_path: Path, capsys: pyt
     assert main([*asked, "ground-truth", "error", "flatness", "perturbation"]) == 2
     out, err = capsys.readouterr()
     assert "2 of 4 instruments failed. ground-truth: outputs have the shape" in err and out.count("Wrote") == 2
-    assert "perturbation: losses around a solution are taken in float64, where the network fails: " in err
+    assert "perturbation: perturbed losses are computed in float64, where the network fails: " in err
     assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet"))
 
 
@@ -241,7 +241,9 @@ def test_a_target_may_import_what_lies_beside_it(tmp_path: Path, capsys: pytest.
     file.write_text("from made_beside import make\nfrom glocal.algorithms import SGD\n\nclass Mine(SGD):\n    pass\n")
     looked, before = ["lens", f"{file}:make", "-o", str(tmp_path / "a.png"), "--device", "cpu"], [*sys.path]
     assert main(["run", "rotated-digits", f"{file}:Mine", "--lr", "0.1", "--store", str(tmp_path / "s")]) == 2
-    assert "named by one file: put both in one, or install it" in " ".join(capsys.readouterr().err.split())
+    assert "identified by one file: put made_beside.py into it, or install made_beside" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert sys.path == before
     try:
         assert main(looked) == 0

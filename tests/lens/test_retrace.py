@@ -160,11 +160,11 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--retrace", "0"], "from 1 on, or epochs; '0'"),
-        (["--retrace", "epoch"], "from 1 on, or epochs; 'epoch'"),
-        (["--retrace", "3", "--show", "error"], "--retrace 3 is not for --show"),
-        (["--retrace", "3", "--seed", "1"], "--seed 1 is not for --retrace"),
-        (["--retrace", "epochs", "--epsilon", "-1"], "ε above 0"),
+        (["--retrace", "0"], "--retrace 0 was given; it takes a number of steps from 1 on, or epochs"),
+        (["--retrace", "epoch"], "--retrace epoch was given; it takes a number of steps from 1 on, or epochs"),
+        (["--retrace", "3", "--show", "error"], "--retrace 3 does not apply to --show"),
+        (["--retrace", "3", "--seed", "1"], "--seed 1 does not apply to --retrace"),
+        (["--retrace", "epochs", "--epsilon", "-1"], "epsilon = -1.0 was given; it must be finite and above 0"),
         (["--retrace", "epochs", "--examples", "0"], "examples = 0 was given"),
         (["--examples", "-3"], "examples = -3 was given"),
     ],
@@ -181,7 +181,7 @@ def test_what_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match="learned a single task"):
         open_run(single.path).retrace()
     (trajectory,) = record(cohort(blobs(1), SGD(), hidden))
-    with pytest.raises(GlocalError, match="of a single task there is nothing to say"):
+    with pytest.raises(GlocalError, match="has a single task: there is no forgetting"):
         training_errors(trajectory, 0.1)
 
 
@@ -205,11 +205,11 @@ def test_networks_that_take_no_single_samples_have_the_other_expansions() -> Non
 
 
 def test_figures_of_nothing_but_zeros_and_of_nothing_finite(tmp_path: Path) -> None:
-    for algorithm, lr, said in ((Joint(), 0.1, "0 everywhere"), (SGD(), 1e20, "beyond numbers")):
+    for algorithm, lr, said in ((Joint(), 0.1, "0 everywhere"), (SGD(), 1e20, "not finite")):
         (trajectory,) = record(cohort(blobs(), algorithm, hidden, [(0, lr)]))
         assert said in training_errors(trajectory, 0.1).plot(tmp_path / "way.svg").read_text()
 
 
 def test_only_stored_runs_are_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lens", "mine.py:make", "--retrace", "1", "-o", str(tmp_path / "x.png")]) == 2
-    assert "is no run of a store" in capsys.readouterr().err
+    assert "'mine.py:make' is not a run of a store" in capsys.readouterr().err

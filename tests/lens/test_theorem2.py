@@ -203,11 +203,11 @@ def test_of_a_subject_at_the_tasks_solution_in_several_parts() -> None:
 
 
 def test_mistakes_are_told() -> None:
-    with pytest.raises(GlocalError, match=r"outputs of the shape \(4, 1\) were given"):
+    with pytest.raises(GlocalError, match=r"shape \(4, 1\); they must be \(n, K\) with n ≥ 1 and K ≥ 2"):
         ground_truth(get("cross-entropy"), torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
-    with pytest.raises(GlocalError, match=r"outputs of the shape \(0, 3\) were given"):
+    with pytest.raises(GlocalError, match=r"shape \(0, 3\); they must be \(n, K\) with n ≥ 1 and K ≥ 2"):
         ground_truth(get("cross-entropy"), torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(GlocalError, match="1 classes were given"):
+    with pytest.raises(GlocalError, match="classes = 1 was given; it must be at least 2"):
         equal_split(torch.tensor([0.5]), 1)
     with pytest.raises(GlocalError, match="steps = 0 was given"):
         theorem2(network(), steps=0)

@@ -253,7 +253,10 @@ def error_order(
     length = direction.norm()
     require(bool(0 < length < torch.inf), f"the direction has length {float(length)}; it must be finite and above 0.")
     grid = torch.tensor(radii, dtype=torch.float64)
-    require(len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all()), f"radii must be positive; got {radii}.")
+    require(
+        len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all()),
+        f"radii must be positive and finite; {radii} was given.",
+    )
     rays = losses_on_rays(trace, task, approximation, (direction / length)[None], grid)
     true, approximate = (rows[0] for rows in rays)
     return fit_order(grid, abs_difference(approximate, true), rounding_error(trace, true, approximate))

@@ -118,7 +118,10 @@ def perturbation(
     require(directions >= 2, f"directions = {directions} was given; at least 2 random directions are needed.")
     require_positive(samples=samples, examples=1 if examples is None else examples, chunk=chunk)
     radii = tuple(float(r) for r in radii)
-    require(bool(radii) and 0 < min(radii) <= max(radii) < torch.inf, f"radii must be positive; {radii} was given.")
+    require(
+        bool(radii) and all(0 < radius < torch.inf for radius in radii),
+        f"radii must be positive and finite; {radii} was given.",
+    )
     splits: dict[Split, Data] = {"train": trace.tasks[task]}
     if test is not None:
         splits["test"] = test
