@@ -116,7 +116,7 @@ def test_demo_shows_table_figures_and_verdicts(
     assert (elsewhere / "demo" / "forgetting.png").exists() and (elsewhere / "demo" / "distance.png").exists()
 
 
-def test_locality_says_what_was_declared_and_what_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_locality_prints_declared_and_measured_locality(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     own = str(Path(__file__).parents[2] / "examples" / "anchor.py") + ":Anchor"
     silent = tmp_path / "silent.py"
     silent.write_text("import glocal\nclass Silent(glocal.Algorithm):\n    name, locality = 'silent', 'local'\n")
@@ -128,11 +128,11 @@ def test_locality_says_what_was_declared_and_what_is_found(capsys: pytest.Captur
     assert rows.pop("anchor") == ["local", "local"]
     assert rows == {"si": ["global", "local"], "silent": ["local", "global"]}
     said = " ".join(out.split())
-    assert "3 of 5 found as declared; 5 solutions each" in said and "(icarl on split-digits)" in said
-    assert "silent: no \\hat L_o is stated" in said and "locality 4/5" in err
+    assert "for 3 of 5 algorithms; 5 solutions each" in said and "(icarl on split-digits)" in said
+    assert "silent does not override `approximation`" in said and "locality 4/5" in err
 
 
-def test_locality_of_all_that_suit_a_challenge() -> None:
+def test_locality_defaults_to_all_algorithms_that_support_the_setting() -> None:
     from glocal.algorithms import ALGORITHMS
     from glocal.cli.locality import Locality
 

@@ -275,20 +275,23 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown table format": (lambda p: ["table", str(p), "--format", "xls"], ["xls", "csv"]),
     "empty store": (lambda p: ["table", str(_empty_store(p))], ["no finished run"]),
     "plot of an empty store": (lambda p: ["plot", str(_empty_store(p))], ["no"]),
-    "locality of nobody": (lambda p: ["locality", "ewk"], ["'ewk'", "Did you mean 'ewc'"]),
-    "locality of two solutions": (lambda p: ["locality", "er", "--solutions", "2"], ["at least 3 solutions", "2"]),
-    "locality where it does not suit": (
+    "locality of an unknown algorithm": (lambda p: ["locality", "ewk"], ["'ewk'", "Did you mean 'ewc'"]),
+    "locality of two solutions": (
+        lambda p: ["locality", "er", "--solutions", "2"],
+        ["solutions must be at least 3", "2"],
+    ),
+    "locality with an unsupported setting": (
         lambda p: ["locality", "icarl", "--challenge", "rotated-digits"],
         ["icarl", "setting class or task", "rotated-digits"],
     ),
-    "locality in a setting of nothing": (lambda p: ["locality", "er", "--setting", "task"], ["--challenge"]),
-    "locality of what diverges": (
+    "locality with --setting but no --challenge": (lambda p: ["locality", "er", "--setting", "task"], ["--challenge"]),
+    "locality with divergence": (
         lambda p: ["locality", "sgd", "--lr", "1e30", "--epochs", "1", "--solutions", "3", "--examples", "50"],
-        ["diverged", "smaller"],
+        ["diverged", "Lower lr"],
     ),
-    "locality without steps": (lambda p: ["locality", "er", "--epochs", "0"], ["epochs", "at least 1"]),
+    "locality without epochs": (lambda p: ["locality", "er", "--epochs", "0"], ["epochs", "at least 1"]),
     "locality with an unknown network": (lambda p: ["locality", "er", "--network", "mpl"], ["'mpl'", "mlp"]),
-    "locality on no gpu": (lambda p: ["locality", "er", "--device", "tpu"], ["cuda:N", "tpu"]),
+    "locality on an unknown device": (lambda p: ["locality", "er", "--device", "tpu"], ["cuda:N", "tpu"]),
     "lens on nothing": (lambda p: ["lens"], ["TARGET"]),
     "lens on no run": (lambda p: ["lens", str(p / "nowhere")], ["nowhere", "STORE/runs/HASH"]),
     "lens on no function": (lambda p: ["lens", write(p / "m.py", "three = 3") + ":three"], ["is not a function"]),

@@ -1,4 +1,4 @@
-"""The study of who is local: its rows are the verdicts, its figure and sentences follow the rows."""
+"""The locality study: its rows equal the verdicts; figure and summary are made from the rows."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from glocal.paper.study import Context, Row, draw, read_table, write_table
 matplotlib.use("Agg")
 TINY: dict[str, Any] = {"solutions": 6, "draws": 2, "probes": 4, "examples": 60, "epochs": 1, "lr": 0.1, "seed": 0}
 CONTEXT = Context(torch.device("cpu"), None, Path("unused"))
-TRIED = {"er": "rotated-digits", "pnn": "split-digits", "si": "rotated-digits", "ewc": "rotated-digits"}
+CHALLENGES = {"er": "rotated-digits", "pnn": "split-digits", "si": "rotated-digits", "ewc": "rotated-digits"}
 STUDY = Locality()
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    items = [{"challenge": challenge, "algorithm": name, **TINY} for name, challenge in TRIED.items()]
+    items = [{"challenge": challenge, "algorithm": name, **TINY} for name, challenge in CHALLENGES.items()]
     return [row for item in items for row in STUDY.measure(item, CONTEXT)]
 
 
-def made_up(algorithm: str, declared: str, found: str, explained: float, **more: Any) -> list[Row]:
+def fake_rows(algorithm: str, declared: str, found: str, explained: float, **more: Any) -> list[Row]:
     row: Row = {
-        "challenge": "made-up",
+        "challenge": "fake",
         "algorithm": algorithm,
         "family": "replay",
         "declared": declared,
@@ -54,7 +54,7 @@ def made_up(algorithm: str, declared: str, found: str, explained: float, **more:
     ]
 
 
-def test_it_has_its_name_and_every_algorithm() -> None:
+def test_work_items_cover_every_algorithm() -> None:
     assert get_study("locality").name == "locality"
     for demo in (False, True):
         assert {item["algorithm"] for item in STUDY.work_items(demo)} == set(ALGORITHMS)
@@ -63,22 +63,22 @@ def test_it_has_its_name_and_every_algorithm() -> None:
     assert len(set(full)) == len(full) and ("rotated-mnist", "icarl") not in full and ("split-mnist", "icarl") in full
 
 
-def test_a_row_is_what_the_instrument_finds(rows: list[Row]) -> None:
-    assert len(rows) == 4 * len(TRIED) and {tuple(row) for row in rows} == {tuple(STUDY.columns.split())}
+def test_rows_equal_the_verdicts(rows: list[Row]) -> None:
+    assert len(rows) == 4 * len(CHALLENGES) and {tuple(row) for row in rows} == {tuple(STUDY.columns.split())}
     direct = locality("er", "rotated-digits", **TINY)
     own = [row for row in rows if row["algorithm"] == "er"]
-    assert [row["place"] for row in own] == list(direct.places)
+    assert [row["place"] for row in own] == list(direct.probe_locations)
     assert all(row["found"] == direct.found == "global" and row["distance"] == direct.distance for row in own)
-    # Every draw of its memory holds all 60 examples: one function of θ. For pnn it is a constant per solution.
+    # er stores all 60 examples in every draw, so \hat L_o varies only with θ; pnn's is a constant for each solution.
     assert own[1]["over_theta"] == pytest.approx(1)
     assert {row["over_theta"] for row in rows if row["algorithm"] == "pnn"} == {0.0}
-    for algorithm in TRIED:
+    for algorithm in CHALLENGES:
         own = [row for row in rows if row["algorithm"] == algorithm]
         share = column(own, "probe_explained").mean()
         assert own[0]["explained"] == pytest.approx(share, abs=1e-6)
 
 
-def test_a_constant_has_no_variance_over_theta() -> None:
+def test_share_over_theta() -> None:
     constant = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 2, 2, 3)
     assert share_over_theta(constant) == 0 and share_over_theta(torch.ones(3, 2, 2, 2)) == 0
     assert share_over_theta(torch.arange(3.0).expand(6, 2, 2, 3)) == pytest.approx(1)
@@ -87,7 +87,7 @@ def test_a_constant_has_no_variance_over_theta() -> None:
     )
 
 
-def test_the_summary_counts_the_algorithms_found_as_declared(rows: list[Row]) -> None:
+def test_the_summary_counts_agreement(rows: list[Row]) -> None:
     summary = STUDY.summarize(rows)
     assert [(row["algorithm"], row["found"]) for row in summary.table] == [
         ("er", "global"),
@@ -95,17 +95,20 @@ def test_the_summary_counts_the_algorithms_found_as_declared(rows: list[Row]) ->
         ("si", "local"),
         ("ewc", "local"),
     ]
-    assert summary.verdict == "2 of 4 algorithms are found as declared; pnn and si are not."
-    agree = [*made_up("a", "global", "global", 0.01), *made_up("b", "local", "local", 0.4)]
-    assert STUDY.summarize(agree).verdict == "2 of 2 algorithms are found as declared."
+    assert (
+        summary.verdict
+        == "The test agrees with the declared locality for 2 of 4 algorithms; it differs for pnn and si."
+    )
+    agree = [*fake_rows("a", "global", "global", 0.01), *fake_rows("b", "local", "local", 0.4)]
+    assert STUDY.summarize(agree).verdict == "The test agrees with the declared locality for 2 of 2 algorithms."
 
 
-def test_a_figure_from_the_table_alone(rows: list[Row], tmp_path: Path) -> None:
+def test_figure(rows: list[Row], tmp_path: Path) -> None:
     kept = read_table(write_table(rows, tmp_path / "rows.parquet"))
     figure = Figure(layout="constrained")
     STUDY.draw(kept, figure)
     labels = [[t.get_text() for t in axes.get_yticklabels()] for axes in figure.axes]
-    assert labels == [["er", "si", "ewc"], ["pnn"]]  # declared global ones first, the least explained before others
+    assert labels == [["er", "si", "ewc"], ["pnn"]]  # declared global first, then by increasing share
     texts = {t.get_text() for t in figure.axes[0].texts}
     assert {"nats", "p", "0.00", "1"} <= texts
     means = {float(line.get_xdata()[0]): line for line in figure.axes[0].lines if line.get_marker() == "o"}  # type: ignore[index,arg-type]
@@ -115,7 +118,7 @@ def test_a_figure_from_the_table_alone(rows: list[Row], tmp_path: Path) -> None:
     assert draw(STUDY, kept, tmp_path / "f.png").stat().st_size > 10_000
 
 
-def test_what_is_not_a_number_survives(tmp_path: Path) -> None:
-    rows = [*made_up("a", "local", "global", math.nan, information=math.nan), *made_up("b", "local", "local", 0.4)]
+def test_nan_values_are_accepted(tmp_path: Path) -> None:
+    rows = [*fake_rows("a", "local", "global", math.nan, information=math.nan), *fake_rows("b", "local", "local", 0.4)]
     assert len(STUDY.summarize(rows).table) == 2
     draw(STUDY, rows, tmp_path / "f.png")

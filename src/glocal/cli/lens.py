@@ -1,4 +1,4 @@
-"""`glocal lens`: how local was a training?"""
+"""`glocal lens`: measure how local a training run was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Target = Annotated[str, tyro.conf.arg(metavar="TARGET"), tyro.conf.Positional]
 
 @dataclass(frozen=True)
 class Lens:
-    """Measure how local a training was: how far it moved, how far expansions of old losses hold, what it forgot.
+    """Measure how local a training run was: distance moved, where Taylor expansions of old losses are accurate, and
+    forgetting.
 
     TARGET is path.py:function, your function that returns (module, loss, tasks, checkpoints): the network, its loss (a
     name or a function), (x, y) or a DataLoader for every task, and state dicts θ_0, θ_1, …; or STORE/runs/HASH, a run
@@ -45,7 +46,8 @@ class Lens:
     epochs, by the algorithm's own approximation and by expansions, and find the first violation of the locality
     assumption. The run need not have kept its parameters."""
     epsilon: Number = None
-    """ε of the ε-regions, in units of the loss (default: a tenth of what learning a task gains)."""
+    """ε of the ε-regions, in units of the loss (default: 0.1 × the mean decrease of a task's loss during its
+    training)."""
     examples: int = 2_000
     """The largest number of examples per task."""
     eigenvalues: int = 10

@@ -1,4 +1,4 @@
-"""`glocal locality`: is an algorithm local or global?"""
+"""`glocal locality`: test whether algorithms are local or global."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
 Algorithms = Annotated[
     tuple[str, ...], tyro.conf.arg(metavar="[ALGORITHM ...]", help_behavior_hint=""), tyro.conf.Positional
 ]
-UNLESS_GIVEN = ("rotated-digits", "split-digits")
-"""The first of them that an algorithm is suited for."""
+DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
+"""The first one whose setting an algorithm supports is used."""
 
 
 @dataclass(frozen=True)
 class Locality:
-    """Test by experiment whether algorithms are local or global, as the paper's Definition 1 has it.
+    """Test whether algorithms are local or global (Definition 3.1).
 
-    Many solutions θ_o of a task are trained from different initialisations and in different orders, all else held
-    fixed. An approximation of the task's loss that then differs with the solution is local; one that does not is
-    global. All algorithms take one to two minutes on two cores.
+    Many solutions θ_o of a task are trained from different initialisations and in different orders; everything else is
+    the same. If the algorithm's approximation of the task's loss differs between solutions, it is local, otherwise
+    global. All algorithms together take one to two minutes on two cores.
     For example: glocal locality; glocal locality er ewc path.py:Mine
     """
 
     algorithms: Algorithms = ()
-    """Names from `glocal list algorithms`, or path.py:Name for your own (all that have a name unless given)."""
+    """Names from `glocal list algorithms`, or path.py:Name for your own (default: all built-in algorithms)."""
     challenge: Name = None
-    """Whose first task is learnt: a name or path.py:function (rotated-digits unless given, and split-digits for
-    algorithms that need new classes with every task)."""
+    """Challenge whose first task is trained: a name or path.py:function (default: rotated-digits, or split-digits for
+    algorithms that need new classes)."""
     setting: Name = None
-    """task or class: how a split challenge is met; the challenge's own unless given."""
+    """Setting of a split challenge: task or class (default: the challenge's)."""
     network: str = "mlp"
     """A name from `glocal list networks`, or path.py:function for your own."""
     lr: float = 0.1
     """Learning rate."""
     epochs: int = 3
-    """Passes over the task; the first of several in an order of its own for each solution."""
+    """Epochs. If more than one, each solution shuffles its first epoch differently."""
     solutions: int = 24
-    """How many solutions are compared."""
+    """Number of solutions to compare."""
     examples: int = 500
-    """At most so many training examples of the task."""
+    """Maximum number of training examples."""
     seed: int = 0
-    """Seed of all that is held fixed; initialisations and orders have the following ones."""
+    """Base seed. Solution i uses seed + 1 + i for its initialisation and first epoch."""
     data: PathName = None
-    """A folder with data sets, looked at first."""
+    """Folder to search first for data sets."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
@@ -69,7 +69,7 @@ class Locality:
         device, pairs = choose_device(self.device), self._pairs()
         for _, challenge in pairs:
             resolve.network(self.network, challenge)
-        how = {name: getattr(self, name) for name in ("network", "lr", "epochs", "solutions", "examples", "seed")}
+        kwargs = {name: getattr(self, name) for name in ("network", "lr", "epochs", "solutions", "examples", "seed")}
         verdicts: dict[str, list[Verdict]] = {}
         failures: list[str] = []
         with progress_bar("locality") as on_progress:
@@ -77,89 +77,97 @@ class Locality:
                 if number or sys.stderr.isatty():
                     on_progress(number, len(pairs), resolve.name_of(algorithm))
                 try:
-                    found = locality(algorithm, challenge, **how, device=device)
-                    verdicts.setdefault(challenge.name, []).append(found)
+                    verdict = locality(algorithm, challenge, **kwargs, device=device)
+                    verdicts.setdefault(challenge.name, []).append(verdict)
                 except GlocalError as error:
                     failures.append(f"{resolve.name_of(algorithm)}: {error}")
         if verdicts:
-            silent = [resolve.name_of(algorithm) for algorithm, _ in pairs if _states_nothing(algorithm)]
-            Console().print(table([v for own in verdicts.values() for v in own]))
-            Console().print("\n".join(summary(verdicts, silent)), highlight=False)
+            without = [resolve.name_of(algorithm) for algorithm, _ in pairs if _has_no_approximation(algorithm)]
+            Console().print(verdict_table([v for group in verdicts.values() for v in group]))
+            Console().print("\n".join(summary(verdicts, without)), highlight=False)
         if failures:
-            one = len(failures) == len(pairs) == 1
-            raise GlocalError(failures[0] if one else f"{len(failures)} of {len(pairs)} failed. {' '.join(failures)}")
+            single = len(failures) == len(pairs) == 1
+            count = f"{len(failures)} of {len(pairs)} failed."
+            raise GlocalError(failures[0] if single else f"{count} {' '.join(failures)}")
 
     def _pairs(self) -> list[tuple[Algorithm, Challenge]]:
-        """Whom to test and on what, all of them known before the first is trained."""
+        """Return every algorithm with its challenge; raise before training if one is invalid."""
         from glocal.algorithms import ALGORITHMS
         from glocal.sweeps import resolve
 
-        made: dict[str, Challenge] = {}
+        challenges: dict[str, Challenge] = {}
 
-        def challenge(name: str, setting: str | None = None) -> Challenge:
-            if name not in made:
-                made[name] = resolve.challenge(name, data=self.data, setting=setting).value
-            return made[name]
+        def load(name: str, setting: str | None = None) -> Challenge:
+            if name not in challenges:
+                challenges[name] = resolve.challenge(name, data=self.data, setting=setting).value
+            return challenges[name]
 
         if self.challenge is None and self.setting is not None:
-            raise GlocalError("a setting goes with a challenge that has one: give --challenge split-digits, say.")
+            raise GlocalError("--setting requires --challenge with a split challenge, e.g. --challenge split-digits.")
         pairs = []
         for name in self.algorithms or ALGORITHMS:
             algorithm = resolve.algorithm(name).value
             if self.challenge is None:
-                settings = [challenge(each) for each in UNLESS_GIVEN]
-                met = next((c for c in settings if c.setting in algorithm.settings), settings[0])
+                defaults = [load(default) for default in DEFAULT_CHALLENGES]
+                challenge = next((c for c in defaults if c.setting in algorithm.settings), defaults[0])
             else:
-                met = challenge(self.challenge, self.setting)
+                challenge = load(self.challenge, self.setting)
             if self.algorithms:
-                resolve.check_setting(algorithm, met)
-            elif met.setting not in algorithm.settings:
+                resolve.check_setting(algorithm, challenge)
+            elif challenge.setting not in algorithm.settings:
                 continue
-            pairs.append((algorithm, met))
+            pairs.append((algorithm, challenge))
         return pairs
 
 
-def _states_nothing(algorithm: Algorithm) -> bool:
-    r"""Whether it does something about old tasks without saying what it takes their losses for; sgd's \hat L_o is 0."""
+def _has_no_approximation(algorithm: Algorithm) -> bool:
+    r"""Return whether a user's algorithm does not override `approximation`; built-in ones mean \hat L_o = 0."""
     from glocal.algorithms import ALGORITHMS
     from glocal.algorithms import Algorithm as Base
 
     return type(algorithm).approximation is Base.approximation and type(algorithm) not in ALGORITHMS.values()
 
 
-def table(verdicts: Sequence[Verdict]) -> Any:
-    """What each declares, what was found, and by what numbers."""
+def verdict_table(verdicts: Sequence[Verdict]) -> Any:
+    """Return a rich table with one row per algorithm."""
     from rich.table import Table
 
-    made = Table(title=r"Does \hat L_o depend on θ_o?", title_justify="left")
+    table = Table(title=r"Does \hat L_o depend on θ_o?", title_justify="left")
     for column in ("algorithm", "declared", "found"):
-        made.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=True)
     for column in ("explained", "involved", "nats", "p"):
-        made.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=True)
     for v in verdicts:
         found = f"[green]{v.found}[/]" if v.agrees else f"[bold red]{v.found} ≠[/]"
-        shares = [f"{100 * share:.1f} %" for share in (v.variance_explained, v.variance_involved)]
-        made.add_row(v.algorithm, v.declared, found, *shares, f"{v.information:.2f}", f"{v.p_value:.3f}")
-    return made
+        shares = [f"{100 * share:.1f} %" for share in (v.first_order_index, v.total_index)]
+        table.add_row(v.algorithm, v.declared, found, *shares, f"{v.information:.2f}", f"{v.p_value:.3f}")
+    return table
 
 
-def summary(verdicts: Mapping[str, Sequence[Verdict]], silent: Sequence[str]) -> list[str]:
-    """How to read the table; verdicts are by challenge, `silent` are those that state no approximation."""
-    every = [v for own in verdicts.values() for v in own]
-    sizes, lost = sorted({len(v.values) for v in every}), sum(v.lost for v in every)
-    names = [f"{', '.join(v.algorithm for v in own)} on {name}" for name, own in verdicts.items()][1:]
-    first = next(iter(verdicts))
-    told = [
-        f"{sum(v.agrees for v in every)} of {len(every)} found as declared; "
-        f"{' to '.join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} solutions each, of the first task "
-        f"of {first}{''.join(f' ({name})' for name in names)}.",
-        "explained: θ_o's share of the variance of \\hat L_o(θ); involved: with what it makes of a memory's draws.",
-        "nats: I(\\hat L_o; θ_o), by nearest neighbours. p: how often chance does as much; local if p ≤ 0.01.",
+def summary(verdicts: Mapping[str, Sequence[Verdict]], without_approximation: Sequence[str]) -> list[str]:
+    """Return lines that explain the table.
+
+    Args:
+        verdicts: the verdicts by challenge.
+        without_approximation: names of algorithms that do not override `approximation`.
+    """
+    flat = [v for group in verdicts.values() for v in group]
+    sizes, num_diverged = sorted({len(v.values) for v in flat}), sum(v.num_diverged for v in flat)
+    size_range = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+    first, *others = verdicts
+    exceptions = "".join(f" ({', '.join(v.algorithm for v in verdicts[name])} on {name})" for name in others)
+    lines = [
+        f"The test agrees with the declared locality for {sum(v.agrees for v in flat)} of {len(flat)} algorithms; "
+        f"{size_range} solutions each of the first task of {first}{exceptions}.",
+        "explained: share of Var[\\hat L_o(θ)] due to θ_o alone (first-order Sobol index); involved: including its "
+        "interaction with the memory's random draws (total index).",
+        "nats: I(\\hat L_o(θ); θ_o), estimated by nearest neighbours. p: permutation-test p-value; local if p ≤ 0.01.",
     ]
-    if lost:
-        told.append(f"{lost} solutions diverged and were left out.")
-    if silent:
-        told.append(
-            f"{', '.join(silent)}: no \\hat L_o is stated, and 0 was tested in its place. Override `approximation`."
+    if num_diverged:
+        lines.append(f"{num_diverged} runs diverged and were left out.")
+    if without_approximation:
+        plural = "do" if len(without_approximation) > 1 else "does"
+        lines.append(
+            f"{', '.join(without_approximation)} {plural} not override `approximation`, so \\hat L_o = 0 was tested."
         )
-    return told
+    return lines

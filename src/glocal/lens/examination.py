@@ -173,7 +173,7 @@ def examine(
         loss: 'cross-entropy', 'squared-error', or a function (outputs, y) that returns the mean over samples.
         tasks: for every task a pair of tensors, a DataLoader, a Dataset, or an iterable of batches (x, y).
         checkpoints: state dicts θ_0 (the initialization), θ_1 (after task 0), …
-        epsilon: ε of the ε-regions; by default a tenth of what learning a task gains.
+        epsilon: ε of the ε-regions (default: 0.1 × the mean decrease of a task's loss during its training).
         examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable.
         eigenvalues: how many eigenvalues of each Hessian.
         seed: of the random directions.

@@ -1,28 +1,25 @@
-r"""Whether numbers V[s, d, k] depend on s: s a solution, d a draw of all known chance, k a repetition of both.
+r"""Test whether values V[s, d, k] depend on s: s a solution, d a draw of the memory's random numbers, k a repetition.
+
+**Variance components and Sobol indices.** The components of
 
     V[s, d, k] = μ + α_s + β_d + γ_sd + ε_sdk,   variances σ_α², σ_β², σ_γ², σ_ε²,
 
-estimated from the mean squares of a two-way analysis of variance. Of V's variance, s alone explains
+are estimated by a two-way analysis of variance. With σ² = σ_α² + σ_β² + σ_γ² + σ_ε², the first-order Sobol index of s
+is σ_α² / σ² and its total index (σ_α² + σ_γ²) / σ². Both are 0 if V does not depend on s.
 
-    η² = σ_α² / (σ_α² + σ_β² + σ_γ² + σ_ε²),
+**Mutual information.** I(V; s) in nats is estimated by nearest neighbours (Ross, 2014), without assuming a
+distribution. Each repetition has N values, n for every s. For each value let ρ be the distance to its k-th nearest
+neighbour of the same s, and m the number of values of all s within a distance below ρ:
 
-and s is involved in the part σ_α² + σ_γ² of it: the first and the total Sobol' index of s. Both are 0 where V does not
-depend on s, whatever the draws do to it.
+    I = ψ(N) + ψ(k) − ⟨ψ(n) + ψ(m)⟩,   ψ the digamma function.
 
-What V tells of s in nats, I(V; s), is estimated by nearest neighbours (Ross, 2014), without assuming a distribution: of
-the N numbers of one repetition, n of every s, let ρ be the distance to the k-th nearest of the same s and m how many of
-all lie nearer,
+If ρ = 0, with c equal values of the same s and m of all s, the term is log(N c / (n m)) instead. The estimate is
+clamped to [0, log S]. It is imprecise for few values: evidence of dependence is the p-value, not the information.
 
-    I = ψ(N) + ψ(k) − ⟨ψ(n) + ψ(m)⟩,
-
-ψ the digamma function, and the mean over all numbers and repetitions. Where numbers are the same, c of the s and m of
-all, ρ is 0 and they count by how often they occur, log N c / (n m). V cannot tell more than log S: which of the S it
-was. Of few numbers the estimate is rough, and a small one is no evidence of dependence: that is the test's.
-
-The test. If V does not depend on s, then all V[·, d, ·] of one draw are the same number, or come in no order:
-exchanging them within every draw changes nothing but the share of their sum of squares that lies between the s. The
-p-value is that of the share found among those of random exchanges: exact, without assuming a distribution, and 1 where
-there is nothing to exchange.
+**Within-draw permutation test.** If V does not depend on s, the values V[·, d, ·] of a draw are exchangeable. The
+statistic is the share of the variance within draws that lies between solutions; the p-value is the share of
+random permutations within draws, the identity included, with a statistic at least as large. It is exact, and 1 if all
+values of every draw are equal.
 """
 
 from __future__ import annotations
@@ -35,103 +32,109 @@ from torch import Tensor
 
 from glocal.errors import require
 
-ROUNDING = 64
-"""Differences of up to so many units of rounding of the largest number are none."""
+ROUNDING_ULPS = 64
+"""Differences of at most this many units in the last place of the largest value count as 0."""
 PERMUTATIONS = 999
-NEAREST = 3
-"""k, where there are so many others of one s."""
+NUM_NEIGHBORS = 3
+"""k of the mutual information; less if there are fewer values of one s."""
 
 
 class Dependence(NamedTuple):
-    """For each of P sets of numbers; and one p-value for all of them together."""
+    """Dependence on s of each of P sets of values, (P,), and one p-value for all of them."""
 
-    explained: Tensor  # η², by s alone
-    involved: Tensor  # by s and by what it makes of the draws
+    first_order_index: Tensor
+    total_index: Tensor
     information: Tensor  # I(V; s) in nats
     p_values: Tensor
     p_value: float
 
 
 def measure_dependence(values: Tensor, generator: torch.Generator) -> Dependence:
-    """How values (S, D, K, P) depend on their first index. All of them are to be finite."""
+    """Measure how finite values (S, D, K, P) depend on their first index."""
     s, d, k, _ = values.shape
-    given = f"{s}, {d} and {k} were given"
-    require(s >= 3 and d >= 2 and k >= 2, f"a test takes at least 3 solutions, 2 draws and 2 repetitions; {given}.")
-    nothing = (ROUNDING * torch.finfo(values.dtype).eps * values.double().abs().amax((0, 1, 2))).square()
+    enough = s >= 3 and d >= 2 and k >= 2
+    require(enough, f"the test needs at least 3 solutions, 2 draws and 2 repetitions; got {s}, {d} and {k}.")
+    rounding = ROUNDING_ULPS * torch.finfo(values.dtype).eps * values.double().abs().amax((0, 1, 2))
+    min_variance = rounding.square()
     values = values.double()
-    alpha, beta, gamma, epsilon = _components(values)
+    alpha, beta, gamma, epsilon = _variance_components(values)
     total = alpha + beta + gamma + epsilon
-    explained = _ratio(alpha, total, nothing)
-    found = _between(values, nothing)
+    observed = _share_between(values, min_variance)
     pool = values.movedim(2, 1).flatten(0, 1)  # (S K, D, P)
-    shares = [found]  # the order that was found is one of them
+    statistics = [observed]  # the identity is one of the permutations
     for _ in range(PERMUTATIONS):
         order = torch.rand(s * k, d, generator=generator).argsort(0).unsqueeze(-1)
-        exchanged = pool.gather(0, order.expand_as(pool)).unflatten(0, (s, k)).movedim(1, 2)
-        shares.append(_between(exchanged, nothing))
-    everything = torch.stack(shares)
+        permuted = pool.gather(0, order.expand_as(pool)).unflatten(0, (s, k)).movedim(1, 2)
+        statistics.append(_share_between(permuted, min_variance))
+    distribution = torch.stack(statistics)
     return Dependence(
-        explained,
-        _ratio(alpha + gamma, total, nothing),
-        _information(values, nothing.sqrt()),
-        _as_large(everything, found),
-        float(_as_large(everything.mean(-1), found.mean(-1))),
+        _ratio(alpha, total, min_variance),
+        _ratio(alpha + gamma, total, min_variance),
+        _information(values, min_variance.sqrt()),
+        _p_value(distribution, observed),
+        float(_p_value(distribution.mean(-1), observed.mean(-1))),
     )
 
 
-def _components(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """σ_α², σ_β², σ_γ², σ_ε², 0 where their estimate is negative."""
+def _variance_components(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Estimate σ_α², σ_β², σ_γ², σ_ε²; negative estimates become 0."""
     s, d, k, _ = values.shape
     cell, row, column, mean = values.mean(2), values.mean((1, 2)), values.mean((0, 2)), values.mean((0, 1, 2))
-    of_s = d * k * (row - mean).square().sum(0) / (s - 1)
-    of_d = s * k * (column - mean).square().sum(0) / (d - 1)
-    of_both = k * (cell - row.unsqueeze(1) - column + mean).square().sum((0, 1)) / ((s - 1) * (d - 1))
+    ms_s = d * k * (row - mean).square().sum(0) / (s - 1)
+    ms_d = s * k * (column - mean).square().sum(0) / (d - 1)
+    ms_sd = k * (cell - row.unsqueeze(1) - column + mean).square().sum((0, 1)) / ((s - 1) * (d - 1))
     epsilon = (values - cell.unsqueeze(2)).square().sum((0, 1, 2)) / (s * d * (k - 1))
-    # In the mean they are D K σ_α² + K σ_γ² + σ_ε², S K σ_β² + K σ_γ² + σ_ε², K σ_γ² + σ_ε² and σ_ε².
-    differences = (of_s - of_both) / (d * k), (of_d - of_both) / (s * k), (of_both - epsilon) / k
+    # The expected mean squares: D K σ_α² + K σ_γ² + σ_ε², S K σ_β² + K σ_γ² + σ_ε², K σ_γ² + σ_ε² and σ_ε².
+    differences = (ms_s - ms_sd) / (d * k), (ms_d - ms_sd) / (s * k), (ms_sd - epsilon) / k
     alpha, beta, gamma = (difference.clamp(min=0) for difference in differences)
     return alpha, beta, gamma, epsilon
 
 
-def _information(values: Tensor, nothing: Tensor) -> Tensor:
-    """I(V; s) of each set. Repetitions of a draw are near each other whatever s does: each is estimated alone."""
-    each = [[_told(v, least) for v, least in zip(sets.unbind(-1), nothing, strict=True)] for sets in values.unbind(2)]
-    return torch.stack([torch.stack(row) for row in each]).mean(0).clamp(0, math.log(len(values)))
+def _information(values: Tensor, rounding: Tensor) -> Tensor:
+    """Return I(V; s) of each set, (P,), as the mean over repetitions.
+
+    Repetitions are not pooled: those of one draw are near each other whether or not V depends on s.
+    """
+    estimates = [
+        torch.stack([_mutual_information(v, r) for v, r in zip(sets.unbind(-1), rounding, strict=True)])
+        for sets in values.unbind(2)
+    ]
+    return torch.stack(estimates).mean(0).clamp(0, math.log(len(values)))
 
 
-def _told(v: Tensor, nothing: Tensor) -> Tensor:
-    """What one of the numbers v (S, n) tells of its row."""
+def _mutual_information(v: Tensor, rounding: Tensor) -> Tensor:
+    """Estimate I(V; s) from values (S, n) of one repetition."""
     n, count = v.shape[1], v.numel()
-    k = min(NEAREST, n - 1)
+    k = min(NUM_NEIGHBORS, n - 1)
     v = v - v.mean()
-    everyone = v.flatten().sort().values
+    ordered = v.flatten().sort().values
 
-    def within(reach: Tensor) -> Tensor:
-        ends = torch.searchsorted(everyone, v + reach, right=True) - torch.searchsorted(everyone, v - reach)
+    def count_within(radius: Tensor) -> Tensor:
+        ends = torch.searchsorted(ordered, v + radius, right=True) - torch.searchsorted(ordered, v - radius)
         return ends.double()
 
-    apart = (v.unsqueeze(2) - v.unsqueeze(1)).abs()
-    radius = apart.sort(-1).values[..., k]
-    alike = (apart <= nothing).sum(-1) * count / (n * within(nothing.expand_as(v)))
-    nearer = _digamma(count) + _digamma(k) - _digamma(n) - within(radius * (1 - 1e-9)).digamma()
-    return torch.where(radius <= nothing, alike.log(), nearer).mean()
+    distances = (v.unsqueeze(2) - v.unsqueeze(1)).abs()
+    radius = distances.sort(-1).values[..., k]
+    ties = (distances <= rounding).sum(-1) * count / (n * count_within(rounding.expand_as(v)))
+    neighbors = _digamma(count) + _digamma(k) - _digamma(n) - count_within(radius * (1 - 1e-9)).digamma()
+    return torch.where(radius <= rounding, ties.log(), neighbors).mean()
 
 
 def _digamma(number: int) -> Tensor:
     return torch.tensor(number, dtype=torch.float64).digamma()
 
 
-def _between(values: Tensor, nothing: Tensor) -> Tensor:
-    """The share of the variance within the draws that lies between the s."""
+def _share_between(values: Tensor, min_variance: Tensor) -> Tensor:
+    """Return the share of the variance within draws that lies between solutions."""
     centred = values - values.mean((0, 2), keepdim=True)
-    return _ratio(centred.mean(2).square().mean((0, 1)), centred.square().mean((0, 1, 2)), nothing)
+    return _ratio(centred.mean(2).square().mean((0, 1)), centred.square().mean((0, 1, 2)), min_variance)
 
 
-def _ratio(part: Tensor, whole: Tensor, nothing: Tensor) -> Tensor:
-    """part / whole, 0 where the whole is nothing but rounding."""
-    solid = whole > nothing
-    return torch.where(solid, part / torch.where(solid, whole, 1), 0)
+def _ratio(part: Tensor, total: Tensor, min_total: Tensor) -> Tensor:
+    """Return part / total, or 0 where the total is only rounding error."""
+    valid = total > min_total
+    return torch.where(valid, part / torch.where(valid, total, 1), 0)
 
 
-def _as_large(all_of_them: Tensor, one: Tensor) -> Tensor:
-    return (all_of_them >= one - 1e-9).double().mean(0)
+def _p_value(distribution: Tensor, observed: Tensor) -> Tensor:
+    return (distribution >= observed - 1e-9).double().mean(0)

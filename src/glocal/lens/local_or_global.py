@@ -1,12 +1,12 @@
-r"""Definition 1 as an experiment: is an algorithm's approximation \hat L_o of a finished task local or global?
+r"""Test Definition 3.1: is an algorithm's approximation \hat L_o of a finished task's loss local or global?
 
-    local:   I(\hat L_o(θ); θ_o) > 0 for all θ,     global:   I(\hat L_o(θ); θ_o) = 0 for all θ ≠ θ_o:
+    local:   I(\hat L_o(θ); θ_o) > 0 for all θ,     global:   I(\hat L_o(θ); θ_o) = 0 for all θ ≠ θ_o
 
-modifying θ_o would not change a global approximation. So θ_o is modified. An ensemble of solutions of the first task is
-trained from different initialisations and, in a first pass, in different orders; the data are the same for all. In the
-passes that follow, which the memories watch, order and random numbers are the same too: they count among the memory's
-draws, for which examples a reservoir keeps depends on them, and not on θ. Whatever then differs between two solutions'
-\hat L_o, it owes to the solutions.
+A global approximation would be the same for any other solution θ_o. So several solutions of the first task are trained
+on the same data, from different initialisations and, if there are several epochs, with a different order in the first.
+The algorithm's memory is reset after that epoch. In the others, order and random numbers are the same for all
+solutions: which examples a reservoir stores depends on them, and they are not part of θ_o. Differences between the
+\hat L_o are then due to θ_o.
 
 Every solution has D memories that differ only in their random numbers, the same D for every solution: this separates
 the randomness of a memory (which examples it stored) from dependence on θ_o. The first memory is the one that training
@@ -14,9 +14,9 @@ uses; the others observe the same steps (`ResampledMemory`). All are consolidate
 at the same probes θ: other runs at their initialisation, half-way, at their solution, and as far beyond it as they have
 moved, in a random direction. `measure_dependence` tests whether the values depend on the solution.
 
-What Definition 1 does not say of the memory's draws is settled by the paper's reading of it: they are no part of θ_o.
-Experience replay trains θ_o on what its reservoir holds, so that the two do depend on each other by chance, and still
-its \hat L_o would be the same at any other solution: global.
+Definition 3.1 does not say whether a memory's random draws belong to θ_o. Here, as in the paper's classification, they
+do not: experience replay trains θ_o on the examples it stored, so the two are statistically dependent, but \hat L_o
+would be the same at any other solution, and it is global.
 """
 
 from __future__ import annotations
@@ -47,38 +47,40 @@ from glocal.rng import generator
 from glocal.sweeps import resolve, user_code
 from glocal.tree import Params, from_vector, to_vector
 
-PLACES = ("initialisation", "path", "solution", "beyond")
-"""Where every run that is kept for probes is looked from."""
-TASKS = 2
-"""Tasks that a memory is laid out for; the first one is trained."""
+PROBE_LOCATIONS = ("initialisation", "path", "solution", "beyond")
+"""Where probes are taken from every run that is reserved for them."""
+NUM_TASKS = 2
+"""Tasks that a memory has room for; only the first is trained."""
 REPETITIONS = 2
-"""Evaluations of the same solution with the same draws: what differs between them is chance that nobody holds fixed."""
+"""Evaluations with the same solution and draw. They differ only by randomness that no seed controls."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    r"""What an algorithm declares and what was found, with the numbers behind it.
+    r"""The declared and the measured locality of an algorithm.
 
-    Means over the probes, of which `by_probe` has each: the share of \hat L_o(θ)'s variance that θ_o explains alone,
-    and that it is involved in by what it makes of the draws; I(\hat L_o(θ); θ_o) in nats, at most the logarithm of the
-    number of solutions. `distance` is the mean distance between two solutions; `lost` counts those that diverged and
-    were left out.
+    The indices and `information` are means over the probes; `by_probe` has the values of each.
     """
 
     algorithm: str
     declared: Locality
     found: Locality
-    variance_explained: float
-    variance_involved: float
+    first_order_index: float
+    r"""Share of Var[\hat L_o(θ)] due to θ_o alone."""
+    total_index: float
+    r"""Share of Var[\hat L_o(θ)] due to θ_o, including its interaction with the memory's random draws."""
     information: float
+    r"""I(\hat L_o(θ); θ_o) in nats, at most the logarithm of the number of solutions."""
     p_value: float
     values: Tensor
     r"""\hat L_o(θ), (solutions, draws, repetitions, probes)."""
     by_probe: Dependence
-    places: tuple[str, ...]
-    """Where each probe lies."""
+    probe_locations: tuple[str, ...]
+    """One of `PROBE_LOCATIONS` for each probe."""
     distance: float
-    lost: int
+    """Mean distance between two solutions."""
+    num_diverged: int
+    """Runs that diverged and were left out."""
 
     @property
     def agrees(self) -> bool:
@@ -102,162 +104,178 @@ def locality(
     device: torch.device | str = "cpu",
     execution: Execution = "auto",
 ) -> Verdict:
-    r"""Train `solutions` solutions of the first task on at most so many `examples`; test whether \hat L_o knows them.
+    r"""Train several solutions θ_o of the first task and test whether \hat L_o depends on θ_o.
 
-    The first of several epochs is in an order of its own for each; of one epoch, all share the order.
+    The algorithm is 'local' if independence is rejected at `level`, otherwise 'global'.
 
-    It is found local where independence is rejected at the `level`, global where nothing speaks against it.
+    Args:
+        algorithm: a name, an instance or a class.
+        challenge: a name or a challenge; its first task is trained.
+        network: a name or a function that makes the network.
+        lr: learning rate.
+        epochs: epochs. If more than one, each solution shuffles its first epoch differently.
+        batch_size: examples per step.
+        examples: maximum number of training examples.
+        solutions: number of solutions to compare.
+        draws: number of memories per solution, each with its own random numbers.
+        probes: number of θ at which \hat L_o is evaluated.
+        level: significance level of the permutation test.
+        seed: base seed. Solution i uses seed + 1 + i for its initialisation and first epoch.
+        device: where to train.
+        execution: how the runs are executed, as in `train`.
     """
-    require(solutions >= 3, f"an ensemble has at least 3 solutions; {solutions} were asked for.")
-    require(draws >= 2, f"chance is told from dependence by at least 2 draws; {draws} were asked for.")
-    require(probes >= 1, f"an approximation is evaluated at 1 probe or more; {probes} were asked for.")
-    require(1e-3 <= level < 1, f"the level of the test is from 0.001 to below 1; {level} was given.")
-    trained = lr > 0 and min(epochs, batch_size, examples) >= 1
-    given = f"lr={lr:g}, epochs={epochs}, batch_size={batch_size}, examples={examples}"
-    require(trained, f"solutions take an lr above 0, and epochs, batch_size, examples of at least 1; {given}.")
+    require(solutions >= 3, f"solutions must be at least 3; got {solutions}.")
+    require(draws >= 2, f"draws must be at least 2; got {draws}.")
+    require(probes >= 1, f"probes must be at least 1; got {probes}.")
+    require(1e-3 <= level < 1, f"level must be at least 0.001 and less than 1; got {level}.")
+    options = f"lr={lr:g}, epochs={epochs}, batch_size={batch_size}, examples={examples}"
+    trainable = lr > 0 and min(epochs, batch_size, examples) >= 1
+    require(trainable, f"lr must be positive, and epochs, batch_size and examples at least 1; got {options}.")
     tested = resolve.algorithm(algorithm).value
-    met = resolve.challenge(challenge).value
-    resolve.check_setting(tested, met)
-    shared = _shared(met, seed, examples)
-    make = resolve.network(network, shared).value
-    apart = -(-probes // len(PLACES))
+    resolved_challenge = resolve.challenge(challenge).value
+    resolve.check_setting(tested, resolved_challenge)
+    fixed = _fix_data(resolved_challenge, seed, examples)
+    make = resolve.network(network, fixed).value
+    num_probe_runs = -(-probes // len(PROBE_LOCATIONS))
     member = Member(seed, lr, ResampledMemory(tested, draws))
-    cohort = Cohort(shared, make, (member,) * (solutions + apart), epochs, batch_size, 1, torch.device(device))
-    starts, snapshot = _trained(cohort, execution)
-    alive = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
-    lost = len(cohort) - len(alive)
+    cohort = Cohort(fixed, make, (member,) * (solutions + num_probe_runs), epochs, batch_size, 1, torch.device(device))
+    starts, snapshot = _train_solutions(cohort, execution)
+    finite_runs = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
+    num_diverged = len(cohort) - len(finite_runs)
     require(
-        len(alive) >= 3 + apart,
-        f"{lost} of {len(cohort)} solutions diverged at lr={lr:g}, and too few are left. Choose a smaller one.",
+        len(finite_runs) >= 3 + num_probe_runs,
+        f"{num_diverged} of {len(cohort)} runs diverged at lr={lr:g}; at least {3 + num_probe_runs} that do not are "
+        "needed. Lower lr.",
     )
-    held, kept = alive[:apart], alive[apart:]
-    theta = torch.stack([to_vector(snapshot.state.select(run).params) for run in kept])
+    probe_runs, solution_runs = finite_runs[:num_probe_runs], finite_runs[num_probe_runs:]
+    theta = torch.stack([to_vector(snapshot.state.select(run).params) for run in solution_runs])
     distance = float(torch.pdist(theta).mean())
-    require(
-        distance > 0,
-        "all solutions are the same point: the network's initialisation must depend on chance, or epochs be several.",
-    )
-    points = [p for run in held for p in _probes(starts[run], _point(snapshot.state, run), seed, run)][:probes]
-    values = _values(cohort, snapshot, kept, points)
-    known = values.isfinite().flatten(0, 2).all(0)
-    require(bool(known.any()), f"no probe has a finite approximation by {tested.name} for every solution.")
-    places = tuple(PLACES[i % len(PLACES)] for i in range(probes) if known[i])
-    found = measure_dependence(values[..., known], generator(seed, "locality", "exchanges"))
+    require(distance > 0, "all solutions are identical. Use a randomly initialised network or epochs ≥ 2.")
+    points = [p for run in probe_runs for p in _probes(starts[run], _checkpoint(snapshot.state, run), seed, run)]
+    values = _evaluate(cohort, snapshot, solution_runs, points[:probes])
+    finite = values.isfinite().flatten(0, 2).all(0)
+    require(bool(finite.any()), f"at no probe is {tested.name}'s approximation finite for all solutions. Lower lr.")
+    values = values[..., finite]
+    dependence = measure_dependence(values, generator(seed, "locality", "exchanges"))
     return Verdict(
         algorithm=resolve.name_of(tested),
         declared=tested.locality,
-        found="local" if found.p_value <= level else "global",
-        variance_explained=float(found.explained.mean()),
-        variance_involved=float(found.involved.mean()),
-        information=float(found.information.mean()),
-        p_value=found.p_value,
-        values=values[..., known],
-        by_probe=found,
-        places=places,
+        found="local" if dependence.p_value <= level else "global",
+        first_order_index=float(dependence.first_order_index.mean()),
+        total_index=float(dependence.total_index.mean()),
+        information=float(dependence.information.mean()),
+        p_value=dependence.p_value,
+        values=values,
+        by_probe=dependence,
+        probe_locations=tuple(PROBE_LOCATIONS[i % len(PROBE_LOCATIONS)] for i in range(probes) if finite[i]),
         distance=distance,
-        lost=lost,
+        num_diverged=num_diverged,
     )
 
 
-def _shared(challenge: Challenge, seed: int, examples: int) -> Challenge:
-    """The challenge's first tasks as one seed meets them, for all runs alike."""
+def _fix_data(challenge: Challenge, seed: int, examples: int) -> Challenge:
+    """Return the challenge's first tasks with the data of one seed, whichever seed a run has."""
 
     def make(index: int, _: int) -> Task:
         task = challenge.task(index, seed)
         return replace(task, train=evenly_spaced(task.train, examples), test=evenly_spaced(task.test, 1))
 
-    return replace(challenge, tasks=min(challenge.tasks, TASKS), make_task=make, seeded=False, on_device=False)
+    return replace(challenge, tasks=min(challenge.tasks, NUM_TASKS), make_task=make, seeded=False, on_device=False)
 
 
-def _trained(cohort: Cohort, execution: Execution) -> tuple[list[Checkpoint], Snapshot]:
-    """The first task, from an initialisation and in an order of its own for every run; from the second epoch on, or the
-    first if it is the only one, with one seed for all."""
+def _train_solutions(cohort: Cohort, execution: Execution) -> tuple[list[Checkpoint], Snapshot]:
+    """Train the first task; return every run's initialisation and the snapshot at the end.
+
+    Initialisations differ between runs, and so does the first of several epochs. The other epochs, or the only one,
+    have the same seed for all runs.
+    """
     loader = Loader(cohort)
     loader.load_task(0)
-    own = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
-    state = initial_state(own, loader)
-    starts = [_point(state, run) for run in range(len(cohort))]
+    seeded = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
+    state = initial_state(seeded, loader)
+    starts = [_checkpoint(state, run) for run in range(len(cohort))]
     if cohort.epochs > 1:
-        apart = _learnt(replace(own, epochs=1), state, execution).state
-        state = replace(state_at(own, loader, apart.params, apart.buffers), diverged=apart.diverged)
+        first_epoch = _train_task(replace(seeded, epochs=1), state, execution).state
+        state = state_at(seeded, loader, first_epoch.params, first_epoch.buffers)
+        state = replace(state, diverged=first_epoch.diverged)
         cohort = replace(cohort, epochs=cohort.epochs - 1)
-    return starts, _learnt(cohort, state, execution)
+    return starts, _train_task(cohort, state, execution)
 
 
-def _learnt(cohort: Cohort, state: State, execution: Execution) -> Snapshot:
-    """The first task, from there."""
+def _train_task(cohort: Cohort, state: State, execution: Execution) -> Snapshot:
+    """Train the first task from a state."""
     record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
     return next(train(cohort, Snapshot(0, state, record), execution))
 
 
-def _point(state: State, run: int) -> Checkpoint:
-    own = tree.map_tree(torch.clone, state.select(run).as_tree())
-    return Checkpoint(own["params"], own.get("buffers", {}))
+def _checkpoint(state: State, run: int) -> Checkpoint:
+    run_state = tree.map_tree(torch.clone, state.select(run).as_tree())
+    return Checkpoint(run_state["params"], run_state.get("buffers", {}))
 
 
 def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Checkpoint]:
-    """A run at each of the PLACES."""
+    """Return a probe at each of the PROBE_LOCATIONS of a run."""
     a, b = to_vector(start.params), to_vector(end.params)
-    away = torch.randn(b.shape[0], generator=generator(seed, "locality", "probe", run)).to(b)
-    beyond = b + (b - a).norm() * away / away.norm()
-    return [start, *(Checkpoint(from_vector(at, end.params), end.buffers) for at in ((a + b) / 2, b, beyond))]
+    direction = torch.randn(b.shape[0], generator=generator(seed, "locality", "probe", run)).to(b)
+    beyond = b + (b - a).norm() * direction / direction.norm()
+    return [start, *(Checkpoint(from_vector(v, end.params), end.buffers) for v in ((a + b) / 2, b, beyond))]
 
 
-def _values(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]) -> Tensor:
-    r"""\hat L_o(θ), (runs, draws, repetitions, probes); one memory is consolidated at a time, and forgotten.
+def _evaluate(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]) -> Tensor:
+    r"""Return \hat L_o(θ) as (runs, draws, repetitions, probes), holding one consolidated memory at a time.
 
-    Two runs show whether repetitions differ at all, and whether draws do: what does not is not computed again.
+    The first two runs show whether draws and repetitions change the values at all; if they do not, they are evaluated
+    only once for the other runs.
     """
-    redrawn = cohort.algorithm
-    assert isinstance(redrawn, ResampledMemory)
-    tested, seed, draws = redrawn.algorithm, cohort.members[0].seed, range(redrawn.draws)
+    resampled = cohort.algorithm
+    assert isinstance(resampled, ResampledMemory)
+    tested, seed, draws = resampled.algorithm, cohort.members[0].seed, range(resampled.draws)
     model = cohort.model(vectorised=False)
-    eyes = [model.bind(p.buffers, training=False) for p in probes]  # a probe brings its own statistics, for all alike
-    whole = [_whole(cohort, seed, draw) for draw in draws]
+    # A probe has its own BatchNorm statistics, the same for all solutions.
+    probe_models = [model.bind(p.buffers, training=False) for p in probes]
+    batches = [_consolidation_batch(cohort, seed, draw) for draw in draws]
 
     @torch.no_grad()
-    def seen(run: int, draw: int) -> Tensor:
-        own = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
-        memory = redrawn.memories(own.get("memory", {}))[draw]
-        with _drawing(cohort.device, seed, draw):
-            bound = model.bind(own.get("buffers", {}), key=whole[draw].key)
-            memory = tested.consolidate(bound, own["params"], memory, whole[draw])
-            values = [_stated(tested, eye, memory, p) for eye, p in zip(eyes, probes, strict=True)]
+    def evaluate(run: int, draw: int) -> Tensor:
+        state = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
+        memory = resampled.memories(state.get("memory", {}))[draw]
+        with _fixed_rng(cohort.device, seed, draw):
+            bound = model.bind(state.get("buffers", {}), key=batches[draw].key)
+            memory = tested.consolidate(bound, state["params"], memory, batches[draw])
+            values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
         return torch.stack(values).cpu()
 
     def table(runs: Sequence[int], draws: Sequence[int], repetitions: int) -> Tensor:
-        rows = [torch.stack([torch.stack([seen(r, d) for _ in range(repetitions)]) for d in draws]) for r in runs]
+        rows = [torch.stack([torch.stack([evaluate(r, d) for _ in range(repetitions)]) for d in draws]) for r in runs]
         return torch.stack(rows)
 
     pilot = table(runs[:2], draws, REPETITIONS)
-    repeat = REPETITIONS if _differ(pilot, 2) else 1
-    drawn = draws if _differ(pilot, 1) else draws[:1]
-    rest = table(runs[2:], drawn, repeat)
+    rest = table(runs[2:], draws if _varies(pilot, 1) else draws[:1], REPETITIONS if _varies(pilot, 2) else 1)
     return torch.cat([pilot, rest.expand(-1, len(draws), REPETITIONS, -1)])
 
 
-def _stated(tested: Algorithm, model: Model, memory: Memory, probe: Checkpoint) -> Tensor:
-    r"""\hat L_o(θ) at a probe; a mistake in somebody's own algorithm told in one line."""
+def _approximation(tested: Algorithm, model: Model, memory: Memory, probe: Checkpoint) -> Tensor:
+    r"""Return \hat L_o(θ) at a probe; report exceptions of a user's algorithm in one line."""
 
-    def value() -> Tensor:
-        found = tested.approximation(model, memory, 0)(probe.params)
-        what = f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        scalar = isinstance(found, Tensor) and found.dim() == 0
-        require(scalar, f"the approximation of {tested.name} is a tensor that holds one number; it returned {what}.")
-        return found
+    def evaluate() -> Tensor:
+        value = tested.approximation(model, memory, 0)(probe.params)
+        kind = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        scalar = isinstance(value, Tensor) and value.dim() == 0
+        require(scalar, f"the approximation of {tested.name} must return a scalar tensor; it returned {kind}.")
+        return value
 
-    kind = type(tested)
-    own = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    built_in = own is None or kind.__module__.startswith("glocal.")
-    return value() if built_in else user_code.call(value, f"{own}:{kind.__name__}")
-
-
-def _differ(values: Tensor, along: int) -> bool:
-    return not torch.allclose(values, values.narrow(along, 0, 1).expand_as(values), rtol=1e-6, atol=0, equal_nan=True)
+    cls = type(tested)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    built_in = file is None or cls.__module__.startswith("glocal.")
+    return evaluate() if built_in else user_code.call(evaluate, f"{file}:{cls.__name__}")
 
 
-def _whole(cohort: Cohort, seed: int, draw: int) -> Batch:
-    """All data of the task, with one draw's random numbers."""
+def _varies(values: Tensor, dim: int) -> bool:
+    return not torch.allclose(values, values.narrow(dim, 0, 1).expand_as(values), rtol=1e-6, atol=0, equal_nan=True)
+
+
+def _consolidation_batch(cohort: Cohort, seed: int, draw: int) -> Batch:
+    """Return all data of the task with the random numbers of one draw."""
     device, (x, y) = cohort.device, cohort.challenge.task(0, seed).train
     stream = generator(seed, "locality", "consolidate", draw)
     random, key = torch.rand(len(y), generator=stream), torch.randint(2**63 - 1, (), generator=stream)
@@ -266,8 +284,8 @@ def _whole(cohort: Cohort, seed: int, draw: int) -> Batch:
 
 
 @contextmanager
-def _drawing(device: torch.device, seed: int, draw: int) -> Iterator[None]:
-    """What draws from torch's own stream (dropout, a user's code) draws the same numbers at every solution."""
+def _fixed_rng(device: torch.device, seed: int, draw: int) -> Iterator[None]:
+    """Give torch's global generator, which dropout and users' code draw from, the same seed for every solution."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
         yield
@@ -275,9 +293,10 @@ def _drawing(device: torch.device, seed: int, draw: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ResampledMemory(Algorithm):
-    """Trains as `algorithm` does with the first of its memories; the others look on, each with draws of its own.
+    """Train as `algorithm` does and keep `draws` memories of the same steps, each with its own random numbers.
 
-    Nothing is consolidated: the memories are as they are before the task ends. An empty one is left out.
+    Only the first memory affects training. Memories are not consolidated at the end of the task; empty ones are left
+    out of the state.
     """
 
     name: ClassVar[str] = "resampled-memory"
@@ -292,26 +311,28 @@ class ResampledMemory(Algorithm):
         return self.draws * self.algorithm.uniforms(model)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        return _kept([self.algorithm.init(model, params, self._share(example, d)) for d in range(self.draws)])
+        batches = [self._select_random(example, d) for d in range(self.draws)]
+        return _pack_memories([self.algorithm.init(model, params, batch) for batch in batches])
 
     def before_epoch(
         self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
     ) -> tuple[Params, Memory]:
-        made = [self.algorithm.before_epoch(model, params, m, epoch, epochs) for m in self.memories(memory)]
-        return made[0][0], _kept([m for _, m in made])
+        results = [self.algorithm.before_epoch(model, params, m, epoch, epochs) for m in self.memories(memory)]
+        return results[0][0], _pack_memories([m for _, m in results])
 
     def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         return self.algorithm.exemplars(self.memories(memory)[0])
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
-        return self.algorithm.objective(model, params, self.memories(memory)[0], self._share(batch, 0))
+        return self.algorithm.objective(model, params, self.memories(memory)[0], self._select_random(batch, 0))
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        return self.algorithm.direction(model, grads, params, self.memories(memory)[0], self._share(batch, 0))
+        batch = self._select_random(batch, 0)
+        return self.algorithm.direction(model, grads, params, self.memories(memory)[0], batch)
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        steps = [replace(step, batch=self._share(step.batch, d)) for d in range(self.draws)]
-        return _kept([self.algorithm.observe(m, s) for m, s in zip(self.memories(memory), steps, strict=True)])
+        steps = [replace(step, batch=self._select_random(step.batch, d)) for d in range(self.draws)]
+        return _pack_memories([self.algorithm.observe(m, s) for m, s in zip(self.memories(memory), steps, strict=True)])
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
         return self.algorithm.predict(model, params, self.memories(memory)[0], x, task)
@@ -319,11 +340,11 @@ class ResampledMemory(Algorithm):
     def memories(self, memory: Memory) -> list[Memory]:
         return [memory.get(str(d), {}) for d in range(self.draws)]
 
-    def _share(self, batch: Batch, draw: int) -> Batch:
-        """The batch with the random numbers of one memory."""
-        each = batch.random.shape[0] // self.draws
-        return batch._replace(random=batch.random[draw * each : (draw + 1) * each])
+    def _select_random(self, batch: Batch, draw: int) -> Batch:
+        """Return the batch with only the random numbers of one memory."""
+        size = batch.random.shape[0] // self.draws
+        return batch._replace(random=batch.random[draw * size : (draw + 1) * size])
 
 
-def _kept(memories: list[Memory]) -> Memory:
+def _pack_memories(memories: list[Memory]) -> Memory:
     return {str(d): memory for d, memory in enumerate(memories) if memory}

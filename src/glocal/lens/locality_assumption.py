@@ -49,7 +49,7 @@ REFINE_FROM, REFINE_STEPS = 0.1, 8
 ZERO_RADIUS = 1e-30
 """A radius below this counts as 0."""
 DEFAULT_EPSILON_FRACTION = 0.1
-"""The default ε as a part of what learning a task gains, L_o(θ_0) − L_o(θ_o), averaged over the tasks."""
+"""The default ε is this fraction of L_o(θ_0) − L_o(θ_o), averaged over the tasks."""
 
 
 class RegionRadii(NamedTuple):
@@ -272,7 +272,7 @@ def training_errors(
 
     Args:
         run: the run. If its outputs are split among the tasks, Taylor expansions are left out.
-        epsilon: ε; by default a tenth of what learning a task gains.
+        epsilon: ε (default: 0.1 × the mean decrease of a task's loss during its training).
         on_progress: called with the number of snapshots done, their total and what is measured.
     """
     trace, snapshots = run.trace, run.snapshots
@@ -301,7 +301,7 @@ def _run_epsilon(run: RecordedRun) -> float:
 
 @torch.no_grad()
 def default_epsilon(trace: TrainingTrace) -> float:
-    """Return a tenth of what learning a task gained, averaged over tasks."""
+    """Return 0.1 × the mean decrease of a task's loss, L_o(θ_0) − L_o(θ_o)."""
     tasks, start = range(trace.num_learned), trace.checkpoints[0]
     return epsilon_from_gains(torch.stack([trace.value(o, start) - trace.value(o, trace.solution(o)) for o in tasks]))
 

@@ -1,5 +1,8 @@
-r"""Which algorithms are local and which global (Definition 3.1, §5): whether an algorithm's \hat L_o depends on the
-solution θ_o is tested, and compared with the class that it declares, which is the paper's where the paper names it."""
+r"""Which algorithms are local and which global (Definition 3.1, §5)?
+
+For every algorithm, test whether \hat L_o depends on the solution θ_o, and compare the result with the locality that
+the algorithm declares, which is the paper's for those that the paper classifies.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +80,9 @@ class Locality:
         table = [{name: row[name] for name in columns} for row in rows if row["probe"] == 0]
         differ = list(dict.fromkeys(str(row["algorithm"]) for row in table if row["declared"] != row["found"]))
         total = len(names(table))
-        others = f"; {join(differ)} {'are' if len(differ) > 1 else 'is'} not" if differ else ""
-        return Summary(table, f"{total - len(differ)} of {total} algorithms are found as declared{others}.")
+        exceptions = f"; it differs for {join(differ)}" if differ else ""
+        agreement = f"{total - len(differ)} of {total} algorithms"
+        return Summary(table, f"The test agrees with the declared locality for {agreement}{exceptions}.")
 
 
 STUDIES = (Locality(),)
@@ -93,20 +97,20 @@ def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
         "declared": verdict.declared,
         "found": verdict.found,
         "p_value": verdict.p_value,
-        "explained": verdict.variance_explained,
-        "involved": verdict.variance_involved,
+        "explained": verdict.first_order_index,
+        "involved": verdict.total_index,
         "information": verdict.information,
         "over_theta": share_over_theta(verdict.values),
         "solutions": len(verdict.values),
         "draws": verdict.values.shape[1],
-        "lost": verdict.lost,
+        "lost": verdict.num_diverged,
         "distance": verdict.distance,
     }
     statistics = ("probe_explained", "probe_involved", "probe_information", "probe_p_value")
     values = zip(*(part.tolist() for part in verdict.by_probe[:4]), strict=True)
     return [
         common | {"probe": i, "place": place} | dict(zip(statistics, probe, strict=True))
-        for i, (place, probe) in enumerate(zip(verdict.places, values, strict=True))
+        for i, (place, probe) in enumerate(zip(verdict.probe_locations, values, strict=True))
     ]
 
 
@@ -160,6 +164,6 @@ def _legend_handles() -> list[Any]:
 
     return [
         *(mark(f"declared {kind}", colour) for kind, colour in TITLE_COLOURS.items()),
-        mark("found to be the other", FAINT, markerfacecolor="white", markeredgewidth=1.4),
+        mark("test disagrees", FAINT, markerfacecolor="white", markeredgewidth=1.4),
         mark("at a single θ", FAINT, marker="|", markersize=7),
     ]
