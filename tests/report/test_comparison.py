@@ -160,6 +160,8 @@ def test_runs_of_one_cell_differ_in_their_seed_alone(change: dict[str, Any], sai
     compare([split_run(), split_run(13)])
     with pytest.raises(GlocalError, match=said):
         compare([split_run(), split_run(13, **change)])
+    with pytest.raises(GlocalError, match=said.replace("13", "11")):
+        compare([split_run(), split_run(**change)])
 
 
 def test_options_that_the_row_does_not_fix_are_equal_too() -> None:
@@ -273,7 +275,7 @@ def test_another_size_or_other_options_are_not_compared() -> None:
     made = compare([*runs_of("er", 0), other])
     assert row_at(made, label, 0.001).acc.published is None
     assert row_at(made, "er", 0.001).acc.published is not None
-    with pytest.raises(GlocalError, match=r"two runs of er .* differ"):
+    with pytest.raises(GlocalError, match=r"the runs of er .* differ in epochs: 5 with seed 11, 1 with seed 11"):
         compare([*runs_of("er", 0), smaller])
 
 

@@ -312,19 +312,13 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
 
 def _group(runs: Iterable[Run]) -> list[list[Run]]:
     """Group runs by cell, sorted by seed; raise an error if their configurations differ in more than the seed."""
-    cells: dict[tuple[str, str, str, float], dict[int, Run]] = {}
-    for run in runs:
-        key = run.challenge, run.locality, _label(run), run.lr
-        by_seed = cells.setdefault(key, {})
-        if _settings(by_seed.setdefault(run.seed, run).config) != _settings(run.config):
-            raise GlocalError(
-                f"two runs of {key[2]} on {run.challenge} at lr {run.lr:g} with seed {run.seed} differ in their "
-                "configuration; select runs of one size and one kind of angles."
-            )
-    groups = [[by_seed[seed] for seed in sorted(by_seed)] for _, by_seed in sorted(cells.items())]
-    for group in groups:
+    cells: dict[tuple[str, str, str, float], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        cells.setdefault((run.challenge, run.locality, _label(run), run.lr), []).append(run)
+    for group in cells.values():
         _require_equal_settings(group)
-    return groups
+    by_seed = [{run.seed: run for run in reversed(group)} for _, group in sorted(cells.items())]
+    return [list(reversed(runs.values())) for runs in by_seed]
 
 
 def _require_equal_settings(group: Sequence[Run]) -> None:
@@ -332,12 +326,12 @@ def _require_equal_settings(group: Sequence[Run]) -> None:
     for run in group[1:]:
         other = _settings(run.config)
         for name in sorted(first.keys() | other.keys()):
-            values = first.get(name, "absent"), other.get(name, "absent")
-            if values[0] != values[1]:
+            one, two = first.get(name, "absent"), other.get(name, "absent")
+            if one != two:
                 raise GlocalError(
                     f"the runs of {_label(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: "
-                    f"{_shorten(values[0])} with seed {group[0].seed}, {_shorten(values[1])} with seed {run.seed}; "
-                    "runs of one cell may only differ in their seed."
+                    f"{_shorten(one)} with seed {group[0].seed}, {_shorten(two)} with seed {run.seed}; runs of one "
+                    "cell may only differ in their seed. Select runs of one size and one kind of angles."
                 )
 
 

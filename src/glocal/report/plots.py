@@ -16,6 +16,7 @@ from glocal.report.style import (
     TITLE_COLOURS,
     algorithm_panels,
     challenge_panels,
+    dark_plasma,
     draw_path,
     legend,
     line_styles,
@@ -89,12 +90,10 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ‖θ_t − θ_0‖₂ against the learning rate: a panel per algorithm, a point per seed and task, mean lines."""
-    import matplotlib
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.colors import Normalize
 
-    # The brightest end of the color map is invisible on white.
-    colours = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.0, 0.93, 256)))
+    colours = dark_plasma(0.93)
     for section, cells in algorithm_panels(figure, groups, width=2.3, height=2.25, sharey=True):
         tasks = max(group.tasks for _, own in cells for group in own)
         scale = ScalarMappable(Normalize(1, max(tasks, 2)), colours)

@@ -15,6 +15,7 @@ from glocal.report.groups import Group, by_algorithm, by_challenge, format_lr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure, SubFigure
 
 INK, FAINT = "#333333", "#6E6E6E"
@@ -183,6 +184,14 @@ def draw_path(axes: Axes, x: np.ndarray, y: np.ndarray, style: LineStyle, sizes:
     edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.6, "zorder": 3}
     axes.scatter(x[0], y[0], s=sizes, color=style.colour, marker=style.marker, **edges)
     axes.plot([], [], **style.line(), **style.point(), label=label)
+
+
+def dark_plasma(brightest: float) -> ListedColormap:
+    """Return the colour map plasma up to a brightness; its brightest end is invisible on white."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.0, brightest, 256)))
 
 
 def log_lr(axes: Axes, lrs: Sequence[float], crowded: bool = False) -> None:

@@ -270,14 +270,11 @@ def integer_ticks(axes: Axes, which: Literal["x", "y"] = "x", count: int | Liter
 
 def lr_colours(rows: Iterable[Row]) -> ScalarMappable:
     """Return a colour map over learning rates, brighter for higher ones."""
-    import matplotlib
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, LogNorm
+    from matplotlib.colors import LogNorm
 
     lrs = distinct(rows, "lr")
-    # The brightest end of the map is invisible on white.
-    colours = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.0, 0.88, 256)))
-    return ScalarMappable(LogNorm(lrs[0], lrs[-1] if len(lrs) > 1 else 2 * lrs[0]), colours)
+    return ScalarMappable(LogNorm(lrs[0], lrs[-1] if len(lrs) > 1 else 2 * lrs[0]), style.dark_plasma(0.88))
 
 
 def lr_colour_bar(figure: Figure, colours: ScalarMappable, axes: Sequence[Axes], rows: Iterable[Row]) -> None:

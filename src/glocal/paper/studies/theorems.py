@@ -16,17 +16,17 @@ direction, so its relative curvature Δᵀ H_o Δ / (‖Δ‖² ‖H_o‖) is me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from glocal.engine.cohort import Member
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
 from glocal.lens.theorem1 import theorem1
 from glocal.lens.theorem2 import theorem2
+from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies.common import (
     column,
     distinct,
@@ -100,10 +100,13 @@ def make_cost(algorithms: Options, demo: bool) -> str:
     return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} Hessian products each"
 
 
-def task_rows(item: WorkItem, member: Member, columns: Mapping[str, Tensor]) -> list[Row]:
-    """Return a row for every task from the second on; columns have one value per task."""
-    run = run_row(member, item["algorithm"])
-    return [run | {"t": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, item["tasks"])]
+def task_rows(item: WorkItem, context: Context, measure: Callable[[TrainingTrace], dict[str, Tensor]]) -> list[Row]:
+    """Return a row for every run and task from the second on, of columns measured with one value per task."""
+    rows: list[Row] = []
+    for member, trace in item_traces(item, context):
+        columns, run = measure(trace), run_row(member, item["algorithm"])
+        rows += [run | {"t": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, item["tasks"])]
+    return rows
 
 
 class Theorem1Study:
@@ -122,10 +125,9 @@ class Theorem1Study:
         return make_cost(THEOREM1_ALGORITHMS, demo)
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        rows: list[Row] = []
-        for member, trace in item_traces(item, context):
+        def columns(trace: TrainingTrace) -> dict[str, Tensor]:
             sides, expansion = theorem1(trace, steps=item["steps"]), recursion(forgetting(trace))
-            columns = {
+            return {
                 "measured": sides.measured,
                 "quadratic": sides.quadratic,
                 "second_order": expansion.predicted,
@@ -136,8 +138,8 @@ class Theorem1Study:
                 "lowest": sides.premises.min_eigenvalue,
                 "reach": sides.premises.max_distance_cubed,
             }
-            rows += task_rows(item, member, columns)
-        return rows
+
+        return task_rows(item, context, columns)
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
         """A panel for each algorithm, E(t) against the quadratic form; and how often they agree."""
@@ -252,10 +254,9 @@ class Theorem2Study:
         return make_cost(THEOREM2_ALGORITHMS, demo)
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        rows: list[Row] = []
-        for member, trace in item_traces(item, context):
+        def columns(trace: TrainingTrace) -> dict[str, Tensor]:
             forms = theorem2(trace, steps=item["steps"])
-            columns = {
+            return {
                 "hessian": _mean_over_old(forms.hessian),
                 "outer": _mean_over_old(forms.outer),
                 "functional": _mean_over_old(forms.functional),
@@ -265,8 +266,8 @@ class Theorem2Study:
                 "length": forms.lengths,
                 "forgetting": average(measured_forgetting(trace), "t"),
             }
-            rows += task_rows(item, member, columns)
-        return rows
+
+        return task_rows(item, context, columns)
 
     def draw(self, rows: Sequence[Row], figure: Figure) -> None:
         """Panels over the learning rate: medians over tasks and seeds, bands over seeds."""
