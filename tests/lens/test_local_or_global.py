@@ -146,50 +146,50 @@ class RandomCoordinate(Algorithm):
 
 
 def test_simple_local_algorithm() -> None:
-    found = verdict(Anchored)
-    assert found.found == found.declared == "local" and found.agrees
-    assert found.p_value == pytest.approx(1 / 1000) and (found.by_probe.p_values <= 0.01).all()
+    result = verdict(Anchored)
+    assert result.found == result.declared == "local" and result.agrees
+    assert result.p_value == pytest.approx(1 / 1000) and (result.by_probe.p_values <= 0.01).all()
     # Without draws and noise, θ_o explains all of the variance, and the value identifies the solution.
-    assert found.first_order_index == pytest.approx(1) and found.total_index == pytest.approx(1)
-    assert found.information == pytest.approx(np.log(12))
-    assert found.values.shape == (12, 3, 2, 4) and found.probe_locations == PROBE_LOCATIONS
-    assert found.values.min() > 0.1  # no probe is at a solution
+    assert result.first_order_index == pytest.approx(1) and result.total_index == pytest.approx(1)
+    assert result.information == pytest.approx(np.log(12))
+    assert result.values.shape == (12, 3, 2, 4) and result.probe_locations == PROBE_LOCATIONS
+    assert result.values.min() > 0.1  # no probe is at a solution
 
 
 @pytest.mark.parametrize("algorithm", [FirstTen, RandomThree, LastDrawn], ids=lambda a: a.__name__)
 def test_simple_global_algorithms(algorithm: type[Algorithm]) -> None:
-    found = verdict(algorithm)
-    assert found.found == found.declared == "global"
-    assert found.p_value == 1 and found.information == 0 and found.total_index == pytest.approx(0, abs=1e-9)
-    assert torch.equal(found.values, found.values[:1].expand_as(found.values))
-    differ = found.values[0, 0, 0] != found.values[0, 1, 0]
+    result = verdict(algorithm)
+    assert result.found == result.declared == "global"
+    assert result.p_value == 1 and result.information == 0 and result.total_index == pytest.approx(0, abs=1e-9)
+    assert torch.equal(result.values, result.values[:1].expand_as(result.values))
+    differ = result.values[0, 0, 0] != result.values[0, 1, 0]
     assert differ.all() if algorithm is not FirstTen else not differ.any()
-    assert found.distance > 0.5
+    assert result.distance > 0.5
 
 
 def test_unseeded_noise_is_not_dependence() -> None:
-    found = verdict(UnseededNoise)
-    assert found.values.std(2).min() > 0  # every evaluation differs
-    assert found.found == "global" and found.p_value > 0.05
+    result = verdict(UnseededNoise)
+    assert result.values.std(2).min() > 0  # every evaluation differs
+    assert result.found == "global" and result.p_value > 0.05
 
 
 def test_dependence_is_detected_under_unseeded_noise() -> None:
-    found = verdict(AnchoredWithNoise)
-    assert found.found == "local" and found.first_order_index < 0.99
+    result = verdict(AnchoredWithNoise)
+    assert result.found == "local" and result.first_order_index < 0.99
 
 
 def test_interaction_with_the_draws_counts_in_the_total_index() -> None:
-    found = verdict(RandomCoordinate, draws=4)
-    assert found.found == "local" and found.total_index > 0.5
-    assert found.first_order_index < 0.5 * found.total_index
+    result = verdict(RandomCoordinate, draws=4)
+    assert result.found == "local" and result.total_index > 0.5
+    assert result.first_order_index < 0.5 * result.total_index
 
 
 def test_a_wrong_declaration_is_detected() -> None:
     class WronglyDeclared(Anchored):
         locality: ClassVar[Locality] = "global"
 
-    found = verdict(WronglyDeclared)
-    assert (found.declared, found.found, found.agrees) == ("global", "local", False)
+    result = verdict(WronglyDeclared)
+    assert (result.declared, result.found, result.agrees) == ("global", "local", False)
 
 
 # By Definition 3.1: \hat L_o is global if it uses randomly stored examples, all examples, or nothing; it is local if it
@@ -203,11 +203,11 @@ DISPUTED = {"si", "pnn", "packnet", "hat"}
 def test_every_built_in_algorithm(name: str) -> None:
     kind = ALGORITHMS[name]
     options = {} if "slots" not in kind.__dataclass_fields__ else {"slots": 40}
-    found = verdict(kind(**options), blobs("domain" not in kind.settings))
-    assert found.found == ("global" if name in GLOBAL else "local")
-    assert found.agrees == (name not in DISPUTED)
+    result = verdict(kind(**options), blobs("domain" not in kind.settings))
+    assert result.found == ("global" if name in GLOBAL else "local")
+    assert result.agrees == (name not in DISPUTED)
     if name in GLOBAL:
-        assert torch.equal(found.values, found.values[:1].expand_as(found.values))
+        assert torch.equal(result.values, result.values[:1].expand_as(result.values))
 
 
 def test_probes_use_their_own_batchnorm_statistics() -> None:
@@ -217,8 +217,8 @@ def test_probes_use_their_own_batchnorm_statistics() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu() -> None:
-    for name, found in (("er", "global"), ("agem", "global"), ("ewc", "local"), ("der", "local"), ("si", "local")):
-        assert verdict(name, device="cuda").found == found
+    for name, expected in (("er", "global"), ("agem", "global"), ("ewc", "local"), ("der", "local"), ("si", "local")):
+        assert verdict(name, device="cuda").found == expected
 
 
 def test_values_are_reproducible_and_depend_on_the_seed() -> None:
@@ -288,8 +288,8 @@ def test_identical_solutions_are_rejected() -> None:
 @pytest.mark.parametrize(("name", "expected"), [("ewc", "local"), ("er", "global"), ("agem", "global")])
 def test_the_first_epoch_differs_between_solutions_but_memories_do_not(name: str, expected: str) -> None:
     """From one initialisation, solutions differ only by the order of the first epoch; reservoirs are the same."""
-    found = verdict(name, network=constant_network, epochs=2)
-    assert found.distance > 0 and found.found == expected
+    result = verdict(name, network=constant_network, epochs=2)
+    assert result.distance > 0 and result.found == expected
 
 
 # The statistics of `measure_dependence`.
@@ -308,27 +308,27 @@ def stream(seed: int = 0) -> torch.Generator:
 
 
 def test_variance_components_are_recovered() -> None:
-    found = measure_dependence(table(60, 60, 2, (1.0, 2**0.5, 0.5**0.5, 0.5), sets=8), stream())
-    assert float(found.first_order_index.mean()) == pytest.approx(1 / 3.75, abs=0.05)
-    assert float(found.total_index.mean()) == pytest.approx(1.5 / 3.75, abs=0.05)
+    result = measure_dependence(table(60, 60, 2, (1.0, 2**0.5, 0.5**0.5, 0.5), sets=8), stream())
+    assert float(result.first_order_index.mean()) == pytest.approx(1 / 3.75, abs=0.05)
+    assert float(result.total_index.mean()) == pytest.approx(1.5 / 3.75, abs=0.05)
     # For Gaussian effects and S → ∞ it is −½ log(1 − η²), η² the first-order index; for S = 60 a little less.
-    assert float(found.information.mean()) == pytest.approx(-0.5 * np.log(1 - 1 / 3.75), abs=0.05)
+    assert float(result.information.mean()) == pytest.approx(-0.5 * np.log(1 - 1 / 3.75), abs=0.05)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 0, 0, 1), (3, 0.1, 0.1, 0.1), (0, 1, 0, 1)])
 def test_information_equals_that_of_scikit_learn(sizes: tuple[float, float, float, float]) -> None:
     """scikit-learn also scales the values and adds a little noise."""
     values = table(12, 12, 2, sizes, sets=3)  # with fewer values it computes distances less precisely
-    found = measure_dependence(values, stream()).information
+    result = measure_dependence(values, stream()).information
     for p in range(3):
         estimates = []
         for k in range(2):
             x, s = values[:, :, k, p].reshape(-1, 1).numpy(), np.arange(12).repeat(12)
             estimates.append(mutual_info_classif(x, s, discrete_features=False, n_neighbors=3, random_state=0)[0])
         if min(estimates) > 0:  # it clamps negative estimates to 0, which are averaged here
-            assert float(found[p]) == pytest.approx(min(np.mean(estimates), np.log(12)), abs=1e-6)
+            assert float(result[p]) == pytest.approx(min(np.mean(estimates), np.log(12)), abs=1e-6)
         else:
-            assert float(found[p]) <= np.mean(estimates) + 1e-6
+            assert float(result[p]) <= np.mean(estimates) + 1e-6
 
 
 def test_small_noise_between_repetitions_adds_no_information() -> None:
@@ -348,11 +348,11 @@ def test_information_of_equal_values() -> None:
 
 def test_p_values_are_uniform_under_independence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "PERMUTATIONS", 39)
-    found = np.array(
+    p_values = np.array(
         [measure_dependence(table(6, 3, 2, (0, 2, 0, 1), seed), stream(seed)).p_value for seed in range(300)]
     )
     for level in (0.1, 0.5):  # within four standard errors
-        assert (found <= level).mean() == pytest.approx(level, abs=4 * (level * (1 - level) / 300) ** 0.5)
+        assert (p_values <= level).mean() == pytest.approx(level, abs=4 * (level * (1 - level) / 300) ** 0.5)
 
 
 def test_rounding_is_not_dependence() -> None:
