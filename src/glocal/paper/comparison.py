@@ -315,10 +315,10 @@ def _group(runs: Iterable[Run]) -> list[list[Run]]:
     cells: dict[tuple[str, str, str, float], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         cells.setdefault((run.challenge, run.locality, _label(run), run.lr), []).append(run)
-    for group in cells.values():
+    groups = [group for _, group in sorted(cells.items())]
+    for group in groups:
         _require_equal_settings(group)
-    by_seed = [{run.seed: run for run in reversed(group)} for _, group in sorted(cells.items())]
-    return [list(reversed(runs.values())) for runs in by_seed]
+    return [list({run.seed: run for run in group}.values()) for group in groups]
 
 
 def _require_equal_settings(group: Sequence[Run]) -> None:
