@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.algorithms.gem import least, multipliers
+from glocal.algorithms.gem import multipliers, solve_nonnegative
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 FEATURES = 30
@@ -122,7 +122,8 @@ def test_one_and_two_constraints_in_closed_form() -> None:
     draw = torch.Generator().manual_seed(0)
     for _ in range(20):
         q, (a, b) = torch.randn(2, generator=draw, dtype=torch.float64), torch.rand(2, generator=draw).tolist()
-        assert float(least(torch.tensor([[2.0]]).double(), q[:1])) == pytest.approx(max(0.0, -float(q[0]) / 2))
+        z = solve_nonnegative(torch.tensor([[2.0]]).double(), q[:1])
+        assert float(z) == pytest.approx(max(0.0, -float(q[0]) / 2))
         off = 0.9 * (2 * a - 1)
         quadratic = torch.tensor([[1.0, off], [off, 1.0 + b]], dtype=torch.float64)
         candidates = [
@@ -132,7 +133,7 @@ def test_one_and_two_constraints_in_closed_form() -> None:
             -torch.linalg.solve(quadratic, q),
         ]
         values = [float(0.5 * z @ quadratic @ z + q @ z) for z in candidates if bool((z >= 0).all())]
-        z = least(quadratic, q)
+        z = solve_nonnegative(quadratic, q)
         assert float(0.5 * z @ quadratic @ z + q @ z) == pytest.approx(min(values), abs=1e-12)
 
 

@@ -1,14 +1,13 @@
-r"""Gradient episodic memory (§5.1, Eq. GEM-obj): one constraint for every finished task.
+r"""Gradient episodic memory, GEM (§5.1, Eq. GEM-obj): one linear constraint per finished task. Global.
 
-The dual of a projection onto half-spaces: a quadratic programme with one variable a constraint,
+The dual of the projection is a quadratic programme with one variable per constraint,
 
-    min_{z ≥ 0} ½ zᵀQz + qᵀz   ⇔   w = Qz + q,   z ≥ 0,   w ≥ 0,   zᵀw = 0,
+    min_{z ≥ 0} ½ zᵀQz + qᵀz   ⇔   w = Qz + q,   z ≥ 0,   w ≥ 0,   zᵀw = 0.
 
-followed from a problem whose solution is plain to the one that is asked for (parametric principal pivoting; Cottle,
-Pang & Stone 1992, §4.5): with q + λ1 in place of q and λ large it is z = 0, and while λ falls to 0 it moves along
-straight lines. Where two of them meet, one w_k has come down to 0 and z_k begins to grow, or the other way round: one
-pivot of the tableau. So the solution is exact after finitely many pivots, each a few operations on a small matrix that
-look at no number: they can be mapped and captured.
+It is solved by parametric principal pivoting (Cottle, Pang & Stone 1992, §4.5): replace q by q + λ1. For large λ the
+solution is z = 0, and it is piecewise linear in λ as λ falls to 0. At every breakpoint one w_k or z_k reaches 0, and
+one pivot of the tableau exchanges the two. The method is exact after finitely many pivots and has no data-dependent
+control flow, so it can be vectorised with `vmap` and captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,30 +29,29 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class GEM(Algorithm):
-    r"""Minimises L_t without raising, to first order, any \hat L_o, o < t:
+    r"""Minimise L_t without increasing, to first order, any \hat L_o, o < t:
 
-        d = argmin ‖d − g‖²  s.t.  d·m_o ≥ 0,   m_o = ∇\hat L_o(θ) on all that is stored of task o,
+        d = argmin ‖d − g‖²  s.t.  d·m_o ≥ 0,   m_o = ∇\hat L_o(θ) on all stored examples of task o.
 
-    found as d = g + Mᵀv, v = argmin_{v ≥ margin} ½ vᵀ(MMᵀ + damping I)v + (Mg)ᵀv, where some m_o·g < 0, else d = g.
-    With margin = damping = 0, the default, that is the projection above, whatever the gradients' lengths.
-    Lopez-Paz & Ranzato (2017) favour backward transfer by a margin: their numbers, and Mammoth's on rotated digits, go
-    with `margin=0.5, damping=0.001`.
+    If some m_o·g < 0, d = g + Mᵀv with v = argmin_{v ≥ margin} ½ vᵀ(MMᵀ + damping I)v + (Mg)ᵀv; otherwise d = g. With
+    margin = damping = 0, the default, this is the projection above. Lopez-Paz & Ranzato (2017), and Mammoth on
+    Rotated-MNIST, use `margin=0.5, damping=0.001`.
 
-    \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ). It is linearised at the current θ, not at θ_o: global.
+    \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) is linearised at the current θ, not at θ_o: global.
     """
 
     name: ClassVar[str] = "gem"
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "global"
-    memory_contents: ClassVar[str] = "examples, an equal share of them for every task"
+    memory_contents: ClassVar[str] = "examples, equally many per task"
     memory_size: ClassVar[str] = "slots examples"
 
     slots: int = 500
-    """Examples the memory holds after the last task."""
+    """Number of stored examples after the last task."""
     margin: float = 0.0
-    """How much of every task's gradient is added at least, once one of them is violated."""
+    """Lower bound of the coefficients v_o when a constraint is violated; larger values favour backward transfer."""
     damping: float = 0.0
-    """Added to the diagonal of MMᵀ: constraints of gradients much shorter than its root are let go."""
+    """Value added to the diagonal of MMᵀ; it relaxes constraints whose gradients are much shorter than its root."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"gem needs slots of at least 1; {self.slots} was given.")
@@ -62,7 +60,7 @@ class GEM(Algorithm):
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.slots >= model.tasks
-        require(enough, f"gem with slots={self.slots} cannot hold one example of each of {model.tasks} tasks.")
+        require(enough, f"gem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
         share = self.slots // model.tasks
         return {
             "x": example.x.new_zeros(0, share, *example.x.shape[1:]),
@@ -83,9 +81,10 @@ class GEM(Algorithm):
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = self.slots // model.tasks
         chosen = data.random.topk(min(share, data.y.shape[0])).indices
-        place = torch.arange(share, device=data.y.device)
-        rows = chosen[place % chosen.shape[0]]
-        new = {"x": take(data.x, rows), "y": take(data.y, rows), "weight": (place < chosen.shape[0]).to(data.random)}
+        position = torch.arange(share, device=data.y.device)
+        rows = chosen[position % chosen.shape[0]]
+        weight = (position < chosen.shape[0]).to(data.random)
+        new = {"x": take(data.x, rows), "y": take(data.y, rows), "weight": weight}
         return {k: torch.cat([memory[k], part.unsqueeze(0)]) for k, part in new.items()}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -93,22 +92,22 @@ class GEM(Algorithm):
 
     @staticmethod
     def _gradients(model: Model, params: Params, memory: Memory) -> Params:
-        """∇\\hat L_o(θ) of every finished task, stacked."""
-        # Prepared together, so that mapped or not the same examples come out.
+        """Return ∇\\hat L_o(θ) of all finished tasks, stacked."""
+        # One call for all tasks: augmentation then gives the same examples with and without vmap.
         x = model.prepare(memory["x"].flatten(0, 1)).unflatten(0, memory["y"].shape[:2])
         stored = x, memory["y"], memory["weight"]
         if model.vectorised and not model.buffers:
             return vmap(model.grad, in_dims=(None, 0, 0, 0))(params, *stored)
-        # Buffers pass from task to task, and what runs run by run need not be a network that can be mapped.
-        each = [model.grad(params, x, y, weight) for x, y, weight in zip(*stored, strict=True)]
-        return {k: torch.stack([grads[k] for grads in each]) for k in params}
+        # Buffers are updated task by task, and sequential runs may use networks that vmap does not support.
+        by_task = [model.grad(params, x, y, weight) for x, y, weight in zip(*stored, strict=True)]
+        return {k: torch.stack([grads[k] for grads in by_task]) for k in params}
 
 
 def _products(past: Params, grads: Params) -> Tensor:
-    """The inner products of all m_o and, last, g: in float64, for they square the condition number."""
+    """Return the Gram matrix of all m_o and, last, g, in float64 because it squares the condition number."""
     parts = []
     for k, g in grads.items():
-        # Products of a layer's rows side by side: one long one is slow on a GPU.
+        # One batched product over a layer's rows: a single long one is slow on a GPU.
         rows = g.shape[0] if g.dim() > 1 else 1
         both = torch.cat([past[k], g.unsqueeze(0)]).double().reshape(-1, rows, g.numel() // rows).transpose(0, 1)
         parts.append(both @ both.mT)
@@ -116,55 +115,56 @@ def _products(past: Params, grads: Params) -> Tensor:
 
 
 def _combination(v: Tensor, rows: Tensor) -> Tensor:
-    """Σ_o v_o m_o, task by task: in this order it is the same number alone and in a cohort."""
+    """Return Σ_o v_o m_o, added task by task so that it is bit-equal alone and in a cohort."""
     combined = v[0] * rows[0]
     for o in range(1, rows.shape[0]):
         combined = combined + v[o] * rows[o]
     return combined
 
 
-PIVOTS = 3
-"""Pivots a variable. Gradients need about one and seldom two; a path not ended by then is left with w ≥ −λ, λ small."""
+PIVOTS_PER_VARIABLE = 3
+"""Maximal number of pivots per variable; about one is needed. A path cut off here satisfies w ≥ −λ for a small λ."""
 RIDGE = 1e-12
-"""Added to the diagonal, scaled to 1: dependent gradients keep pivots that rounding cannot turn negative."""
+"""Value added to the unit diagonal, so that pivots of linearly dependent gradients stay positive despite rounding."""
 
 
 def multipliers(gram: Tensor, overlaps: Tensor, margin: float | Tensor, damping: float | Tensor) -> Tensor:
-    """argmin_{v ≥ margin} ½ vᵀ(G + damping I)v + oᵀv, for G = MMᵀ and o = Mg: g + Mᵀv is the projected g."""
+    """Return argmin_{v ≥ margin} ½ vᵀ(G + damping I)v + oᵀv for G = MMᵀ and o = Mg; the projected g is g + Mᵀv."""
     quadratic = gram + damping * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    return margin + least(quadratic, overlaps + margin * quadratic.sum(-1))
+    return margin + solve_nonnegative(quadratic, overlaps + margin * quadratic.sum(-1))
 
 
-def least(quadratic: Tensor, linear: Tensor) -> Tensor:
-    """argmin_{z ≥ 0} ½ zᵀQz + qᵀz, for Q positive semi-definite; float64 is advised."""
+def solve_nonnegative(quadratic: Tensor, linear: Tensor) -> Tensor:
+    """Return argmin_{z ≥ 0} ½ zᵀQz + qᵀz for positive semi-definite Q; use float64."""
     n = linear.shape[-1]
-    size = quadratic.diagonal()
-    scale = torch.where(size > 0, size, 1).rsqrt()
-    unit = quadratic * scale * scale.unsqueeze(-1) + RIDGE * torch.eye(n, dtype=size.dtype, device=size.device)
-    table = torch.cat([unit, (linear * scale).unsqueeze(-1), torch.ones_like(unit[:, :1])], -1)
-    grown = torch.zeros_like(size, dtype=torch.bool)
-    places = torch.arange(n + 2, device=size.device)
-    for _ in range(PIVOTS * n):
-        height, k = _next_meeting(table)
-        pivot = (places == k) & (height > 0)
-        table, grown = _exchange(table, pivot, k), grown ^ pivot[:n]
-    height, _ = _next_meeting(table)
-    constant, slope = table[:, n], table[:, n + 1]
-    return torch.where(grown, (constant + height.clamp(min=0) * slope).clamp(min=0), 0) * scale
+    diagonal = quadratic.diagonal()
+    scale = torch.where(diagonal > 0, diagonal, 1).rsqrt()
+    ridge = RIDGE * torch.eye(n, dtype=diagonal.dtype, device=diagonal.device)
+    unit = quadratic * scale * scale.unsqueeze(-1) + ridge
+    tableau = torch.cat([unit, (linear * scale).unsqueeze(-1), torch.ones_like(unit[:, :1])], -1)
+    basic = torch.zeros_like(diagonal, dtype=torch.bool)  # whether z_k, not w_k, is basic
+    columns = torch.arange(n + 2, device=diagonal.device)
+    for _ in range(PIVOTS_PER_VARIABLE * n):
+        breakpoint, k = _next_breakpoint(tableau)
+        pivot = (columns == k) & (breakpoint > 0)
+        tableau, basic = _exchange(tableau, pivot, k), basic ^ pivot[:n]
+    breakpoint, _ = _next_breakpoint(tableau)
+    constant, rate = tableau[:, n], tableau[:, n + 1]
+    return torch.where(basic, (constant + breakpoint.clamp(min=0) * rate).clamp(min=0), 0) * scale
 
 
-def _next_meeting(table: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest λ at which some basic variable, constant + λ slope, comes down to 0 as λ falls, and which it is."""
-    constant, slope = table[:, -2], table[:, -1]
-    lowest, k = torch.where(slope > 0, constant / slope, torch.inf).min(-1)
+def _next_breakpoint(tableau: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest λ at which a basic variable, constant + λ rate, reaches 0, and the index of that variable."""
+    constant, rate = tableau[:, -2], tableau[:, -1]
+    lowest, k = torch.where(rate > 0, constant / rate, torch.inf).min(-1)
     return -lowest, k
 
 
-def _exchange(table: Tensor, pivot: Tensor, k: Tensor) -> Tensor:
-    """Solve row k for its non-basic variable and put that into the other rows; nothing, where no pivot is marked."""
-    n = table.shape[0]
-    row, column = table.index_select(0, k.view(1)), table.index_select(1, k.view(1))
+def _exchange(tableau: Tensor, pivot: Tensor, k: Tensor) -> Tensor:
+    """Exchange the basic and the non-basic variable of row k; return the tableau unchanged if `pivot` is all False."""
+    n = tableau.shape[0]
+    row, column = tableau.index_select(0, k.view(1)), tableau.index_select(1, k.view(1))
     value = row.index_select(1, k.view(1))
     crossed = pivot | pivot[:n].unsqueeze(-1)
     row, column = torch.where(pivot, -1, row), torch.where(pivot[:n].unsqueeze(-1), 1, column)
-    return torch.where(crossed, 0, table) - torch.where(pivot.any(), column, 0) * (row / value)
+    return torch.where(crossed, 0, tableau) - torch.where(pivot.any(), column, 0) * (row / value)

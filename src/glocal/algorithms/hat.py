@@ -1,9 +1,9 @@
-r"""Hard attention to the task (§5.1; Serra et al. 2018): a task owns hidden units, by gates that it learns.
+r"""Hard attention to the task, HAT (§5.1; Serra et al. 2018): every task learns a gate for each hidden unit. Global.
 
     a_l^t = σ(s e_l^t),   a_l^{<t} = max(a_l^1, …, a_l^{t−1}),
 
-with e_l^t the task's embedding in layer l (one for all layers whose units are added up), and s rising through every
-epoch from 1/s_max to s_max.
+where e_l^t is the task's embedding for layer l (layers whose outputs are added share one), and s rises linearly from
+1/s_max to s_max in every epoch.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from glocal.networks.hat import GatedNetwork
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params, inner, total
 
-WIDEST = 6.0
-"""Embeddings stay within ±6, where σ has a slope."""
-STEEPEST = 50.0
-"""s e is taken within ±50 where the compensation needs its cosh."""
+MAX_EMBEDDING = 6.0
+"""Bound of |e|, within which σ has a useful gradient."""
+MAX_GATE_INPUT = 50.0
+"""Bound of |s e| in the gradient compensation, whose cosh(s e) would overflow."""
 
 
 @dataclass(frozen=True)
 class HAT(Partition):
-    r"""Minimises L_t + c Σ a_l (1 − a_l^{<t}) / Σ (1 − a_l^{<t}): the loss through the task's gates, and a price for
-    units that no finished task uses. A weight from unit j to unit i follows
+    r"""Minimise L_t + c Σ a_l (1 − a_l^{<t}) / Σ (1 − a_l^{<t}), the gated loss plus a penalty on newly used units.
 
-        [1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})] ∂L_t/∂W_{l,ij}:
+    The gradient of the weight from unit j to unit i is masked by the use of both units in finished tasks:
 
-    Θ^t is what no finished task uses at both ends, and the gates decide how sharply. Inputs and outputs are used by
-    every task, so the shared head is guarded by its inputs, and its bias is trained in the first task alone.
-    A unit's scale and shift in BatchNorm follow 1 − a^{<t}, and its statistics are those of the first task. With gates
-    of 0 and 1, \hat L_o(θ) = L_o(θ_o) is exact along training; s_max makes them nearly so. The modified derivative uses
-    the current state of the network: global.
+        [1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})] ∂L_t/∂W_{l,ij}.
+
+    All tasks use the network's inputs and outputs, so the head's weights are masked by its inputs and its bias is
+    trained in the first task only. BatchNorm's scale and shift are masked by 1 − a^{<t}; its statistics are those of
+    the first task. With gates of exactly 0 and 1, \hat L_o(θ) = L_o(θ_o) holds during training; a large s_max comes
+    close to that. The modified gradient uses the current θ, not θ_o: global.
     """
 
     name: ClassVar[str] = "hat"
-    memory_contents: ClassVar[str] = "how much finished tasks use every hidden unit; their embeddings, as parameters"
-    memory_size: ClassVar[str] = "(T + 1) U, U the hidden units"
+    memory_contents: ClassVar[str] = (
+        "the largest gate of every hidden unit over finished tasks; embeddings as parameters"
+    )
+    memory_size: ClassVar[str] = "(T + 1) U for U hidden units"
 
     scale: float = 400.0
-    """s_max, how hard the gates are at test and at the end of every epoch."""
+    """s_max, the steepness of the gates at test time and at the end of every epoch."""
     sparsity: float = 0.75
-    """c, the price of a unit."""
+    """c, the weight of the penalty on used units."""
 
     def __post_init__(self) -> None:
         require(self.scale >= 1, f"hat needs a scale of at least 1; {self.scale} was given.")
@@ -64,19 +66,20 @@ class HAT(Partition):
     def before_epoch(
         self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
     ) -> tuple[Params, Memory]:
-        return {**params, **{k: _within(e) for k, e in _embeddings(model, params).items()}}, memory
+        return {**params, **{k: _clamp(e) for k, e in _embeddings(model, params).items()}}, memory
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         gates = _gates(model, params, current(model, memory), self._steepness(batch.progress))
         with frozen_batchnorm(model, current(model, memory)) as network:
             outputs = network.outputs(params, batch.x, *gates.values())
-        return model.criterion.per_sample(outputs, batch.y).mean() + self.sparsity * _price(gates, memory["used"])
+        loss = model.criterion.per_sample(outputs, batch.y).mean()
+        return loss + self.sparsity * _sparsity_penalty(gates, memory["used"])
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         free = _gated(model).free(list(memory["used"].values()), begun=current(model, memory) > 0)
         s = self._steepness(batch.progress)
         compensated = {
-            k: _inwards(grads[k] * _compensation(_within(e), s, self.scale), e)
+            k: _keep_in_bounds(grads[k] * _compensation(_clamp(e), s, self.scale), e)
             for k, e in _embeddings(model, params).items()
         }
         return {k: compensated[k] if k in compensated else g * free[k] for k, g in grads.items()}
@@ -90,55 +93,55 @@ class HAT(Partition):
         return model.outputs(params, x, *_gates(model, params, task, self.scale).values())
 
     def _steepness(self, progress: Tensor) -> Tensor:
-        """s, linear in the progress through the epoch."""
+        """Return s, which is linear in the progress through the epoch."""
         return 1 / self.scale + (self.scale - 1 / self.scale) * progress
 
 
 def _embeddings(model: Model, params: Params) -> Params:
-    """e of every group of hidden units, (tasks, units)."""
-    names = [f"embeddings.{number}" for number in range(len(_gated(model).group_sizes))]
+    """Return the embeddings of every group of hidden units, (tasks, units) each."""
+    names = [f"embeddings.{group}" for group in range(len(_gated(model).group_sizes))]
     return {k: params[k] for k in names}
 
 
 def _gates(model: Model, params: Params, task: int, s: Tensor | float) -> Params:
-    """a = σ(s e) of one task. Beyond their bounds embeddings count as on them, with the slope they have there."""
+    """Return a = σ(s e) of one task. Embeddings are clamped to their bounds; the gradient passes straight through."""
     embeddings = {k: e[task] for k, e in _embeddings(model, params).items()}
-    return {k: _logistic(s * (e + (_within(e) - e).detach()))[0] for k, e in embeddings.items()}
+    return {k: _sigmoid_pair(s * (e + (_clamp(e) - e).detach()))[0] for k, e in embeddings.items()}
 
 
-def _price(gates: Params, used: Params) -> Tensor:
-    """Σ a (1 − a^{<t}) / Σ (1 − a^{<t}) over all hidden units."""
+def _sparsity_penalty(gates: Params, used: Params) -> Tensor:
+    """Return Σ a (1 − a^{<t}) / Σ (1 − a^{<t}) over all hidden units."""
     free = {k: 1 - used[k] for k in gates}
-    left = total(free.values())
-    return inner(gates, free) / left.clamp(min=torch.finfo(left.dtype).eps)
+    capacity = total(free.values())
+    return inner(gates, free) / capacity.clamp(min=torch.finfo(capacity.dtype).eps)
 
 
 def _compensation(e: Tensor, s: Tensor, scale: Tensor | float) -> Tensor:
-    """s_max (cosh(s e) + 1) / (s (cosh(e) + 1)): the slope of the gate, s σ'(s e), becomes s_max σ'(e).
+    """Return s_max (cosh(s e) + 1) / (s (cosh(e) + 1)), which turns the gate's derivative s σ'(s e) into s_max σ'(e).
 
-    1 / (cosh(z) + 1) = 2 σ(z) σ(−z).
+    It is computed with 1 / (cosh(z) + 1) = 2 σ(z) σ(−z).
     """
-    gentle, steep = _logistic(e), _logistic((s * e).clamp(-STEEPEST, STEEPEST))
-    return scale / s * (gentle[0] * gentle[1]) / (steep[0] * steep[1])
+    plain, scaled = _sigmoid_pair(e), _sigmoid_pair((s * e).clamp(-MAX_GATE_INPUT, MAX_GATE_INPUT))
+    return scale / s * (plain[0] * plain[1]) / (scaled[0] * scaled[1])
 
 
-def _logistic(z: Tensor) -> tuple[Tensor, Tensor]:
-    """σ(z) and σ(−z), as a softmax of two: `sigmoid` rounds by the place an element has among all runs' elements.
+def _sigmoid_pair(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return σ(z) and σ(−z).
 
-    The larger is taken as 1 minus the smaller, so that their common slope σ(z) σ(−z) keeps all its digits where the
-    larger is nearly 1: the compensation makes much of what is left of it.
+    A softmax is used because `sigmoid` rounds differently at different positions of a tensor. The larger value is
+    computed as 1 minus the smaller, so the derivative σ(z) σ(−z) stays accurate where the larger is close to 1.
     """
-    up, down = torch.stack([z, torch.zeros_like(z)], -1).softmax(-1).unbind(-1)
-    return torch.where(z > 0, 1 - down, up), torch.where(z > 0, down, 1 - up)
+    positive, negative = torch.stack([z, torch.zeros_like(z)], -1).softmax(-1).unbind(-1)
+    return torch.where(z > 0, 1 - negative, positive), torch.where(z > 0, negative, 1 - positive)
 
 
-def _within(e: Tensor) -> Tensor:
-    return e.clamp(-WIDEST, WIDEST)
+def _clamp(e: Tensor) -> Tensor:
+    return e.clamp(-MAX_EMBEDDING, MAX_EMBEDDING)
 
 
-def _inwards(direction: Tensor, e: Tensor) -> Tensor:
-    """No step away from the bounds where they are passed."""
-    return torch.where((e.abs() > WIDEST) & (direction * e < 0), 0, direction)
+def _keep_in_bounds(direction: Tensor, e: Tensor) -> Tensor:
+    """Zero the components that would move an embedding further beyond its bounds."""
+    return torch.where((e.abs() > MAX_EMBEDDING) & (direction * e < 0), 0, direction)
 
 
 def _gated(model: Model) -> GatedNetwork:

@@ -1,9 +1,9 @@
-r"""How the Hessians H_o of finished tasks are stored: computed at a solution, added up, multiplied with vectors.
+r"""Structured storage of the Hessians H_o of finished tasks: compute at a solution, add, multiply with a vector.
 
-- diagonal, H ≈ diag(F): P numbers;
-- kronecker, H ≈ one G ⊗ A for each layer: in² + out² numbers for each layer;
-- low-rank, H ≈ Uᵀ diag(s) U, the eigenpairs of largest |s|: rank · P numbers more with every task;
-- full, H: P² numbers.
+- diagonal: H ≈ diag(F), P values;
+- kronecker: H ≈ G ⊗ A per layer, in² + out² values per layer;
+- low-rank: H ≈ Uᵀ diag(s) U with the eigenpairs of largest |s|, rank · P values per task;
+- full: H, P² values.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from glocal.tree import Params, Tree, from_vector, inner, map_tree, to_vector
 Structure: TypeAlias = Literal["diagonal", "kronecker", "low-rank", "full"]
 Matrix: TypeAlias = Literal["ggn", "hessian"]
 MAX_FULL_PARAMS = 6_000
-"""Parameters up to which a P × P matrix is stored; 6,000 take 144 MB."""
+"""Largest network for which a P × P matrix is stored; 6,000 parameters take 144 MB."""
 
 
 class HessianStructure(Protocol):
     """One way to store a sum of Hessians, as a tree of tensors."""
 
     def check(self, params: Params) -> None:
-        """Raise if the network is too large for it."""
+        """Raise an error if the network is too large for this structure."""
         ...
 
     def at(self, risk: Risk) -> Tree:
@@ -56,7 +56,7 @@ class HessianStructure(Protocol):
 
 @dataclass(frozen=True)
 class Diagonal:
-    """The diagonal of the Gauss–Newton matrix, that is EWC's exact Fisher."""
+    """The diagonal of the Gauss–Newton matrix, equal to EWC's exact Fisher."""
 
     def check(self, params: Params) -> None: ...
 
@@ -72,8 +72,10 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Kronecker:
-    """Kronecker factors of the Gauss–Newton matrix. A sum is stored as the nearest Kronecker product, or (merge=False)
-    as all of its terms along a leading axis."""
+    """Kronecker factors of the Gauss–Newton matrix.
+
+    A sum is stored as the nearest Kronecker product or, with merge=False, as all its terms along a leading axis.
+    """
 
     merge: bool = True
 
@@ -107,7 +109,7 @@ def _merge(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 @dataclass(frozen=True)
 class LowRank:
-    """The eigenpairs of largest magnitude of each H_o, by Lanczos's method, concatenated over tasks."""
+    """The eigenpairs of largest magnitude of every H_o, by the Lanczos method, concatenated over tasks."""
 
     matrix: Matrix
     rank: int
@@ -130,7 +132,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Full:
-    """The whole matrix, for small networks."""
+    """The dense matrix, for small networks."""
 
     matrix: Matrix
 
@@ -154,7 +156,7 @@ class Full:
 
 @cache
 def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> HessianStructure:
-    """Return the structure of this name; `user` is named in errors."""
+    """Return the structure with this name; `user` is the algorithm named in errors."""
     structures: dict[str, Any] = {
         "diagonal": Diagonal(),
         "kronecker": Kronecker(),
@@ -167,20 +169,20 @@ def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> Hess
         raise unknown(f"matrix of {user}:", matrix, ["ggn", "hessian"])
     if matrix == "hessian" and structure in ("diagonal", "kronecker"):
         raise GlocalError(
-            f"{user} has a {structure} structure of the ggn only; matrix=hessian requires structure=full or low-rank."
+            f"{user}: structure={structure} needs matrix=ggn; matrix=hessian requires structure=full or low-rank."
         )
     return structures[structure]
 
 
 def half_quadratic_form(structure: HessianStructure, total: Tree, delta: Params) -> Tensor:
-    """Return ½ Δᵀ (Σ_o H_o) Δ. Its gradient is the product with Δ, which is computed only once."""
+    """Return ½ Δᵀ (Σ_o H_o) Δ with a gradient that reuses the product; its Hessian is wrong."""
     constant = {k: d.detach() for k, d in delta.items()}
     product = structure.product(total, constant)
     return inner(delta, product) - inner(constant, product) / 2
 
 
 def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:
-    """Return ∇L_o(θ_o) over all the task's data, a bounded number of examples at a time."""
+    """Return ∇L_o(θ_o) over all data of a task, in chunks."""
     evaluated = model.eval_mode()
     total = {k: torch.zeros_like(p) for k, p in params.items()}
     for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
@@ -190,7 +192,7 @@ def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) 
 
 
 def sample_risk(model: Model, params: Params, data: Batch, count: int) -> Risk:
-    """Return the risk on `count` of the task's examples, drawn without replacement; on all if it is 0 or larger."""
+    """Return the risk on `count` random examples of a task; 0 means all of them."""
     x, y = data.x, data.y
     if 0 < count < y.shape[0]:
         chosen = data.random.topk(count).indices

@@ -98,7 +98,7 @@ class Orthogonal(Algorithm):
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        return gradient_projection.outside(model.module, memory["span"], grads, self.passes)
+        return gradient_projection.project_out(model.module, memory["span"], grads, self.passes)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])
@@ -114,7 +114,7 @@ class Orthogonal(Algorithm):
             "loss_at_solution": reached[None],
         }
         return {
-            "span": gradient_projection.extended(model.module, memory["span"], rows, self.passes),
+            "span": gradient_projection.extend(model.module, memory["span"], rows, self.passes),
             **{k: torch.cat([memory[k], part]) for k, part in new.items()},
         }
 

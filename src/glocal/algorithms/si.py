@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
-from glocal.algorithms.ewc import weighted_square, weighted_square_to_step
+from glocal.algorithms.ewc import first_order_weighted_square, weighted_square
 from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -60,7 +60,7 @@ class SI(Algorithm):
         }
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        quadratic = weighted_square_to_step(memory["importance"], params, memory["anchor"])
+        quadratic = first_order_weighted_square(memory["importance"], params, memory["anchor"])
         return model.loss(params, batch.x, batch.y) + self.penalty * quadratic
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
