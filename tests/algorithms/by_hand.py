@@ -1,4 +1,4 @@
-"""Training as a plain loop: the first run of a cohort, with the order and the random numbers the engine gives it."""
+"""Train the first run of a cohort with a plain loop, given the engine's data order and random numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from glocal.rng import generator
 
 
 def network(cohort: Cohort) -> nn.Module:
-    """The run's network at θ_0."""
+    """Return the run's network at θ_0."""
     return seeded_network(cohort.make_network, cohort.challenge, cohort.members[0].seed).train()
 
 
 def steps(cohort: Cohort, task: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The batches of all epochs of a task, each with its uniform numbers."""
+    """Yield the batches of all epochs of a task, with their uniform random numbers."""
     seed, uniforms = cohort.members[0].seed, cohort.algorithm.uniforms(cohort.model(vectorised=False))
     x, y = cohort.challenge.task(task, seed).train
     for epoch in range(cohort.epochs):
@@ -28,7 +28,7 @@ def steps(cohort: Cohort, task: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def consolidation(cohort: Cohort, task: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A task's data and its uniform numbers, one an example."""
+    """Return a task's data with one uniform random number per example."""
     seed = cohort.members[0].seed
     x, y = cohort.challenge.task(task, seed).train
     return x, y, torch.rand(len(y), generator=generator(seed, "consolidate", task))
@@ -39,7 +39,7 @@ def gradient(module: nn.Module, loss: Tensor) -> Tensor:
 
 
 def follow(module: nn.Module, direction: Tensor, lr: float) -> None:
-    """θ ← θ − lr · direction."""
+    """Apply θ ← θ − lr · direction."""
     with torch.no_grad():
         sizes = [p.numel() for p in module.parameters()]
         for p, part in zip(module.parameters(), direction.split(sizes), strict=True):
@@ -47,7 +47,7 @@ def follow(module: nn.Module, direction: Tensor, lr: float) -> None:
 
 
 def algorithm_r(kept: list, new: Sequence, seen: int, slots: int, random: Tensor) -> int:
-    """Offer new items to a reservoir, one after the other; returns how many it has seen."""
+    """Add items to a reservoir one by one and return the updated count."""
     for item, u in zip(new, random.tolist(), strict=True):
         if len(kept) < slots:
             kept.append(item)
@@ -58,7 +58,7 @@ def algorithm_r(kept: list, new: Sequence, seen: int, slots: int, random: Tensor
 
 
 def drawn(kept: list, count: int, random: Tensor) -> list:
-    """Without replacement: those of the filled slots with the smallest numbers."""
+    """Return the filled slots with the smallest random numbers."""
     return [kept[i] for i in random[: len(kept)].argsort()[:count].tolist()]
 
 
@@ -67,6 +67,6 @@ def stacked(items: list) -> list[Tensor]:
 
 
 def assert_same_network(module: nn.Module, params: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    """The first run's parameters are the module's."""
+    """Assert that the first run's parameters equal the module's."""
     for name, p in module.named_parameters():
         torch.testing.assert_close(params[name][0], p.detach(), rtol=tolerance, atol=tolerance)

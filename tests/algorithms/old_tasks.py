@@ -1,4 +1,4 @@
-"""What becomes of finished tasks: their logits after every later one, and networks with convolutions to watch."""
+"""Record the logits of finished tasks during later ones, and define convolutional networks for such tests."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class SmallResidual(nn.Module):
 
 
 def by_images(shape: Sequence[int], outputs: int) -> nn.Module:
-    """Normalises images by themselves in training, and by running statistics at test."""
+    """Normalise per image in training and by running statistics at test time."""
     norm = nn.InstanceNorm2d(8, track_running_stats=True)
     return nn.Sequential(nn.Conv2d(shape[0], 8, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(72, outputs))
 
 
 def small_convolutions(shape: Sequence[int], outputs: int) -> nn.Module:
-    """Convolutions without padding, pooling, two linear layers: a chain, for images of 4 × 4."""
+    """A sequential network for 4 × 4 images: unpadded convolutions, pooling, two linear layers."""
     return nn.Sequential(
         nn.Conv2d(shape[0], 8, 2),
         nn.ReLU(),
@@ -65,7 +65,7 @@ def small_convolutions(shape: Sequence[int], outputs: int) -> nn.Module:
 
 
 def logits_over_time(cohort: Cohort, execution: Execution) -> list[list[Tensor]]:
-    """After every task, every run's logits on the test inputs of all tasks finished by then: [t][o] (runs, n, K)."""
+    """Return all runs' logits on the test inputs of finished tasks after every task: [t][o] (runs, n, K)."""
     model = cohort.model(vectorised=False)
     inputs = [cohort.challenge.task(o, 0).test.x for o in range(cohort.challenge.tasks)]
     return [
@@ -75,16 +75,16 @@ def logits_over_time(cohort: Cohort, execution: Execution) -> list[list[Tensor]]
 
 
 def each_runs_logits(cohort: Cohort, model: Model, state: State, x: Tensor, task: int) -> Tensor:
-    found = []
+    actual = []
     for run in range(len(cohort)):
-        own = state.select(run)
-        bound = model.bind(own.buffers, training=False)
-        found.append(cohort.algorithm.predict(bound, own.params, own.memory, x, task))
-    return torch.stack(found)
+        run_state = state.select(run)
+        bound = model.bind(run_state.buffers, training=False)
+        actual.append(cohort.algorithm.predict(bound, run_state.params, run_state.memory, x, task))
+    return torch.stack(actual)
 
 
 def largest_change(over_time: list[list[Tensor]]) -> float:
-    """The most that a logit of a finished task ever moved."""
+    """Return the largest change of a finished task's logit."""
     changes = [float((later[o] - over_time[o][o]).abs().max()) for t, later in enumerate(over_time) for o in range(t)]
     assert changes
     return max(changes)
@@ -96,5 +96,5 @@ def task_data(cohort: Cohort, task: int) -> Batch:
 
 
 def buffers_over_time(cohort: Cohort, execution: Execution) -> list[dict[str, Tensor]]:
-    """Every run's buffers before the first task and after each."""
+    """Return all runs' buffers before the first task and after every task."""
     return [{k: b.clone() for k, b in s.state.buffers.items()} for s in train(cohort, execution=execution)]

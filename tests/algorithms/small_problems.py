@@ -1,4 +1,4 @@
-"""What the tests of the algorithms share: tiny models, batches and challenges, and a way to train to the end."""
+"""Tiny models, batches and challenges shared by the algorithm tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def linear_network(shape: Sequence[int], outputs: int) -> nn.Module:
 def double_model(
     tasks: int = 3, loss: str = "cross-entropy", hidden: Sequence[int] = (4,), seed: int = 0
 ) -> tuple[Model, Params]:
-    """A tiny MLP in float64 as an algorithm sees it, and its parameters."""
+    """Return a tiny MLP in float64 as a `Model`, and its parameters."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = MLP(FEATURES, CLASSES, hidden).double()
@@ -41,7 +41,7 @@ def double_model(
 
 
 def elsewhere(params: Params, seed: int = 1, by: float = 0.5) -> Params:
-    """Other parameters, away from the given ones."""
+    """Return randomly perturbed parameters."""
     draw = torch.Generator().manual_seed(seed)
     return {k: p + by * torch.randn(p.shape, dtype=p.dtype, generator=draw) for k, p in params.items()}
 
@@ -60,7 +60,7 @@ def uniforms(*shape: int, seed: int = 0) -> Tensor:
 
 
 def gradient(value: Callable[[Params], Tensor], params: Params) -> Params:
-    """∇ value at params, by plain autograd."""
+    """Return ∇ value(params) by autograd."""
     leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
     return dict(zip(leaves, torch.autograd.grad(value(leaves), list(leaves.values())), strict=True))
 
@@ -72,7 +72,7 @@ def flat(params: Params) -> Tensor:
 def blobs(
     sizes: Sequence[int] = (150, 150), shape: Sequence[int] = (1, 4, 4), classes: int = 4, test: int = 40, seed: int = 0
 ) -> Challenge:
-    """Classes around centres that move from task to task, with some noise."""
+    """Return noisy classes around centres that move from task to task."""
     draw = torch.Generator().manual_seed(seed)
 
     def part(n: int, centres: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def cohort_of(
     epochs: int = 2,
     batch_size: int = 32,
 ) -> Cohort:
-    """Runs of one algorithm, given by (seed, learning rate)."""
+    """Return a cohort of one algorithm with the given (seed, learning rate) pairs."""
     members = tuple(Member(seed, lr, algorithm) for seed, lr in runs)
     return Cohort(challenge, network, members, epochs, batch_size)
 
@@ -108,7 +108,7 @@ def train_to_the_end(cohort: Cohort, execution: Execution = "auto") -> Snapshot:
 
 
 def orthogonal_task(scales: list[float], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Eight inputs whose columns are orthogonal to each other and to the constant, and two noisy linear targets."""
+    """Return eight inputs with orthogonal, centred columns, and two noisy linear targets."""
     signs = np.array([[(-1) ** bin(row & column).count("1") for column in (1, 2, 4)] for row in range(8)], dtype=float)
     random = np.random.default_rng(seed)
     x = signs * np.array(scales)
@@ -123,14 +123,14 @@ REGRESSIONS = [
 
 
 def normal_equations(task: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """A, b with ∇L(θ) = Aθ − b for the mean over a task of ½‖f − y‖², the bias last."""
+    """Return A, b with ∇L(θ) = Aθ − b for the mean of ½‖f − y‖² over a task, the bias last."""
     x, y = task
     design = np.hstack([x, np.ones((len(x), 1))])
     return design.T @ design / len(x), design.T @ y / len(x)
 
 
 def learnt(algorithm: Algorithm, tasks: list[tuple[np.ndarray, np.ndarray]], epochs: int = 160) -> np.ndarray:
-    """The linear network after all tasks, full-batch, weights above bias."""
+    """Return the linear network after full-batch training on all tasks, weights above bias."""
     challenge = from_tasks("regressions", [(task, task) for task in tasks], setting="domain", loss="squared-error")
     cohort = cohort_of(challenge, algorithm, [(0, 0.2)], network=linear_network, epochs=epochs, batch_size=8)
     params = train_to_the_end(cohort).state.params
@@ -143,7 +143,7 @@ RegressionTask = tuple[np.ndarray, np.ndarray]
 
 
 class Double(nn.Module):
-    """A network that computes in float64 whatever it is given."""
+    """A network that converts its inputs to float64."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def double_linear(shape: Sequence[int], outputs: int) -> nn.Module:
 
 
 def correlated_task(seed: int, features: int = 3, outputs: int = 2, spans: int | None = None) -> RegressionTask:
-    """Sixteen inputs in a random subspace of `spans` dimensions, and noisy linear targets."""
+    """Return sixteen inputs in a random subspace of `spans` dimensions, and noisy linear targets."""
     random = np.random.default_rng(seed)
     directions = np.eye(features) + 0.25 * random.normal(size=(features, features))
     if spans is not None:
@@ -171,7 +171,7 @@ def correlated_task(seed: int, features: int = 3, outputs: int = 2, spans: int |
 def regression_snapshots(
     algorithm: Algorithm, tasks: Sequence[RegressionTask], epochs: int, lr: float = 0.3
 ) -> tuple[list[Params], Snapshot]:
-    """θ after every task, trained full-batch, and the end."""
+    """Return θ after every task of full-batch training, and the final snapshot."""
     challenge = from_tasks("regressions", [(task, task) for task in tasks], setting="domain", loss="squared-error")
     cohort = cohort_of(challenge, algorithm, [(0, lr)], network=double_linear, epochs=epochs, batch_size=16)
     solutions = []
@@ -181,12 +181,12 @@ def regression_snapshots(
 
 
 def regression_matrix(params: Params) -> np.ndarray:
-    """Weights above the bias, as `normal_equations` orders them."""
+    """Return the weights above the bias, in the order of `normal_equations`."""
     return torch.cat([params["base.layers.0.weight"].T, params["base.layers.0.bias"][None]]).numpy()
 
 
 def regression_loss(task: RegressionTask, theta: np.ndarray) -> float:
-    """L(θ) by its definition, ½‖f − y‖² in the mean."""
+    """Return L(θ), the mean of ½‖f − y‖²."""
     x, y = (part.astype(np.float64) for part in task)
     design = np.hstack([x, np.ones((len(x), 1))])
     return float(((design @ theta - y) ** 2).sum() / 2 / len(x))

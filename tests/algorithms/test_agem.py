@@ -1,4 +1,4 @@
-"""A-GEM: its direction solves min ‖d − g‖² subject to d·r ≥ 0, and its memory is an equal share of every task."""
+"""A-GEM: the direction solves min ‖d − g‖² subject to d·r ≥ 0, and every task stores an equal share."""
 
 from __future__ import annotations
 
@@ -160,13 +160,13 @@ def test_the_engine_stores_an_equal_share_of_every_finished_task() -> None:
     for run in (0, 1):
         memory = select(end.memory, run)
         assert memory["task"][:11].tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [-1] * 2
-        found = []
+        actual = []
         for x, y, task in zip(memory["x"][:9], memory["y"][:9], memory["task"][:9], strict=True):
             train = challenge.task(int(task), 0).train
             (where,) = (train.x == x).flatten(1).all(1).nonzero().flatten().tolist()
             assert int(train.y[where]) == int(y)
-            found.append((int(task), where))
-        assert len(set(found)) == 9
+            actual.append((int(task), where))
+        assert len(set(actual)) == 9
 
 
 def test_a_task_smaller_than_its_share_is_stored_whole() -> None:
@@ -227,13 +227,13 @@ def test_filled_by_batches_it_is_a_reservoir_of_one_batch_a_task() -> None:
     for run in (0, 1):
         memory = select(end.memory, run)
         assert set(memory["task"][:40].tolist()) == {0, 1, 2, 3, 4}
-        found = []
+        actual = []
         for x, y, task in zip(memory["x"][:40], memory["y"][:40], memory["task"][:40], strict=True):
             train = challenge.task(int(task), 0).train
             (where,) = (train.x == x).flatten(1).all(1).nonzero().flatten().tolist()
             assert int(train.y[where]) == int(y)
-            found.append((int(task), where))
-        assert len(set(found)) == 40
+            actual.append((int(task), where))
+        assert len(set(actual)) == 40
 
 
 def test_filled_by_batches_every_example_of_every_task_is_equally_likely_to_be_stored() -> None:
@@ -244,8 +244,8 @@ def test_filled_by_batches_every_example_of_every_task_is_equally_likely_to_be_s
 
     def stored_numbers(memory: Memory, random: Tensor) -> Tensor:
         for task in range(tasks):
-            own = (n * task + torch.arange(n)).double()[:, None].expand(-1, FEATURES)
-            data = batch_of((own, torch.zeros(n, dtype=torch.long)), random[task], task)
+            part = (n * task + torch.arange(n)).double()[:, None].expand(-1, FEATURES)
+            data = batch_of((part, torch.zeros(n, dtype=torch.long)), random[task], task)
             memory = agem.consolidate(model, params, memory, data)
         return memory["x"][:6, 0]
 

@@ -1,4 +1,4 @@
-"""Rows taken from and put into a table, alone and mapped in every way, are those that plain indexing names."""
+"""`take` and `put` agree with plain indexing, alone and under vmap over any axes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_taken(
     own_x, own_rows = (x if x_dim is not None else x[:1].expand_as(x)), (where if rows_dim is not None else where[:1])
     given_x = x[0] if x_dim is None else x.movedim(0, x_dim)
     given_rows = where[0] if rows_dim is None else where.movedim(0, rows_dim)
-    found = vmap(take, in_dims=(x_dim, rows_dim))(given_x, given_rows)
+    actual = vmap(take, in_dims=(x_dim, rows_dim))(given_x, given_rows)
     expected = torch.stack([own_x[i][own_rows[i % len(own_rows)]] for i in range(4)])
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,10 +63,10 @@ def test_put(
     for i in range(4):
         expected[i][where[i if dims[1] == 0 else 0]] = values[i if dims[2] == 0 else 0]
         expected[i, -1] = 0
-    own = x.movedim(0, dims[0]).clone(memory_format=torch.contiguous_format)
-    mapped = vmap(put, in_dims=dims)(own, where if dims[1] == 0 else where[0], values if dims[2] == 0 else values[0])
+    part = x.movedim(0, dims[0]).clone(memory_format=torch.contiguous_format)
+    mapped = vmap(put, in_dims=dims)(part, where if dims[1] == 0 else where[0], values if dims[2] == 0 else values[0])
     assert torch.equal(mapped, expected)
-    assert torch.equal(own.movedim(dims[0], 0), expected), "in place"
+    assert torch.equal(part.movedim(dims[0], 0), expected), "in place"
     alone = x[0].clone()
     assert torch.equal(put(alone, where[0], values[0]), expected[0])
     assert torch.equal(alone, expected[0])
@@ -107,5 +107,5 @@ def test_of_rows_that_are_not_there() -> None:
 
 def test_mapped_twice() -> None:
     x, where = table((2, 3, 5, 8), torch.uint8, 0), torch.randint(0, 5, (2, 3, 4))
-    found = vmap(vmap(take))(x, where)
-    assert torch.equal(found, torch.stack([torch.stack([x[i, j][where[i, j]] for j in range(3)]) for i in range(2)]))
+    actual = vmap(vmap(take))(x, where)
+    assert torch.equal(actual, torch.stack([torch.stack([x[i, j][where[i, j]] for j in range(3)]) for i in range(2)]))

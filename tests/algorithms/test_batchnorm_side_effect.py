@@ -1,4 +1,4 @@
-"""The published side effect on BatchNorm: what single images in training mode leave of its statistics."""
+"""The published side effect on BatchNorm: running statistics after single-image passes in training mode."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_it_is_a_loop_over_images_through_torchs_own_network() -> None:
     x = torch.randn(7, 1, 5, 5, dtype=torch.float64)
     model = Model(copy.deepcopy(network), losses.get("cross-entropy")).bind(buffers)
     disturb_batchnorm(model, params, x)
-    found = model.buffers
+    actual = model.buffers
     network.train()
     for image in x:
         network(image[None])
     for key, value in network.named_buffers():
-        torch.testing.assert_close(found[key], value)
+        torch.testing.assert_close(actual[key], value)
     assert torch.equal(buffers["1.running_mean"], torch.zeros(3, dtype=torch.float64)), "what was given stays"
 
 
@@ -55,15 +55,15 @@ def test_the_published_fisher_is_a_loop_over_images_in_training_mode() -> None:
     expected = {k: torch.zeros_like(p) for k, p in params.items()}
     for image, label in zip(x, y, strict=True):
         loss = nn.functional.cross_entropy(network(image[None]), label[None])
-        slopes = torch.autograd.grad(loss, list(network.parameters()))
-        for (k, _), g in zip(network.named_parameters(), slopes, strict=True):
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        for (k, _), g in zip(network.named_parameters(), gradients, strict=True):
             expected[k] += (-loss).exp().detach() * g.square() / 5
     for chunk in (None, 2):
-        found = task_fisher(model, params, data, "published", "published", chunk)
-        for k, f in found.items():
+        actual = task_fisher(model, params, data, "published", "published", chunk)
+        for k, f in actual.items():
             torch.testing.assert_close(f, expected[k], rtol=1e-6, atol=1e-12 * float(expected[k].max() + 1))
     kept = task_fisher(model, params, data, "published", "kept")
-    assert not torch.allclose(kept["conv.weight"], found["conv.weight"], rtol=0.1)
+    assert not torch.allclose(kept["conv.weight"], actual["conv.weight"], rtol=0.1)
 
 
 def test_its_images_are_augmented_from_the_runs_own_stream() -> None:
@@ -85,8 +85,8 @@ def test_its_images_are_augmented_from_the_runs_own_stream() -> None:
 def cohort(algorithm: Algorithm) -> Cohort:
     draw = torch.Generator().manual_seed(0)
     part = lambda n: (torch.randn(n, 3, 32, 32, generator=draw), torch.arange(n) % 2)  # noqa: E731
-    made = from_tasks("noise", [(part(24), part(8)) for _ in range(2)], setting="domain")
-    return Cohort(made, NARROW, (Member(0, 0.01, algorithm), Member(1, 0.05, algorithm)), 1, 8)
+    built = from_tasks("noise", [(part(24), part(8)) for _ in range(2)], setting="domain")
+    return Cohort(built, NARROW, (Member(0, 0.01, algorithm), Member(1, 0.05, algorithm)), 1, 8)
 
 
 def last(algorithm: Algorithm, execution: Execution = "vectorised") -> Snapshot:
@@ -126,8 +126,8 @@ def test_at_once_they_leave_what_they_leave_one_by_one(images: int) -> None:
         one_by_one.outputs(params, image[None])
     bound = model.bind(buffers)
     disturb_batchnorm(bound, params, x)
-    found = bound.buffers
-    assert found.keys() == one_by_one.buffers.keys()
+    actual = bound.buffers
+    assert actual.keys() == one_by_one.buffers.keys()
     for key, value in one_by_one.buffers.items():
-        torch.testing.assert_close(found[key], value)
-        assert not torch.equal(found[key], buffers[key]) or not value.is_floating_point()
+        torch.testing.assert_close(actual[key], value)
+        assert not torch.equal(actual[key], buffers[key]) or not value.is_floating_point()

@@ -1,4 +1,4 @@
-"""The episodic memory: Vitter's reservoir, replayed one example at a time in plain Python, and fair draws."""
+"""The episodic memory against Vitter's reservoir algorithm in plain Python, and the uniformity of its draws."""
 
 from __future__ import annotations
 
@@ -161,13 +161,13 @@ def test_task_loss_is_the_mean_over_what_is_stored_of_the_task() -> None:
     for task in range(3):
         for at in (params, elsewhere(params)):
             stored = [i for i in range(8) if memory["task"][i] == task]
-            each = []
+            terms = []
             for i in stored:
                 logits = model.outputs(at, memory["x"][i : i + 1])
                 assert logits.shape == (1, CLASSES)
-                each.append(float(functional.cross_entropy(logits, memory["y"][i : i + 1])))
-            assert each, "the stream left examples of every task"
-            assert float(buffer.task_loss(model, memory, task)(at)) == pytest.approx(sum(each) / len(each), rel=1e-12)
+                terms.append(float(functional.cross_entropy(logits, memory["y"][i : i + 1])))
+            assert terms, "the stream left examples of every task"
+            assert float(buffer.task_loss(model, memory, task)(at)) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
 
 def test_the_spare_row_is_never_read() -> None:

@@ -1,4 +1,4 @@
-"""A run's result does not depend on the runs trained beside it, nor on how they are executed: the same bits."""
+"""A run's result is bit-equal in every cohort and under every executor."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def label(algorithm: Algorithm) -> str:
 
 
 def all_of_a_run(end: Snapshot, run: int) -> dict[str, Tensor]:
-    """Parameters, memory (but for a buffer's spare row, which nobody reads), losses and accuracies."""
+    """Parameters, memory (but for a buffer's spare row, which is never read), losses and accuracies."""
     memory: Mapping[str, Any] = dict(select(end.state.memory, run))
     if "count" in memory:
         memory = {k: v[:-1] if v.dim() else v for k, v in memory.items()}
@@ -123,11 +123,11 @@ def test_a_run_ends_in_the_same_place_alone_among_others_and_run_by_run(algorith
     together = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "vectorised").state.params
     one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "sequential").state.params
     alone = train_to_the_end(cohort_of(CHALLENGE, algorithm, [runs[3]])).state.params
-    for found, expected in [
+    for actual, expected in [
         (flat(alone, 0), flat(together, 3)),
         *((flat(one_by_one, i), flat(together, i)) for i in range(5)),
     ]:
-        assert float((found - expected).norm() / expected.norm()) < 1e-5
+        assert float((actual - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_recorded_distances_do_not_depend_on_the_cohort_either() -> None:

@@ -1,4 +1,4 @@
-"""Dark experience replay: its objective, its stored logits and its approximation against hand-written loops."""
+"""Dark experience replay: objective, stored logits and approximation against hand-written loops."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def test_the_objective_adds_the_logits_of_one_draw_and_the_labels_of_another(cur
         return without_labels(p) + past_loss(model, p, memory, second, 0, 0.7)
 
     for algorithm, expected in ((der, without_labels), (derpp, with_labels)):
-        own = batch._replace(random=numbers[: algorithm.uniforms(model)])
-        value, _ = algorithm.objective(model, params, memory, own)
+        part = batch._replace(random=numbers[: algorithm.uniforms(model)])
+        value, _ = algorithm.objective(model, params, memory, part)
         torch.testing.assert_close(value, expected(params), rtol=1e-12, atol=0)
-        slope = gradient(lambda p: algorithm.objective(model, p, memory, own)[0], params)  # noqa: B023
-        torch.testing.assert_close(slope, gradient(expected, params), rtol=1e-9, atol=1e-12)
+        grad_value = gradient(lambda p: algorithm.objective(model, p, memory, part)[0], params)  # noqa: B023
+        torch.testing.assert_close(grad_value, gradient(expected, params), rtol=1e-9, atol=1e-12)
 
 
 @BOTH
@@ -140,7 +140,7 @@ def test_a_whole_run_is_that_of_a_plain_loop(kind: type[DER]) -> None:
     x, y, z = by_hand.stacked(stored)
     assert torch.equal(end.memory["x"][0, :45], x) and torch.equal(end.memory["y"][0, :45], y)
     torch.testing.assert_close(end.memory["logits"][0, :45], z, rtol=1e-4, atol=1e-5)
-    assert float((z - module(x).detach()).abs().max()) > 0.1, "answers of the past are not those of today"
+    assert float((z - module(x).detach()).abs().max()) > 0.1, "stored logits must differ from current ones"
 
 
 @BOTH
@@ -186,7 +186,7 @@ def test_vectorised_and_run_by_run_agree(kind: type[DER], network: MakeNetwork) 
         torch.testing.assert_close(new, old, rtol=10 * tolerance, atol=10 * tolerance)
 
 
-def test_dropout_stores_the_answers_it_was_trained_with() -> None:
+def test_dropout_stores_the_logits_of_the_training_pass() -> None:
     """Run by run; with no learning the stored logits differ from a pass without dropout, and the run does not fail."""
     cohort = cohort_of(blobs((40, 40)), DER(slots=30), [(0, 0.0)], with_dropout, epochs=1)
     memory = select(train_to_the_end(cohort).state.memory, 0)
@@ -213,24 +213,24 @@ def test_targets_may_be_numbers_and_inputs_bytes() -> None:
 
 
 def test_what_it_remembers_depends_on_the_solutions() -> None:
-    """Two runs with one seed and other learning rates keep the same examples, with other answers: local."""
+    """Runs with one seed and different learning rates store the same examples with different logits: local."""
     end = train_to_the_end(cohort_of(blobs(), DER(slots=20), [(3, 0.001), (3, 0.3)])).state
     first, second = (select(end.memory, run) for run in (0, 1))
     assert torch.equal(first["x"][:-1], second["x"][:-1])
     assert float((first["logits"][:-1] - second["logits"][:-1]).abs().max()) > 0.5
 
 
-def test_the_larger_alpha_the_less_answers_to_the_past_change() -> None:
+def test_a_larger_alpha_reduces_the_change_of_old_logits() -> None:
     """Between θ_1 and θ_2, on the first task's test set; with α = 0 it is plain SGD."""
     challenge = blobs((160, 160))
     alphas = [0.0, 0.1, 1.0]
     cohort = cohort_of(challenge, DER(slots=100), [(1, 0.2)] * 3, epochs=6)
     members = [replace(m, algorithm=DER(slots=100, alpha=a)) for m, a in zip(cohort.members, alphas, strict=True)]
     x, _ = challenge.task(0, 1).test
-    model, answers = cohort.model(vectorised=False), []
+    model, old_logits = cohort.model(vectorised=False), []
     for snapshot in train(cohort.only(members), execution="vectorised"):
-        answers.append(torch.stack([model.outputs(select(snapshot.state.params, run), x) for run in range(3)]))
-    change = (answers[2] - answers[1]).detach().square().mean((1, 2))
+        old_logits.append(torch.stack([model.outputs(select(snapshot.state.params, run), x) for run in range(3)]))
+    change = (old_logits[2] - old_logits[1]).detach().square().mean((1, 2))
     assert change[0] > 2 * change[1] > 4 * change[2]
     plain = train_to_the_end(cohort_of(challenge, SGD(), [(1, 0.2)], epochs=6)).state.params
     torch.testing.assert_close(select(snapshot.state.params, 0), select(plain, 0), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A run that diverges is recorded at its step, measured no more, and leaves the others alone."""
+"""A diverged run is recorded at its step, is not evaluated afterwards and does not affect other runs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def first_bad_step(cohort: Cohort, run: int) -> int:
         loss = 0.5 * ((x @ weight.T + bias - y) ** 2).sum(1).mean()
         if not math.isfinite(float(loss.detach())):
             return step
-        slopes = torch.autograd.grad(loss, [weight, bias])
-        params = [(p - cohort.members[run].lr * s).detach() for p, s in zip((weight, bias), slopes, strict=True)]
+        gradients = torch.autograd.grad(loss, [weight, bias])
+        params = [(p - cohort.members[run].lr * s).detach() for p, s in zip((weight, bias), gradients, strict=True)]
     return -1
 
 

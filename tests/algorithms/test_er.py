@@ -1,4 +1,4 @@
-"""Experience replay: its objective against the mean loss on the union, its approximation against a loop."""
+"""Experience replay: the objective against the mean loss on the union, the approximation against a loop."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_replay_is_as_large_as_asked_or_as_a_full_batch(replay: int, drawn: int,
     model, params = double_model()
     er = ER(slots=8, replay=replay)
     memory, _ = after_observing(er, model, params, [4, 4])
-    memory["x"].fill_(1e4)  # all alike
+    memory["x"].fill_(1e4)  # all equal
     memory["y"].fill_(int(model.outputs(params, memory["x"][:1]).argmax()))
     assert float(model.loss(params, memory["x"], memory["y"])) == 0
     batch = batch_of(examples(current, 9), uniforms(er.uniforms(model)))
@@ -87,8 +87,8 @@ def test_its_approximation_is_the_mean_loss_of_the_stored_examples() -> None:
         for task in range(3):
             rows = [i for i in range(7) if int(memory["task"][i]) == task]
             assert rows
-            each = [functional.cross_entropy(model.outputs(at, memory["x"][[i]]), memory["y"][[i]]) for i in rows]
-            expected = sum(float(e) for e in each) / len(rows)
+            values = [functional.cross_entropy(model.outputs(at, memory["x"][[i]]), memory["y"][[i]]) for i in rows]
+            expected = sum(float(e) for e in values) / len(rows)
             assert float(er.approximation(model, memory, task)(at)) == pytest.approx(expected, rel=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: closed forms of linear regression, Fisher diagonals by loops over single samples."""
+"""Elastic weight consolidation: closed forms for linear regression, and Fisher diagonals by per-sample loops."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_consolidating_decays_the_old_fisher_and_moves_the_anchor(decay: float) 
     model, params = double_model()
     solutions = three_solutions(params)
     memory, tasks = consolidated(EWC(decay=decay), model, solutions)
-    each = [fisher_by_loops(model, theta, task, "exact") for theta, task in zip(solutions, tasks, strict=True)]
-    expected = {k: decay**2 * each[0][k] + decay * each[1][k] + each[2][k] for k in params}
+    terms = [fisher_by_loops(model, theta, task, "exact") for theta, task in zip(solutions, tasks, strict=True)]
+    expected = {k: decay**2 * terms[0][k] + decay * terms[1][k] + terms[2][k] for k in params}
     torch.testing.assert_close(memory["fisher"], expected, rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(memory["anchor"], solutions[-1], rtol=0, atol=0)
 
@@ -142,11 +142,11 @@ def test_the_penaltys_gradient_is_lambda_fisher_times_displacement(variant: Fish
     solutions = three_solutions(params)
     memory, _ = consolidated(ewc, model, solutions)
     batch = batch_of(examples(4, 7), torch.zeros(0), 3)
-    whole = gradient(lambda p: ewc.objective(model, p, memory, batch), params)
+    full = gradient(lambda p: ewc.objective(model, p, memory, batch), params)
     stream = gradient(lambda p: functional.cross_entropy(model.outputs(p, batch.x), batch.y), params)
     for k in params:
         expected = 2.5 * memory["fisher"][k] * (params[k] - solutions[-1][k])
-        torch.testing.assert_close(whole[k] - stream[k], expected, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(full[k] - stream[k], expected, rtol=1e-8, atol=1e-12)
 
 
 def test_before_the_first_task_ends_nothing_is_penalised() -> None:
@@ -184,8 +184,8 @@ def test_one_anchor_a_task_is_a_sum_of_quadratics_at_the_solutions(decay: float)
     for o, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
         fisher = fisher_by_loops(model, theta, task, "exact")
         quadratic = 0.4 * decay ** (2 - o) * sum(float((fisher[k] * (here[k] - theta[k]) ** 2).sum()) for k in params)
-        reached = float(functional.cross_entropy(model.outputs(theta, task.x), task.y))
-        assert float(ewc.approximation(model, memory, o)(here)) == pytest.approx(reached + quadratic, rel=1e-9)
+        final_loss = float(functional.cross_entropy(model.outputs(theta, task.x), task.y))
+        assert float(ewc.approximation(model, memory, o)(here)) == pytest.approx(final_loss + quadratic, rel=1e-9)
         expected += quadratic
     assert float(ewc.objective(model, here, memory, batch)) == pytest.approx(expected, rel=1e-9)
 
@@ -196,8 +196,8 @@ def test_its_approximations_touch_the_losses_reached() -> None:
     ewc = EWC()
     memory, tasks = consolidated(ewc, model, solutions)
     for number, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
-        reached = float(functional.cross_entropy(model.outputs(theta, task.x), task.y))
-        assert float(ewc.approximation(model, memory, number)(solutions[-1])) == pytest.approx(reached, rel=1e-12)
+        final_loss = float(functional.cross_entropy(model.outputs(theta, task.x), task.y))
+        assert float(ewc.approximation(model, memory, number)(solutions[-1])) == pytest.approx(final_loss, rel=1e-12)
 
 
 def test_its_approximations_add_up_to_what_its_objective_adds() -> None:
@@ -207,9 +207,9 @@ def test_its_approximations_add_up_to_what_its_objective_adds() -> None:
     batch = batch_of(examples(4, 7), torch.zeros(0), 3)
     approximations = [ewc.approximation(model, memory, o) for o in range(3)]
     added = gradient(lambda p: sum((f(p) for f in approximations), torch.zeros(())), params)
-    whole = gradient(lambda p: ewc.objective(model, p, memory, batch), params)
+    full = gradient(lambda p: ewc.objective(model, p, memory, batch), params)
     stream = gradient(lambda p: model.loss(p, batch.x, batch.y), params)
-    torch.testing.assert_close({k: stream[k] + added[k] for k in params}, whole, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close({k: stream[k] + added[k] for k in params}, full, rtol=1e-9, atol=1e-12)
 
 
 def test_its_approximations_hessian_is_diagonal() -> None:
@@ -247,6 +247,6 @@ def test_runs_with_other_penalties_train_together() -> None:
     assert not torch.equal(together["layers.0.weight"][0], together["layers.0.weight"][1])
 
 
-def test_a_mistyped_fisher_is_told_the_nearest_name() -> None:
+def test_a_mistyped_fisher_suggests_the_nearest_name() -> None:
     with pytest.raises(GlocalError, match="Did you mean 'empirical'"):
         EWC(fisher="emprical")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Networks and algorithms that execute in other ways: BatchNorm's buffers, dropout, decisions that need a number."""
+"""Networks and algorithms that need special execution: BatchNorm buffers, dropout, data-dependent control flow."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def test_dropout_is_reproducible_and_does_not_depend_on_the_cohort() -> None:
         ends.append(train_to_the_end(cohort_of(CHALLENGE, SGD(), RUNS, with_dropout)))
         assert torch.equal(torch.get_rng_state(), before)
     assert same_bits(ends[0].state.params, ends[1].state.params)
-    for run, own in enumerate(RUNS):
-        alone = train_to_the_end(cohort_of(CHALLENGE, SGD(), [own], with_dropout))
+    for run, part in enumerate(RUNS):
+        alone = train_to_the_end(cohort_of(CHALLENGE, SGD(), [part], with_dropout))
         assert same_bits(select(alone.state.params, 0), select(ends[0].state.params, run))
         for name, matrix in alone.record.matrices.items():
             torch.testing.assert_close(matrix[0], ends[0].record.matrices[name][run], rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""GEM: its direction is the projection on what no finished task forbids, its memory an equal share of every task."""
+"""GEM: the direction is the projection onto the constraints, and every task stores an equal share."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_in_single_precision_it_raises_no_finished_tasks_loss_either() -> None:
         assert float(((m @ d) / m.norm(dim=1)).min()) > -1e-6 * float(flat(grads).norm())
 
 
-def test_two_tasks_alike_and_a_task_without_a_gradient_are_no_harm() -> None:
+def test_duplicate_tasks_and_zero_gradients_are_handled() -> None:
     model, params = double_model(TASKS, loss="squared-error")
     gem = GEM(slots=TASKS * SHARE)
     x, _ = examples(TASKS * SHARE, 4)
@@ -253,12 +253,12 @@ def test_the_engine_stores_an_equal_share_of_every_finished_task() -> None:
         assert memory["y"].shape == (3, 3)
         for task in range(3):
             train = challenge.task(task, 0).train
-            found = set()
+            actual = set()
             for x, y in zip(memory["x"][task], memory["y"][task], strict=True):
                 (where,) = (train.x == x).flatten(1).all(1).nonzero().flatten().tolist()
                 assert int(train.y[where]) == int(y)
-                found.add(where)
-            assert len(found) == 3
+                actual.add(where)
+            assert len(actual) == 3
 
 
 def test_a_task_smaller_than_its_share_counts_each_of_its_examples_once() -> None:
@@ -269,8 +269,8 @@ def test_a_task_smaller_than_its_share_counts_each_of_its_examples_once() -> Non
         x, y = examples(8, 60 + task)
         expected = functional.cross_entropy(model.outputs(params, x), y)
         torch.testing.assert_close(gem.approximation(model, memory, task)(params), expected)
-    whole = train_to_the_end(cohort_of(blobs((60, 8)), GEM(slots=40), epochs=1)).state.memory
-    assert whole["weight"][0].sum(1).tolist() == [20, 8]
+    complete = train_to_the_end(cohort_of(blobs((60, 8)), GEM(slots=40), epochs=1)).state.memory
+    assert complete["weight"][0].sum(1).tolist() == [20, 8]
 
 
 def test_its_approximation_is_the_mean_loss_of_the_stored_share() -> None:

@@ -1,4 +1,4 @@
-"""The triangular S with S G Sᵀ = 1: against orthonormality itself, for Gram matrices of every rank."""
+"""The triangular S with S G Sᵀ = I, for Gram matrices of every rank."""
 
 from __future__ import annotations
 

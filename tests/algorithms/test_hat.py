@@ -1,4 +1,4 @@
-"""Hard attention: gates, conditioning, compensation and the price of units by their formulas; finished tasks kept."""
+"""HAT: gates, gradient masks, compensation and penalty by their formulas; finished tasks do not change."""
 
 from __future__ import annotations
 
@@ -99,15 +99,15 @@ def test_a_task_learns_its_own_embeddings() -> None:
 
 def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:
     cohort = cohort_of(CHALLENGE, GENTLE, RUNS)
-    own = train_to_the_end(cohort).state.select(1)
+    part = train_to_the_end(cohort).state.select(1)
     model = cohort.model(vectorised=False)
     for task in range(3):
         data = task_data(cohort, task)
-        gates = [torch.sigmoid(400 * own.params[f"embeddings.{i}"][task].clamp(-6, 6)) for i in range(2)]
-        reached = functional.cross_entropy(model.outputs(own.params, data.x, *gates), data.y)
-        approximation = GENTLE.approximation(model, own.memory, task)
-        torch.testing.assert_close(approximation(own.params), reached, rtol=1e-3, atol=1e-4)
-        assert torch.equal(approximation(elsewhere(own.params)), approximation(own.params))
+        gates = [torch.sigmoid(400 * part.params[f"embeddings.{i}"][task].clamp(-6, 6)) for i in range(2)]
+        final_loss = functional.cross_entropy(model.outputs(part.params, data.x, *gates), data.y)
+        approximation = GENTLE.approximation(model, part.memory, task)
+        torch.testing.assert_close(approximation(part.params), final_loss, rtol=1e-3, atol=1e-4)
+        assert torch.equal(approximation(elsewhere(part.params)), approximation(part.params))
 
 
 # One call at a time, in float64
@@ -230,21 +230,21 @@ def test_gates_of_a_residual_network_are_where_units_are_read() -> None:
     model, params, memory = residual()
     x = torch.randn(5, 1, 4, 4).double()
     a, b, c = (torch.sigmoid(400 * params[f"embeddings.{i}"][1]).view(-1, 1, 1) for i in range(3))
-    own = {k.removeprefix("network."): t for k, t in {**params, **model.buffers}.items()}
+    part = {k.removeprefix("network."): t for k, t in {**params, **model.buffers}.items()}
 
     def normalised(z: Tensor, name: str) -> Tensor:
-        statistics = own[f"{name}.running_mean"], own[f"{name}.running_var"]
-        return functional.batch_norm(z, *statistics, own[f"{name}.weight"], own[f"{name}.bias"])
+        statistics = part[f"{name}.running_mean"], part[f"{name}.running_var"]
+        return functional.batch_norm(z, *statistics, part[f"{name}.weight"], part[f"{name}.bias"])
 
-    h = normalised(functional.conv2d(x, own["stem.weight"], padding=1), "norm").relu() * a
-    inside = normalised(functional.conv2d(h, own["first.weight"], stride=2, padding=1), "norm1").relu() * b
-    added = normalised(functional.conv2d(inside, own["second.weight"], padding=1), "norm2")
-    summed = (added + functional.conv2d(h, own["shortcut.weight"], stride=2)).relu().mean((2, 3)) * c.flatten()
-    expected = summed @ own["head.weight"].T + own["head.bias"]
+    h = normalised(functional.conv2d(x, part["stem.weight"], padding=1), "norm").relu() * a
+    inside = normalised(functional.conv2d(h, part["first.weight"], stride=2, padding=1), "norm1").relu() * b
+    added = normalised(functional.conv2d(inside, part["second.weight"], padding=1), "norm2")
+    summed = (added + functional.conv2d(h, part["shortcut.weight"], stride=2)).relu().mean((2, 3)) * c.flatten()
+    expected = summed @ part["head.weight"].T + part["head.bias"]
     torch.testing.assert_close(HAT().predict(model.eval_mode(), params, memory, x, 1), expected)
 
 
-def test_what_meets_in_a_residual_network_is_conditioned_alike() -> None:
+def test_layers_added_in_a_residual_network_share_their_masks() -> None:
     model, params, memory = residual()
     ones = {k: torch.ones_like(p) for k, p in params.items()}
     followed = HAT().direction(model, ones, params, memory, at(0.5, 1))
@@ -283,24 +283,24 @@ def test_embeddings_gradients_are_compensated_as_in_the_paper(progress: float) -
 
 @pytest.mark.parametrize("product", [1.0, 12.0, 20.0, 45.0])
 def test_single_precision_is_enough_for_open_and_shut_gates(product: float) -> None:
-    """With |s e| so large σ(s e) is 0 or 1 to single precision, and its compensated slope still s_max σ'(e)."""
+    """Even if σ(s e) rounds to 0 or 1 in float32, the compensated derivative is s_max σ'(e)."""
     model, params = gated()
     hat = HAT(scale=100.0, sparsity=1.0)
     s = 1 / 100 + (100 - 1 / 100) * 0.5
     e = product / s * torch.tensor([1.0, -1.0, 1.0, -1.0])
-    own = {**{k: p.float() for k, p in params.items()}, "embeddings.0": e.expand(3, -1).clone()}
-    own["network.layers.1.weight"] = torch.zeros(6, 4)  # so that units matter for their price alone
+    part = {**{k: p.float() for k, p in params.items()}, "embeddings.0": e.expand(3, -1).clone()}
+    part["network.layers.1.weight"] = torch.zeros(6, 4)  # so that units matter for their price alone
     single = Model(model.module.float(), losses.get("cross-entropy"), 3, 4)
-    memory, batch = hat.init(single, own, at(0.5)), at(0.5)._replace(x=at(0.5).x.float())
-    leaves = {k: p.clone().requires_grad_() for k, p in own.items()}
+    memory, batch = hat.init(single, part, at(0.5)), at(0.5)._replace(x=at(0.5).x.float())
+    leaves = {k: p.clone().requires_grad_() for k, p in part.items()}
     grads = torch.autograd.grad(hat.objective(single, leaves, memory, batch), list(leaves.values()))
-    followed = hat.direction(single, dict(zip(leaves, grads, strict=True)), own, memory, batch)["embeddings.0"][0]
+    followed = hat.direction(single, dict(zip(leaves, grads, strict=True)), part, memory, batch)["embeddings.0"][0]
     soft = torch.sigmoid(e.double())
     torch.testing.assert_close(followed.double(), 100 * soft * (1 - soft) / 10, rtol=1e-4, atol=0)  # of 10 units
 
 
 def test_compensated_the_gates_learn_as_if_they_were_soft() -> None:
-    """dL/da is followed with the slope s_max σ'(e), whatever s is."""
+    """The gradient is dL/da times s_max σ'(e) for every s."""
     model, params = gated()
     hat, task = HAT(scale=50.0, sparsity=0.0), 1
     memory, batch = memory_of(hat, model, params, task), at(0.15, task)
@@ -309,15 +309,15 @@ def test_compensated_the_gates_learn_as_if_they_were_soft() -> None:
     followed = hat.direction(model, dict(zip(leaves, grads, strict=True)), params, memory, batch)
     s = 1 / 50 + (50 - 1 / 50) * 0.15
     gates = [torch.sigmoid(s * params[f"embeddings.{i}"][task]).requires_grad_() for i in range(2)]
-    slopes = torch.autograd.grad(functional.cross_entropy(by_hand(params, batch.x, gates), batch.y), gates)
-    for i, slope in enumerate(slopes):
+    gradients = torch.autograd.grad(functional.cross_entropy(by_hand(params, batch.x, gates), batch.y), gates)
+    for i, grad_value in enumerate(gradients):
         soft = torch.sigmoid(params[f"embeddings.{i}"][task])
         actual = followed[f"embeddings.{i}"]
-        torch.testing.assert_close(actual[task], slope * 50 * soft * (1 - soft), rtol=1e-7, atol=1e-12)
+        torch.testing.assert_close(actual[task], grad_value * 50 * soft * (1 - soft), rtol=1e-7, atol=1e-12)
         assert not actual[[0, 2]].any()
 
 
-def test_embeddings_beyond_their_bounds_count_as_on_them_and_only_return() -> None:
+def test_embeddings_beyond_their_bounds_are_clamped_and_only_move_back() -> None:
     model, params = gated()
     hat = HAT(sparsity=0.0)
     memory = memory_of(hat, model, params, 0)
@@ -327,8 +327,8 @@ def test_embeddings_beyond_their_bounds_count_as_on_them_and_only_return() -> No
     batch = at(0.001)
     torch.testing.assert_close(hat.objective(model, beyond, memory, batch), hat.objective(model, on, memory, batch))
     for sign, moves in ((1.0, [True, False, True, True]), (-1.0, [False, True, True, True])):
-        slopes = {k: torch.full_like(p, sign) for k, p in params.items()}
-        followed = hat.direction(model, slopes, beyond, memory, batch)["embeddings.0"]
+        gradients = {k: torch.full_like(p, sign) for k, p in params.items()}
+        followed = hat.direction(model, gradients, beyond, memory, batch)["embeddings.0"]
         assert [bool(d != 0) for d in followed[0]] == moves
         assert bool((followed * sign >= 0).all())
 

@@ -1,4 +1,4 @@
-"""Herding: against its definition, tried out example by example; exact where the numbers are."""
+"""Herding against its definition, evaluated example by example in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def brute_force(features: list[list[Fraction]], count: int) -> list[int]:
 
         def away(i: int) -> Fraction:
             with_it = [*chosen, i]
-            own = [sum((features[k][j] for k in with_it), Fraction(0)) / len(with_it) for j in range(width)]
-            return sum(((a - b) ** 2 for a, b in zip(mean, own, strict=True)), Fraction(0))
+            part = [sum((features[k][j] for k in with_it), Fraction(0)) / len(with_it) for j in range(width)]
+            return sum(((a - b) ** 2 for a, b in zip(mean, part, strict=True)), Fraction(0))
 
         chosen.append(min((i for i in range(n) if i not in chosen), key=away))
     return chosen
@@ -34,12 +34,12 @@ def brute_force(features: list[list[Fraction]], count: int) -> list[int]:
 
 def expected(features: Tensor, members: Tensor, count: int) -> list[list[int]]:
     """The rows that brute force finds for every class."""
-    found = []
-    for own in members:
-        rows = own.nonzero().flatten().tolist()
+    result = []
+    for part in members:
+        rows = part.nonzero().flatten().tolist()
         exact = [[Fraction(v) for v in features[row].tolist()] for row in rows]
-        found.append([rows[i] for i in brute_force(exact, count)])
-    return found
+        result.append([rows[i] for i in brute_force(exact, count)])
+    return result
 
 
 def shuffled_classes(sizes: list[int], seed: int) -> Tensor:
@@ -57,8 +57,8 @@ def test_it_is_the_greedy_choice_of_the_definition(sizes: list[int], width: int,
     features = torch.randn(members.shape[1], width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     actual = herd(features, members, count)
     assert actual.shape == (len(sizes), count)
-    for own, wanted in zip(actual.tolist(), expected(features, members, count), strict=True):
-        assert own[: len(wanted)] == wanted
+    for part, wanted in zip(actual.tolist(), expected(features, members, count), strict=True):
+        assert part[: len(wanted)] == wanted
 
 
 @QUICK
@@ -68,8 +68,8 @@ def test_of_equals_it_takes_the_first(sizes: list[int], width: int, seed: int) -
     members = shuffled_classes(sizes, seed)
     features = torch.randint(-1, 2, (members.shape[1], width), generator=torch.Generator().manual_seed(seed)).float()
     actual = herd(features, members, 8).tolist()
-    for own, wanted in zip(actual, expected(features, members, 8), strict=True):
-        assert own[: len(wanted)] == wanted
+    for part, wanted in zip(actual, expected(features, members, 8), strict=True):
+        assert part[: len(wanted)] == wanted
 
 
 def test_a_class_with_too_few_examples_has_them_all_and_takes_none_of_anothers() -> None:
@@ -109,8 +109,8 @@ def test_by_chance_it_is_the_members_in_the_order_of_their_random_numbers(seed: 
     members = shuffled_classes([6, 3], seed)
     random = torch.rand(11, generator=torch.Generator().manual_seed(seed))
     rows = draw(random, members, 5)
-    for own, chosen in zip(members, rows.tolist(), strict=True):
-        ranked = sorted(own.nonzero().flatten().tolist(), key=lambda row: float(random[row]))
+    for part, chosen in zip(members, rows.tolist(), strict=True):
+        ranked = sorted(part.nonzero().flatten().tolist(), key=lambda row: float(random[row]))
         assert chosen[: len(ranked)] == ranked[:5]
 
 

@@ -1,4 +1,4 @@
-"""iCaRL: objective, exemplars and prediction against sample-by-sample loops and a plain PyTorch rendering of it all."""
+"""iCaRL: objective, exemplars and prediction against per-sample loops and a plain PyTorch implementation."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def sample_loss(
     targets = {c: float(label == c) for c in new}
     if last is not None:
         targets |= {c: sigmoid(network_outputs(last, x)[1][c]) for c in old}
-    each = [-q * math.log(sigmoid(f[c])) - (1 - q) * math.log(1 - sigmoid(f[c])) for c, q in targets.items()]
-    return sum(each) / len(each)
+    terms = [-q * math.log(sigmoid(f[c])) - (1 - q) * math.log(1 - sigmoid(f[c])) for c, q in targets.items()]
+    return sum(terms) / len(terms)
 
 
 @pytest.mark.parametrize("finished", [0, 1, 2])
@@ -105,9 +105,9 @@ def test_its_objective_is_a_loop_over_samples_and_classes_seen(algorithm: ICaRL,
     batch = current._replace(x=torch.cat([p.x for p in parts]), y=torch.cat([p.y for p in parts]))
     old = [c for task in TASKS[:finished] for c in task]
     last = solutions[-1] if solutions else None
-    each = [sample_loss(params, last, x, int(y), old, TASKS[finished]) for x, y in zip(batch.x, batch.y, strict=True)]
+    terms = [sample_loss(params, last, x, int(y), old, TASKS[finished]) for x, y in zip(batch.x, batch.y, strict=True)]
     actual = algorithm.objective(model, params, memory, batch)
-    assert float(actual) == pytest.approx(sum(each) / len(each), rel=1e-10)
+    assert float(actual) == pytest.approx(sum(terms) / len(terms), rel=1e-10)
 
 
 def test_at_the_first_task_it_is_binary_cross_entropy_with_labels() -> None:
@@ -161,17 +161,17 @@ def test_its_approximation_is_a_loop_over_the_exemplars_of_the_task(algorithm: I
     for task in (0, 1):
         rows = [i for i in range(len(y)) if int(y[i]) in TASKS[task]]
         for at in (solutions[-1], elsewhere(solutions[-1], seed=8)):
-            each = [sample_loss(at, solutions[-1], x[i], -1, seen, ()) for i in rows]
+            terms = [sample_loss(at, solutions[-1], x[i], -1, seen, ()) for i in rows]
             actual = algorithm.approximation(model, memory, task)(at)
-            assert float(actual) == pytest.approx(sum(each) / len(each), rel=1e-10)
+            assert float(actual) == pytest.approx(sum(terms) / len(terms), rel=1e-10)
 
 
 def test_its_approximation_is_least_where_its_targets_were_taken() -> None:
     model, solutions, _, memory = after(ICaRL(slots=30), 2)
     for task in (0, 1):
         value = ICaRL(slots=30).approximation(model, memory, task)
-        slopes = gradient(value, solutions[-1])
-        assert max(float(g.abs().max()) for g in slopes.values()) < 1e-12
+        gradients = gradient(value, solutions[-1])
+        assert max(float(g.abs().max()) for g in gradients.values()) < 1e-12
         assert all(value(elsewhere(solutions[-1], seed=s)) > value(solutions[-1]) for s in range(5))
 
 
@@ -208,8 +208,8 @@ def test_herding_follows_the_features_of_the_solution() -> None:
         if algorithm.features == "normalised":
             features = functional.normalize(features)
         for c, kept in zip(TASKS[0], memory["exemplars"]["0"]["x"], strict=True):
-            own = features[data.y == c]
-            nearest = (own - own.mean(0)).norm(dim=1).argmin()
+            subset = features[data.y == c]
+            nearest = (subset - subset.mean(0)).norm(dim=1).argmin()
             assert torch.equal(kept[0], data.x[data.y == c][nearest])
 
 
@@ -226,9 +226,9 @@ def test_a_class_with_few_examples_repeats_them_in_turn_and_counts_them_once() -
     assert torch.equal(x, x[[0, 1, 2, 0, 1, 2, 0, 1]])
     torch.testing.assert_close(memory["means"][1], model.features(params, data.x[[2, 5, 11]]).mean(0))
     once = torch.cat([memory["exemplars"]["0"]["x"][0], x[:3]])
-    each = [sample_loss(elsewhere(params), params, row, -1, (0, 1), ()) for row in once]
+    terms = [sample_loss(elsewhere(params), params, row, -1, (0, 1), ()) for row in once]
     actual = algorithm.approximation(model, memory, 0)(elsewhere(params))
-    assert float(actual) == pytest.approx(sum(each) / len(each), rel=1e-10)
+    assert float(actual) == pytest.approx(sum(terms) / len(terms), rel=1e-10)
 
 
 def test_no_class_has_more_places_than_its_task_has_examples() -> None:
@@ -256,8 +256,8 @@ def test_a_class_that_returns_is_labelled_again_and_has_one_mean() -> None:
     first, second = task_data((0, 1), 30, seed=4), task_data((1, 2), 30, seed=5)
     memory = algorithm.consolidate(model, params, algorithm.init(model, params, first), first)
     there = elsewhere(params)
-    each = [sample_loss(there, params, x, int(y), (0,), (1, 2)) for x, y in zip(second.x, second.y, strict=True)]
-    assert float(algorithm.objective(model, there, memory, second)) == pytest.approx(sum(each) / 30, rel=1e-10)
+    terms = [sample_loss(there, params, x, int(y), (0,), (1, 2)) for x, y in zip(second.x, second.y, strict=True)]
+    assert float(algorithm.objective(model, there, memory, second)) == pytest.approx(sum(terms) / 30, rel=1e-10)
     memory = algorithm.consolidate(model, there, memory, second)
     x, y = algorithm.exemplars(memory)  # type: ignore[misc]
     assert torch.bincount(y).tolist() == [3, 6, 3]
@@ -311,9 +311,9 @@ def plain_pytorch(
     exemplars: dict[int, Tensor] = {}
     embed = lambda x: functional.normalize(net.embed(x)) if normalised else net.embed(x)  # noqa: E731
     for task in range(challenge.tasks):
-        own = challenge.task(task, seed).train
-        x = torch.cat([own.x, *exemplars.values()])
-        y = torch.cat([own.y, *[torch.full((len(kept),), c) for c, kept in exemplars.items()]])
+        subset = challenge.task(task, seed).train
+        x = torch.cat([subset.x, *exemplars.values()])
+        y = torch.cat([subset.y, *[torch.full((len(kept),), c) for c, kept in exemplars.items()]])
         before, now = 2 * task, 2 * task + 2
         net.train()
         for epoch in range(epochs):
@@ -330,7 +330,7 @@ def plain_pytorch(
         with torch.no_grad():
             exemplars = {c: kept[: slots // now] for c, kept in exemplars.items()}
             for c in (before, before + 1):
-                images = own.x[own.y == c]
+                images = subset.x[subset.y == c]
                 features = embed(images).double()
                 chosen: list[int] = []
                 total, left = torch.zeros_like(features[0]), list(range(len(images)))
@@ -364,10 +364,10 @@ def test_a_whole_run_is_that_of_plain_pytorch(algorithm: ICaRL) -> None:
     )
     for task in range(3):
         y = challenge.task(task, SURE).test.y
-        own = logits[60 * task : 60 * task + 60]
-        accuracy = float((own.argmax(1) == y).double().mean())
+        subset = logits[60 * task : 60 * task + 60]
+        accuracy = float((subset.argmax(1) == y).double().mean())
         assert float(end.record.matrices["test_class_accuracy"][0, 3, task]) == pytest.approx(accuracy, abs=1e-9)
-        loss = float(functional.cross_entropy(own, y))
+        loss = float(functional.cross_entropy(subset, y))
         assert float(end.record.matrices["test_class_loss"][0, 3, task]) == pytest.approx(loss, rel=1e-3)
 
 
@@ -408,14 +408,14 @@ def test_vectorised_and_run_by_run_agree(algorithm: Algorithm, network: Any) -> 
 @pytest.mark.parametrize("algorithm", KINDS, ids=kind)
 def test_resumed_from_what_was_written_down_it_goes_on_with_the_same_bits(algorithm: Algorithm) -> None:
     of = cohort_of(split_blobs(), algorithm, [(0, 0.1), (1, 0.2)])
-    whole = train_to_the_end(of)
+    complete = train_to_the_end(of)
     snapshots = train(of)
     at = [next(snapshots) for _ in range(3)][-1]
     written = {k: v.clone() for k, v in sorted(flatten(at.state.as_tree()).items(), reverse=True)}
     del snapshots
     *_, last = train(of, Snapshot(2, State.from_tree(unflatten(written), at.state.clock), at.record))
     resumed = flatten(last.state.as_tree())
-    for key, value in flatten(whole.state.as_tree()).items():
+    for key, value in flatten(complete.state.as_tree()).items():
         assert torch.equal(value, resumed[key]), key
 
 

@@ -1,4 +1,4 @@
-"""Joint training: its objective's expectation is the multi-task loss itself, whatever the sizes of the tasks."""
+"""Joint training: the expectation of its objective is the multi-task loss, for tasks of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online Laplace: the exact posterior where the Kronecker form is exact, the sum of the tasks' curvatures elsewhere."""
+"""Online Laplace: the exact posterior where the Kronecker form is exact, else the sum of the tasks' curvatures."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_on_linear_gaussian_problems_it_is_the_exact_posterior(sums: str) -> Non
         np.testing.assert_allclose(regression_matrix(theta), np.linalg.solve(precision, information), atol=1e-5)
     block = end.state.memory["precision"]["kronecker"]["base.layers.0"]
     factors = zip(*(block[f][0] if sums == "each" else block[f] for f in ("A", "G")), strict=True)
-    found = sum(np.kron(g.numpy(), a.numpy()) for a, g in factors)
-    np.testing.assert_allclose(found, np.kron(np.eye(2), precision), atol=1e-5)
+    actual = sum(np.kron(g.numpy(), a.numpy()) for a, g in factors)
+    np.testing.assert_allclose(actual, np.kron(np.eye(2), precision), atol=1e-5)
 
 
 def test_the_penalty_weighs_the_past() -> None:
@@ -72,9 +72,9 @@ def test_with_each_tasks_factors_its_quadratic_is_the_sum_of_their_products() ->
             moved = {k: here[k] - solutions[-1][k] for k in here}
             v = torch.cat([moved[f"{name}.weight"], moved[f"{name}.bias"].unsqueeze(1)], 1)
             expected += 0.3 * float((v * (right @ v @ left)).sum())
-    reached = [float(model.loss(s, t.x, t.y)) for s, t in zip(solutions, tasks, strict=True)]
-    found = sum(float(laplace.approximation(model, memory, o)(here)) for o in range(2))
-    assert found == pytest.approx(expected + sum(reached), rel=1e-8)
+    final_loss = [float(model.loss(s, t.x, t.y)) for s, t in zip(solutions, tasks, strict=True)]
+    actual = sum(float(laplace.approximation(model, memory, o)(here)) for o in range(2))
+    assert actual == pytest.approx(expected + sum(final_loss), rel=1e-8)
     batch = batch_of(examples(4, 7), torch.zeros(0), 2)
     stream = float(model.loss(here, batch.x, batch.y))
     assert float(laplace.objective(model, here, memory, batch)) == pytest.approx(stream + expected, rel=1e-8)
@@ -86,9 +86,9 @@ def test_the_objectives_gradient_is_that_of_its_value() -> None:
     memory = laplace.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
     memory = laplace.consolidate(model, params, memory, batch_of(examples(9, 50), uniforms(9)))
     batch, here = batch_of(examples(4, 7), torch.zeros(0), 1), elsewhere(params, 8)
-    slope = flat(gradient(lambda p: laplace.objective(model, p, memory, batch), here))
-    whole = gradient(lambda p: model.loss(p, batch.x, batch.y) + laplace.approximation(model, memory, 0)(p), here)
-    torch.testing.assert_close(slope, flat(whole), rtol=1e-9, atol=1e-12)
+    grad_value = flat(gradient(lambda p: laplace.objective(model, p, memory, batch), here))
+    full = gradient(lambda p: model.loss(p, batch.x, batch.y) + laplace.approximation(model, memory, 0)(p), here)
+    torch.testing.assert_close(grad_value, flat(full), rtol=1e-9, atol=1e-12)
 
 
 def test_it_forgets_less_than_without() -> None:

@@ -1,4 +1,4 @@
-"""The procedure behind the published OGD row, against a loop that does what the published code does."""
+"""The published OGD procedure against a loop that reproduces the published code."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_it_does_what_the_published_loop_does(finished: int) -> None:
     solutions = [elsewhere(params, seed) for seed in range(finished)]
     memory = learn(model, solutions)
     grads = elsewhere(params, 9)
-    found = OGDPublished(slots=3 * SHARE).direction(model, grads, params, memory, three_tasks()[0])
-    torch.testing.assert_close(flat(found), as_published(model, solutions, flat(grads)), rtol=1e-10, atol=1e-12)
+    actual = OGDPublished(slots=3 * SHARE).direction(model, grads, params, memory, three_tasks()[0])
+    torch.testing.assert_close(flat(actual), as_published(model, solutions, flat(grads)), rtol=1e-10, atol=1e-12)
 
 
 def test_it_is_no_projection() -> None:
@@ -98,8 +98,8 @@ def test_gradients_of_zeros_do_no_harm() -> None:
     memory = learn(model, [params])
     memory["gradients"] = {k: torch.zeros_like(v) for k, v in memory["gradients"].items()}
     grads = elsewhere(params)
-    found = OGDPublished().direction(model, grads, params, memory, three_tasks()[0])
-    torch.testing.assert_close(found, grads, rtol=0, atol=0)
+    actual = OGDPublished().direction(model, grads, params, memory, three_tasks()[0])
+    torch.testing.assert_close(actual, grads, rtol=0, atol=0)
 
 
 def test_its_approximation_is_the_quadratic_of_one_sample() -> None:
@@ -113,8 +113,8 @@ def test_its_approximation_is_the_quadratic_of_one_sample() -> None:
         v = flat(gradient(true_output, theta))
         p = float(model.outputs(theta, x).softmax(-1)[0, y])
         at = elsewhere(params, 9)
-        reached = functional.cross_entropy(model.outputs(theta, task.x), task.y)
-        expected = reached + 0.5 * p * (1 - p) * (v @ (flat(at) - flat(theta))) ** 2
+        final_loss = functional.cross_entropy(model.outputs(theta, task.x), task.y)
+        expected = final_loss + 0.5 * p * (1 - p) * (v @ (flat(at) - flat(theta))) ** 2
         torch.testing.assert_close(OGDPublished().approximation(model, memory, number)(at), expected)
 
 
@@ -126,12 +126,12 @@ def test_vectorised_and_run_by_run_agree() -> None:
     assert a.memory["gradients"]["layers.0.weight"].shape == (4, 3, 16, 16)
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_options_raise_errors() -> None:
     with pytest.raises(GlocalError, match="slots=2"):
         train_to_the_end(cohort_of(blobs((20, 20, 20)), OGDPublished(slots=2)))
     with pytest.raises(GlocalError, match="at least 1"):
         OGDPublished(slots=0)
     x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
     challenge = from_tasks("regression", [((x, x[:, :1]), (x, x[:, :1]))], setting="domain", loss="squared-error")
-    with pytest.raises(GlocalError, match="squared-error tasks have none"):
+    with pytest.raises(GlocalError, match="squared-error tasks have no classes"):
         train_to_the_end(cohort_of(challenge, OGDPublished(), network=linear_network))

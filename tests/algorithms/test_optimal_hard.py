@@ -1,4 +1,4 @@
-"""Theorem 4.1: in the null space of the average Hessian nothing is forgotten."""
+"""Theorem 4.1: updates in the null space of the average Hessian do not forget."""
 
 from __future__ import annotations
 

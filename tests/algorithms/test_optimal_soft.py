@@ -1,4 +1,4 @@
-"""Eq. general-opt-local: on quadratics the joint optimum; with a diagonal Hessian it is EWC."""
+"""Eq. general-opt-local: the joint optimum on quadratics, and EWC with a diagonal Hessian."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_with_full_hessians_it_reaches_the_joint_optimum_of_the_quadratics(matri
     solutions, end = regression_snapshots(soft, TASKS, epochs)
     if epochs == 250:
         np.testing.assert_allclose(regression_matrix(solutions[-1]), joint_optimum([1, 1, 1]), atol=1e-7)
-    memory = {k: v[0] for k, v in end.state.memory["slope"].items()}, end.state.memory["hessian"]["full"][0]
-    slope = torch.cat([memory[0][k].flatten() for k in memory[0]])
+    memory = {k: v[0] for k, v in end.state.memory["linear"].items()}, end.state.memory["hessian"]["full"][0]
+    grad_value = torch.cat([memory[0][k].flatten() for k in memory[0]])
     # What is kept after the last task is the joint loss: its minimum is the joint optimum, wherever training stopped.
     theta = torch.cat([solutions[-1][k].flatten() for k in solutions[-1]])
-    best = theta - torch.linalg.solve(memory[1], slope)
+    best = theta - torch.linalg.solve(memory[1], grad_value)
     expected = joint_optimum([1, 1, 1])
     np.testing.assert_allclose(best.numpy(), np.concatenate([expected[:-1].T.flatten(), expected[-1]]), atol=1e-5)
 
@@ -91,11 +91,11 @@ def test_with_a_diagonal_hessian_it_is_ewc(anchors: str) -> None:
     soft = OptimalSoft(penalty=0.8, structure="diagonal", gradient=False, recentred=anchors == "each")
     ewc = EWC(penalty=0.8, anchors=anchors)  # type: ignore[arg-type]
     batch = batch_of(examples(4, 7), torch.zeros(0), 3)
-    slopes = []
+    gradients = []
     for algorithm in (soft, ewc):
         memory = consolidated(algorithm, model, solutions, tasks)
-        slopes.append(gradient(lambda p, a=algorithm, m=memory: a.objective(model, p, m, batch), params))  # type: ignore[misc]
-    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-12)
+        gradients.append(gradient(lambda p, a=algorithm, m=memory: a.objective(model, p, m, batch), params))  # type: ignore[misc]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-12)
 
 
 def test_in_training_it_is_ewc_too() -> None:
@@ -124,8 +124,8 @@ def taylor(model: Model, theta: Params, task: Batch, here: Params, ggn: bool) ->
         curvature = torch.einsum("nkp,nkl,nlq->pq", jacobian, inside, jacobian) / len(task.y)
     else:
         curvature = torch.autograd.functional.hessian(value, start)
-    (slope,) = torch.autograd.grad(value(v := start.clone().requires_grad_()), v)
-    return value(start) + slope @ moved + moved @ curvature @ moved / 2
+    (grad_value,) = torch.autograd.grad(value(v := start.clone().requires_grad_()), v)
+    return value(start) + grad_value @ moved + moved @ curvature @ moved / 2
 
 
 @pytest.mark.parametrize("ggn", [True, False])
@@ -135,12 +135,12 @@ def test_its_objective_is_the_sum_of_taylor_expansions_each_at_its_own_solution(
     memory = consolidated(soft, model, solutions, tasks)
     batch, here = batch_of(examples(4, 7), torch.zeros(0), 3), elsewhere(params, 8)
     expansions = [float(taylor(model, s, t, here, ggn)) for s, t in zip(solutions, tasks, strict=True)]
-    reached = [
+    final_loss = [
         float(torch.nn.functional.cross_entropy(model.outputs(s, t.x), t.y))
         for s, t in zip(solutions, tasks, strict=True)
     ]
     stream = float(torch.nn.functional.cross_entropy(model.outputs(here, batch.x), batch.y))
-    expected = stream + 0.7 * (sum(expansions) - sum(reached))
+    expected = stream + 0.7 * (sum(expansions) - sum(final_loss))
     assert float(soft.objective(model, here, memory, batch)) == pytest.approx(expected, rel=1e-8)
     assert sum(float(soft.approximation(model, memory, o)(here)) for o in range(3)) == pytest.approx(
         sum(expansions), rel=1e-8
@@ -154,13 +154,13 @@ def test_the_objectives_gradient_is_that_of_its_value(structure: str) -> None:
     soft = OptimalSoft(structure=structure, rank=5)  # type: ignore[arg-type]
     memory = consolidated(soft, model, solutions, tasks)
     batch, here = batch_of(examples(4, 7), torch.zeros(0), 3), elsewhere(params, 8)
-    slope = gradient(lambda p: soft.objective(model, p, memory, batch), here)
+    grad_value = gradient(lambda p: soft.objective(model, p, memory, batch), here)
     ways = elsewhere({k: torch.zeros_like(p) for k, p in params.items()}, 9)
     step = 1e-5
     ahead, behind = (
         float(soft.objective(model, {k: here[k] + s * step * ways[k] for k in here}, memory, batch)) for s in (1, -1)
     )
-    expected = sum(float((slope[k] * ways[k]).sum()) for k in slope)
+    expected = sum(float((grad_value[k] * ways[k]).sum()) for k in grad_value)
     assert (ahead - behind) / 2 / step == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""PackNet: who owns which weight, what training may touch, and logits of finished tasks that never change."""
+"""PackNet: owners of weights, trainable weights, and constant logits of finished tasks."""
 
 from __future__ import annotations
 
@@ -139,15 +139,17 @@ def test_runs_with_other_shares_train_together() -> None:
 
 def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:
     cohort = cohort_of(CHALLENGE, PackNet(), RUNS)
-    own = train_to_the_end(cohort).state.select(1)
+    run_state = train_to_the_end(cohort).state.select(1)
     model = cohort.model(vectorised=False)
     for task in range(3):
         data = task_data(cohort, task)
-        masked = {k: p * (own.memory["owner"][k] <= task) if "weight" in k else p for k, p in own.params.items()}
-        reached = functional.cross_entropy(model.outputs(masked, data.x), data.y)
-        approximation = PackNet().approximation(model, own.memory, task)
-        torch.testing.assert_close(approximation(own.params), reached)
-        assert torch.equal(approximation(elsewhere(own.params)), approximation(own.params))
+        masked = {
+            k: p * (run_state.memory["owner"][k] <= task) if "weight" in k else p for k, p in run_state.params.items()
+        }
+        final_loss = functional.cross_entropy(model.outputs(masked, data.x), data.y)
+        approximation = PackNet().approximation(model, run_state.memory, task)
+        torch.testing.assert_close(approximation(run_state.params), final_loss)
+        assert torch.equal(approximation(elsewhere(run_state.params)), approximation(run_state.params))
 
 
 # One call at a time, in float64
@@ -207,12 +209,12 @@ def test_the_largest_free_weights_are_kept(keep: float, shares: list[float]) -> 
 def test_pruning_comes_at_its_share_of_the_epochs(prune_at: float, epochs: int, first: int | None) -> None:
     model, params = double_model()
     packnet = PackNet(prune_at=prune_at)
-    memory, found = after(packnet, model, params, 1), None
+    memory, actual = after(packnet, model, params, 1), None
     for epoch in range(epochs):
         params, memory = packnet.before_epoch(model, params, memory, epoch, epochs)
         freed = any(bool((o > 1).any()) for o in memory["owner"].values())
-        found = epoch if freed and found is None else found
-    assert found == first
+        actual = epoch if freed and actual is None else actual
+    assert actual == first
 
 
 def test_free_weights_begin_a_task_at_zero() -> None:

@@ -1,4 +1,4 @@
-"""Progressive networks: nothing a finished task uses ever changes, and the column in training learns as promised."""
+"""Progressive networks: finished columns do not change, and the current column trains on L_t."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def test_it_learns_every_task() -> None:
 
 def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:
     cohort = cohort_of(CHALLENGE, PNN(), RUNS)
-    own = train_to_the_end(cohort).state.select(1)
+    run_state = train_to_the_end(cohort).state.select(1)
     model = cohort.model(vectorised=False)
     for task in range(3):
         data = task_data(cohort, task)
-        reached = functional.cross_entropy(model.outputs(own.params, data.x, task), data.y)
-        approximation = PNN().approximation(model, own.memory, task)
-        torch.testing.assert_close(approximation(own.params), reached)
-        elsewhere = {k: p + 1 for k, p in own.params.items()}
-        assert torch.equal(approximation(elsewhere), approximation(own.params))
+        final_loss = functional.cross_entropy(model.outputs(run_state.params, data.x, task), data.y)
+        approximation = PNN().approximation(model, run_state.memory, task)
+        torch.testing.assert_close(approximation(run_state.params), final_loss)
+        elsewhere = {k: p + 1 for k, p in run_state.params.items()}
+        assert torch.equal(approximation(elsewhere), approximation(run_state.params))
 
 
 def test_one_task_can_be_trained_too() -> None:

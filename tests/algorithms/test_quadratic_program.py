@@ -1,4 +1,4 @@
-"""The projections' quadratic programme against an active-set solver, its optimality conditions, and closed forms."""
+"""GEM's quadratic programme against an active-set solver, its optimality conditions and closed forms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gradients(kind: str, tasks: int, seed: int) -> tuple[Tensor, Tensor]:
     other = torch.randint(tasks, (tasks,), generator=draw)
     if kind == "badly scaled":
         memory *= 10 ** (8 * numbers - 4)
-    elif kind == "alike":
+    elif kind == "similar":
         memory += 3 * torch.randn(FEATURES, generator=draw, dtype=torch.float64)
     elif kind == "all violated":
         g = g - 3 * memory.mean(0) * tasks**0.5
@@ -47,7 +47,7 @@ def gradients(kind: str, tasks: int, seed: int) -> tuple[Tensor, Tensor]:
     return memory, g
 
 
-KINDS = ["independent", "badly scaled", "alike", "all violated", "duplicates", "zeros", "contradictory"]
+KINDS = ["independent", "badly scaled", "similar", "all violated", "duplicates", "zeros", "contradictory"]
 
 
 def projected(memory: Tensor, g: Tensor, margin: float = 0.0, damping: float = 0.0) -> tuple[Tensor, Tensor]:

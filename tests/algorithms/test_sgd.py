@@ -1,4 +1,4 @@
-"""Plain SGD through the engine against a hand-written loop with torch's own optimiser."""
+"""Plain SGD through the engine against a loop with torch's optimiser."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_it_remembers_nothing_and_approximates_the_past_by_zero() -> None:
     model, params = double_model()
     value = SGD().approximation(model, {}, 0)
     assert float(value(params)) == 0
-    slopes = torch.func.grad(value)(params)
-    assert all(torch.equal(slope, torch.zeros_like(params[k])) for k, slope in slopes.items())
+    gradients = torch.func.grad(value)(params)
+    assert all(torch.equal(grad_value, torch.zeros_like(params[k])) for k, grad_value in gradients.items())
 
 
 def test_the_examples_in_docstrings_run() -> None:

@@ -1,4 +1,4 @@
-"""Synaptic intelligence: the path integral is the fall of the loss, and on quadratics half their curvature."""
+"""Synaptic intelligence: the path integral is the decrease of the loss, and half the curvature on quadratics."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def by_hand(model: Model, params: Params, si: SI, tasks: list[list[int]]) -> tup
             x, y = examples(4, seed)
             loss = gradient(lambda p, x=x, y=y: functional.cross_entropy(model.outputs(p, x), y), theta)  # type: ignore[misc]
             for k in theta:
-                whole = loss[k] + 2 * si.penalty * big[k] * (theta[k] - anchor[k])
+                full = loss[k] + 2 * si.penalty * big[k] * (theta[k] - anchor[k])
                 if si.importance == "published":
-                    whole = whole.clip(-1, 1)
-                    small[k] += LR * whole**2
+                    full = full.clip(-1, 1)
+                    small[k] += LR * full**2
                 else:
-                    small[k] += LR * loss[k] * whole
-                theta[k] = theta[k] - LR * whole
+                    small[k] += LR * loss[k] * full
+                theta[k] = theta[k] - LR * full
         if number < len(tasks) - 1:
             big = {k: big[k] + small[k] / ((theta[k] - anchor[k]) ** 2 + si.damping) for k in big}
     return theta, big
@@ -95,8 +95,8 @@ def test_clipping_matters_in_that_reference() -> None:
     model, params = double_model()
     params = elsewhere(params, by=3.0)
     x, y = examples(4, 1)
-    slopes = gradient(lambda p: functional.cross_entropy(model.outputs(p, x), y), params)
-    assert max(float(g.abs().max()) for g in slopes.values()) > 1
+    loss_gradients = gradient(lambda p: functional.cross_entropy(model.outputs(p, x), y), params)
+    assert max(float(g.abs().max()) for g in loss_gradients.values()) > 1
 
 
 def test_along_small_steps_the_path_integral_is_the_fall_of_the_loss() -> None:
@@ -126,8 +126,8 @@ def test_on_diagonal_quadratics_its_importance_is_half_their_curvature() -> None
     end = train_to_the_end(cohort)
     curvature, _ = normal_equations(REGRESSIONS[0])
     for output in range(2):
-        found = end.state.memory["importance"]["layers.0.weight"][0, output]
-        np.testing.assert_allclose(found, np.diag(curvature)[:3] / 2, rtol=0.02)
+        actual = end.state.memory["importance"]["layers.0.weight"][0, output]
+        np.testing.assert_allclose(actual, np.diag(curvature)[:3] / 2, rtol=0.02)
 
 
 def test_a_large_penalty_keeps_it_where_it_was_and_none_lets_it_go() -> None:

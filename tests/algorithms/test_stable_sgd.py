@@ -1,4 +1,4 @@
-"""Stable SGD: dropout from given random numbers, a learning rate that decays, and plain SGD without either."""
+"""Stable SGD: dropout from given random numbers, the decaying learning rate, and plain SGD as a special case."""
 
 from __future__ import annotations
 

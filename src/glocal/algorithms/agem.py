@@ -40,7 +40,7 @@ class AGEM(Algorithm):
     replay: int = 0
     """Number of stored examples per step for the reference gradient; 0: the batch size."""
     filling: Filling = "share"
-    """What is stored of a finished task: 'share': slots / tasks examples; 'batch': one batch, by reservoir sampling."""
+    """Examples stored per task: share (slots / tasks) or batch (one batch, by reservoir sampling, as published)."""
 
     def __post_init__(self) -> None:
         if self.filling not in FILLINGS:

@@ -134,11 +134,11 @@ class EWC(Algorithm):
     decay: float = 1.0
     """γ, the factor applied to the F of older tasks whenever a task is added."""
     fisher: Fisher = "exact"
-    """Estimator of the Fisher diagonal F."""
+    """Estimator of the Fisher diagonal F: exact, sampled, empirical or published."""
     anchors: Literal["last", "each"] = "last"
-    """Centre of the quadratics: the last solution for all tasks (online EWC), or each task's own solution."""
+    """Centre of the quadratics: last (the last solution, online EWC) or each (every task's own solution)."""
     statistics: Statistics = "kept"
-    """BatchNorm statistics after a task: kept, or overwritten by per-image training-mode passes as published."""
+    """BatchNorm statistics after a task: kept, or published (overwritten by training-mode passes per image)."""
 
     def __post_init__(self) -> None:
         if self.fisher not in FISHERS:

@@ -66,7 +66,7 @@ class ICaRL(Algorithm):
     slots: int = 500
     """Maximal number of stored exemplars, divided equally among the classes so far."""
     features: Features = "normalised"
-    """Normalise features and class means to length 1, or use raw features (as published)."""
+    """Features and class means: normalised to length 1, or raw (as published)."""
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:

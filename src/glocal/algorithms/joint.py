@@ -1,4 +1,4 @@
-r"""Joint training: \hat L_o(θ) = L_o(θ), the multi-task loss itself (§2, Eq. multi-task-expected)."""
+r"""Joint training (§2, Eq. multi-task-expected): \hat L_o(θ) = L_o(θ), the exact multi-task loss. Global."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class Joint(Algorithm):
-    r"""The upper bound: everything is remembered, and a step follows an unbiased gradient of
+    r"""Minimise the multi-task loss on all data so far, the upper bound of continual learning:
 
-        L^MT_t(θ) = (1/t) ( L_1(θ) + … + L_t(θ) ),
+        L^MT_t(θ) = (1/t) ( L_1(θ) + … + L_t(θ) ).
 
-    estimated as (1/t) L_t on the stream's batch plus ((t−1)/t) the loss of examples drawn from all finished tasks, each
-    task equally likely. Nothing is approximated, so nothing depends on θ_o: global.
+    A step's estimate is unbiased: (1/t) L_t on the current batch plus ((t−1)/t) the loss on a batch from finished tasks
+    drawn with equal probability. Nothing depends on θ_o: global.
     """
 
     name: ClassVar[str] = "joint"
@@ -38,20 +38,20 @@ class Joint(Algorithm):
         return {
             "x": example.x[:0].clone(),
             "y": example.y[:0].clone(),
-            "ends": torch.zeros(1, dtype=torch.long, device=example.y.device),  # where each task ends in x and y
+            "ends": torch.zeros(1, dtype=torch.long, device=example.y.device),  # end of every task in x and y
         }
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         finished = memory["ends"].shape[0] - 1
-        stream = model.loss(params, batch.x, batch.y)
+        loss = model.loss(params, batch.x, batch.y)
         if finished == 0:
-            return stream
-        which, where = batch.random.chunk(2)
-        task = (which * finished).long().clamp(max=finished - 1)
+            return loss
+        random_task, random_row = batch.random.chunk(2)
+        task = (random_task * finished).long().clamp(max=finished - 1)
         begin, end = memory["ends"][task], memory["ends"][task + 1]
-        chosen = begin + (where.double() * (end - begin)).long()
-        past = model.loss(params, take(memory["x"], chosen), take(memory["y"], chosen))
-        return (stream + finished * past) / (finished + 1)
+        rows = begin + (random_row.double() * (end - begin)).long()
+        past = model.loss(params, take(memory["x"], rows), take(memory["y"], rows))
+        return (loss + finished * past) / (finished + 1)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         end = memory["ends"][-1:] + data.y.shape[0]

@@ -1,23 +1,22 @@
-r"""Orthogonal gradient descent (§5.2, Theorem 2): steps orthogonal to the gradients of old outputs, Eq. ogd-constraint.
+r"""Orthogonal gradient descent, OGD (§5.2, Theorem 5.1, Eq. ogd-constraint). Local.
+
+Steps are projected onto the orthogonal complement of stored output gradients:
 
     g ← g − Jᵀ (J Jᵀ)⁻¹ J g,   the rows of J: ∇_θ fᵏ_{θ_o}(x_i), x_i stored inputs of finished tasks o.
 
-Where the residuals are small the Hessian of a finished task is its outer product, Eq. Hessian-decomp,
+If the residuals are small, the Hessian of a finished task equals its outer-product part (Eq. Hessian-decomp),
 
     H_o = (1/n) Σ_i ∇f(x_i) [∇²_f ℓ_i] ∇f(x_i)ᵀ,
 
 so Δᵀ H_o Δ = 0 for every Δ orthogonal to J: OGD minimises L_t under the hard constraint of Eq. multi-tasks-obj-2.
 
-The procedure behind the paper's OGD row. It is no projection, and it is plain SGD in all but name.
-
-In the code that the numbers were measured with, every gradient a task stores is a view of one buffer that the next one
-overwrites: what remains of a task is the gradient v_o of its last stored sample, as many times as samples were drawn.
-The basis, all tasks together, is then divided by its Frobenius norm instead of being made orthonormal. With equally
-many copies for every task, a step follows
+`ogd-published` is the procedure behind the paper's OGD row, which is close to plain SGD. In that code all stored
+gradients of a task are views of one buffer, so a task is represented by copies of its last gradient v_o; and the basis
+is divided by its Frobenius norm instead of being orthonormalised. With equally many copies per task, the direction is
 
     g − Σ_o v_o (v_o·g) / Σ_o ‖v_o‖²,   v_o = ∇_θ f^y_{θ_o}(x), the true class's output for one sample of task o,
 
-which after t tasks takes away about the t-th part of what lies along the v_o, and nothing of what does not.
+which after t tasks removes about 1/t of the component along the v_o.
 """
 
 from __future__ import annotations
@@ -51,29 +50,29 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class Orthogonal(Algorithm):
-    r"""Base class of the variants, which differ in the vectors u in output space whose gradients ∇_θ u·f are stored.
+    r"""Base class of the variants, which differ in the output-space vectors u whose gradients ∇_θ u·f are stored.
 
-    The implied approximation is the quadratic that the constraint keeps at its minimum,
+    Minimise L_t subject to J (θ − θ_o) = 0. The implied approximation is the quadratic that this constraint keeps at
+    its minimum,
 
         \hat L_o(θ) = L_o(θ_o) + (1/|S_o|) Σ_{x ∈ S_o} ½ vᵀ [∇²_f ℓ(f_{θ_o}(x))] v,
 
-    v being how far the outputs move to first order, as far as the stored gradients tell: the projection of
-    ∇f_{θ_o}(x)ᵀ (θ − θ_o) onto the stored directions. It takes no θ_o to evaluate, only the numbers J θ_o. Gradients
-    and ∇²_f ℓ are taken at θ_o: local.
+    where v is the projection of ∇f_{θ_o}(x)ᵀ (θ − θ_o), the first-order change of the outputs, onto the vectors u. It
+    is evaluated from J θ_o, without θ_o. Gradients and ∇²_f ℓ are computed at θ_o: local.
     """
 
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = (
-        "`slots` gradients, as factors (an input and a δ of a layer) where these are far shorter, and their "
+        "`slots` gradients, as layer inputs and output gradients where these are much smaller, and their "
         "Gram–Schmidt matrix"
     )
-    memory_size: ClassVar[str] = "slots (inputs and outputs of every layer, of convolutions up to 3 times) + slots²"
+    memory_size: ClassVar[str] = "slots (inputs and outputs of all layers, up to 3 times for convolutions) + slots²"
 
     slots: int = 500
-    """Gradients the memory holds after the last task, an equal share of them for every task."""
+    """Number of stored gradients after the last task, divided equally among the tasks."""
     passes: int = 1
-    """How often the projection is applied in a step; twice is enough for gradients that nearly depend on each other."""
+    """Number of times the projection is applied per step; 2 suffices for nearly dependent gradients."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
@@ -81,20 +80,20 @@ class Orthogonal(Algorithm):
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         rows, _ = self._gradients(model, params, example.x[:1], example.y[:1])
-        _, each = shape(rows)
-        smallest = model.tasks * each
+        _, per_input = shape(rows)
+        required = model.tasks * per_input
         require(
-            self.slots >= smallest,
-            f"{self.name} stores {each} gradients for every input: with slots={self.slots} it cannot hold one input of "
-            f"each of {model.tasks} tasks. The smallest slots that can: {smallest}.",
+            self.slots >= required,
+            f"{self.name} stores {per_input} gradients per input; slots={self.slots} cannot store one input of each "
+            f"of {model.tasks} tasks. Use slots of at least {required}.",
         )
-        number = next(iter(params.values()))
+        like = next(iter(params.values()))
         return {
-            "span": gradient_projection.empty(rows, number),
-            "start": number.new_zeros(0, each),  # J θ_o
-            "curvature": number.new_zeros(0, each, each),  # ∇²_f ℓ in the stored directions
+            "span": gradient_projection.empty(rows, like),
+            "start": like.new_zeros(0, per_input),  # J θ_o
+            "curvature": like.new_zeros(0, per_input, per_input),  # ∇²_f ℓ in the coordinates u·f
             "task": torch.zeros(0, dtype=torch.long, device=example.y.device),
-            "loss_at_solution": number.new_zeros(0),  # L_o(θ_o) of every finished task
+            "loss_at_solution": like.new_zeros(0),  # L_o(θ_o) of the finished tasks
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
@@ -106,12 +105,12 @@ class Orthogonal(Algorithm):
         rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
         rows, lengths = normalize(model.module, rows)
         start, _ = jvp_and_vjp(model.module, rows, params)
-        reached = model.eval_mode().mean_loss(params, data.x, data.y)
+        loss = model.eval_mode().mean_loss(params, data.x, data.y)
         new = {
             "start": start,
             "curvature": lengths.unsqueeze(-1) * curvature * lengths.unsqueeze(-2),
             "task": data.task.expand(share),
-            "loss_at_solution": reached[None],
+            "loss_at_solution": loss[None],
         }
         return {
             "span": gradient_projection.extend(model.module, memory["span"], rows, self.passes),
@@ -119,30 +118,30 @@ class Orthogonal(Algorithm):
         }
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        own = memory["task"] == task
+        stored = memory["task"] == task
 
         def quadratic(params: Mapping[str, Tensor]) -> Tensor:
-            moved = jvp_and_vjp(model.module, memory["span"]["rows"], params)[0] - memory["start"]
-            bent = (moved.unsqueeze(-2) @ memory["curvature"] @ moved.unsqueeze(-1)).flatten()
-            return memory["loss_at_solution"][task] + 0.5 * (bent * own).sum() / own.sum()
+            change = jvp_and_vjp(model.module, memory["span"]["rows"], params)[0] - memory["start"]
+            forms = (change.unsqueeze(-2) @ memory["curvature"] @ change.unsqueeze(-1)).flatten()
+            return memory["loss_at_solution"][task] + 0.5 * (forms * stored).sum() / stored.sum()
 
         return quadratic
 
     def _gradients(self, model: Model, params: Params, x: Tensor, y: Tensor) -> tuple[FactoredJacobian, Tensor]:
-        """Return the gradients to store of some inputs, and ∇²_f ℓ there in the coordinates u·f."""
+        """Return the gradients to store for some inputs, and ∇²_f ℓ in the coordinates u·f."""
         outputs = model.eval_mode().outputs(params, x)
         u = self.cotangents(outputs, y)
         root = model.criterion.output_hessian_sqrt(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
         return jacobian(Risk.from_model(model, params, x, y), self.cotangents), root.mT @ root
 
     def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the vectors u for outputs (n, K) and labels, (n, C, K), orthogonal to each other."""
+        """Return C orthogonal vectors u per sample, (n, C, K), for outputs (n, K) and labels."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class OGD(Orthogonal):
-    """Stores the gradient of every output: what Theorem 2 is about. K gradients an input."""
+    """Minimise L_t orthogonally to the gradients of all K outputs of every stored input, as in Theorem 5.1."""
 
     name: ClassVar[str] = "ogd"
 
@@ -152,14 +151,16 @@ class OGD(Orthogonal):
 
 @dataclass(frozen=True)
 class OGDGTL(Orthogonal):
-    """Stores the gradient of the true class's output alone, whose entry of ∇²_f ℓ is the largest when K ≫ 1 (appendix,
-    "On the validity of OGD-GTL"): K times as many inputs in the same memory."""
+    """Minimise L_t orthogonally to the gradients of the true class's output.
+
+    Its entry of ∇²_f ℓ is the largest if K ≫ 1 (appendix, "On the validity of OGD-GTL"), and the same memory holds K
+    times as many inputs.
+    """
 
     name: ClassVar[str] = "ogd-gtl"
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        classes = not example.y.is_floating_point()
-        require(classes, f"{self.name} stores the true class's gradients, and {model.criterion.name} tasks have none.")
+        _require_labels(self.name, model, example)
         return super().init(model, params, example)
 
     def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -168,8 +169,11 @@ class OGDGTL(Orthogonal):
 
 @dataclass(frozen=True)
 class OGDAve(Orthogonal):
-    r"""Stores the gradient of the mean of all outputs. Adding one number to all of them changes no softmax: in this
-    direction the cross-entropy has no curvature, and there the implied \hat L_o is flat."""
+    r"""Minimise L_t orthogonally to the gradient of the mean output.
+
+    Softmax is invariant to adding a constant to all outputs, so for cross-entropy the curvature in this direction is 0
+    and the implied \hat L_o is constant.
+    """
 
     name: ClassVar[str] = "ogd-ave"
 
@@ -179,26 +183,26 @@ class OGDAve(Orthogonal):
 
 @dataclass(frozen=True)
 class OGDPublished(Algorithm):
-    r"""One gradient a task, shrunk a little and not removed. Theorem 2's algorithm is `ogd`, and OGD-GTL is `ogd-gtl`.
+    r"""Follow g − Σ_o v_o (v_o·g) / Σ_o ‖v_o‖², the direction of the published code; `ogd` implements Theorem 5.1.
 
-    What it protects, as far as it does, is the quadratic of `ogd-gtl` with a single sample,
+    The implied approximation is that of `ogd-gtl` with a single sample,
 
         \hat L_o(θ) = L_o(θ_o) + ½ p_y (1 − p_y) (v_o·(θ − θ_o))²,   p_y the true class's probability at θ_o,
 
-    taken at θ_o: local. It is evaluated from v_o·θ_o, without θ_o. Gradients are taken in evaluation mode; the
-    published code takes them in training mode (`single_images`).
+    computed at θ_o: local. It is evaluated from v_o·θ_o, without θ_o. Gradients are computed in evaluation mode, in the
+    published code in training mode, whose effect on BatchNorm `statistics='published'` reproduces.
     """
 
     name: ClassVar[str] = "ogd-published"
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "local"
-    memory_contents: ClassVar[str] = "the gradient of one output on one sample of every task"
+    memory_contents: ClassVar[str] = "the gradient of one output for one sample per task"
     memory_size: ClassVar[str] = "T P"
 
     slots: int = 500
-    """Samples drawn for all tasks together; of a task's share the last one is what remains."""
+    """Number of samples drawn over all tasks; only the last sample of a task is used."""
     statistics: Statistics = "kept"
-    """BatchNorm's after a task: kept, or overwritten by these samples one by one, as in the published numbers."""
+    """BatchNorm statistics after a task: kept, or published (overwritten by passes over the drawn samples)."""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
@@ -206,15 +210,14 @@ class OGDPublished(Algorithm):
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.slots >= model.tasks
         require(enough, f"{self.name} with slots={self.slots} cannot draw a sample of each of {model.tasks} tasks.")
-        classes = not example.y.is_floating_point()
-        require(classes, f"{self.name} stores the true class's gradient, and {model.criterion.name} tasks have none.")
-        none = next(iter(params.values())).new_zeros(0)
+        _require_labels(self.name, model, example)
+        empty = next(iter(params.values())).new_zeros(0)
         return {
             "gradients": {k: p.new_zeros(0, *p.shape) for k, p in params.items()},
-            "squares": none,  # ‖v_o‖²
-            "start": none.clone(),  # v_o·θ_o
-            "curvature": none.clone(),  # p_y (1 − p_y)
-            "loss_at_solution": none.clone(),  # L_o(θ_o)
+            "squares": empty,  # ‖v_o‖²
+            "start": empty.clone(),  # v_o·θ_o
+            "curvature": empty.clone(),  # p_y (1 − p_y)
+            "loss_at_solution": empty.clone(),  # L_o(θ_o)
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
@@ -222,20 +225,20 @@ class OGDPublished(Algorithm):
         if memory["start"].shape[0] == 0:
             return grads
         squares = memory["squares"].sum()
-        share = overlaps(stored, grads) / torch.where(squares > 0, squares, 1)
-        return {k: g - (stored[k] * share.view(-1, *[1] * g.dim())).sum(0) for k, g in grads.items()}
+        coefficients = overlaps(stored, grads) / torch.where(squares > 0, squares, 1)
+        return {k: g - (stored[k] * coefficients.view(-1, *[1] * g.dim())).sum(0) for k, g in grads.items()}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        drawn = self._drawn(model, data)
-        x, y = data.x[drawn], data.y[drawn]
+        rows = self._draw(model, data)
+        x, y = data.x[rows], data.y[rows]
         evaluated = model.eval_mode()
 
-        def last_of_the_true(params: Params) -> tuple[Tensor, Tensor]:
-            # All go through the network: a batch of one would round differently alone and in a cohort.
+        def last_true_output(params: Params) -> tuple[Tensor, Tensor]:
+            # The forward pass has all samples: a batch of one would round differently alone and in a cohort.
             outputs = evaluated.outputs(params, x)[-1:]
             return outputs.gather(-1, y[-1:].unsqueeze(-1)).sum(), outputs
 
-        gradient, outputs = grad(last_of_the_true, has_aux=True)(params)
+        gradient, outputs = grad(last_true_output, has_aux=True)(params)
         stored = {k: v.unsqueeze(0) for k, v in gradient.items()}
         likelihood = model.criterion.likelihood(outputs, y[-1:])
         new = {
@@ -249,19 +252,26 @@ class OGDPublished(Algorithm):
             disturb_batchnorm(model, params, x)
         return {"gradients": gradients, **{k: torch.cat([memory[k], part]) for k, part in new.items()}}
 
-    def _drawn(self, model: Model, data: Batch) -> Tensor:
-        """Which of the task's samples are looked at, in this order."""
+    def _draw(self, model: Model, data: Batch) -> Tensor:
+        """Return the indices of the task's samples, in random order."""
         return data.random.topk(min(self.slots // model.tasks, data.y.shape[0])).indices
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        one = {k: v[task : task + 1] for k, v in memory["gradients"].items()}
-        start, curvature, reached = (memory[k][task] for k in ("start", "curvature", "loss_at_solution"))
-        return lambda params: reached + 0.5 * curvature * (overlaps(one, params)[0] - start).square()
+        gradient = {k: v[task : task + 1] for k, v in memory["gradients"].items()}
+        start, curvature, loss = (memory[k][task] for k in ("start", "curvature", "loss_at_solution"))
+        return lambda params: loss + 0.5 * curvature * (overlaps(gradient, params)[0] - start).square()
+
+
+def _require_labels(name: str, model: Model, example: Batch) -> None:
+    labels = not example.y.is_floating_point()
+    require(labels, f"{name} stores gradients of true classes' outputs; {model.criterion.name} tasks have no classes.")
 
 
 def overlaps(stored: Mapping[str, Tensor], vector: Mapping[str, Tensor]) -> Tensor:
-    """The inner product of every stored gradient with a vector, or with itself, (T,). In this order of sums, as in
-    `tree.total`, it is the same alone and in a cohort."""
+    """Return the inner product of every stored gradient with a vector or, if stacked, with its counterpart, (T,).
+
+    The order of the sums, as in `tree.total`, makes the result bit-equal alone and in a cohort.
+    """
     products = [v * vector[k] for k, v in stored.items()]
     parts = [
         p.sum(tuple(range(1, p.dim()))).unsqueeze(1)

@@ -1,4 +1,4 @@
-r"""PackNet (§5.1; Mallya & Lazebnik 2018): the weights of one network, dealt out to the tasks by pruning."""
+r"""PackNet (§5.1; Mallya & Lazebnik 2018): assign the weights of one network to tasks by pruning. Global."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class PackNet(Partition):
-    r"""Trains the weights that no finished task owns, Θ^t, with those of finished tasks in place; then the largest of
-    them, layer by layer, become the task's own and are trained on, the others are set to 0 and left to later tasks:
+    r"""Minimise L_t over the weights Θ^t that no finished task owns, with the others frozen:
 
         f_o(x) = f(x; θ ⊙ [owner ≤ o]).
 
-    All but the weights of linear and convolutional layers (biases, BatchNorm) is trained in the first task alone;
-    BatchNorm goes by its running statistics from then on. So \hat L_o(θ) = L_o(θ_o) is exact along training, and
-    forgetting is 0. The modified derivative uses the current state of the network: global.
+    After `prune_at` of the epochs, the task keeps the largest free weights of every layer and retrains them; the others
+    are set to 0 and left to later tasks. Biases and BatchNorm are trained in the first task only, and BatchNorm then
+    uses its running statistics. So \hat L_o(θ) = L_o(θ_o) is exact during training and forgetting is 0. The modified
+    gradient uses the current θ, not θ_o: global.
     """
 
     name: ClassVar[str] = "packnet"
@@ -33,9 +33,9 @@ class PackNet(Partition):
     memory_size: ClassVar[str] = "P"
 
     keep: float = 0.0
-    """Share of the free weights of a layer that a task keeps; 0: an equal part for every task. The last keeps all."""
+    """Fraction of a layer's free weights that a task keeps; 0: equal parts. The last task keeps all."""
     prune_at: float = 0.5
-    """Share of a task's epochs before pruning; the rest retrain. With a single epoch there is no retraining."""
+    """Fraction of a task's epochs before pruning; the remaining ones retrain the kept weights."""
 
     def __post_init__(self) -> None:
         require(0 <= self.keep <= 1, f"packnet needs a keep between 0 and 1; {self.keep} was given.")
@@ -45,8 +45,8 @@ class PackNet(Partition):
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         names = [f"{name}.weight" if name else "weight" for name in named_layers(model.module)]
         owner = {k: torch.zeros_like(params[k], dtype=torch.int16) for k in names if k in params}
-        require(bool(owner), "packnet deals out weights of linear and convolutional layers; this network has none.")
-        # The task from which on a weight is there. Free weights are those of the current task until it is pruned.
+        require(bool(owner), "packnet requires linear and convolutional layers with weights; this network has none.")
+        # owner: the first task that uses a weight. Until pruning, all free weights belong to the current task.
         return {**super().init(model, params, example), "owner": owner}
 
     def before_epoch(
@@ -54,48 +54,48 @@ class PackNet(Partition):
     ) -> tuple[Params, Memory]:
         task = current(model, memory)
         if epoch > 0:
-            memory = self._pruned(model, params, memory, epoch + 0.5 >= self.prune_at * epochs)
-        # What earlier tasks left is 0 when a task begins; what the task itself passes on is 0 from then on.
-        others = task if epoch == 0 and task > 0 else task + 1
-        emptied = {k: params[k].masked_fill(o >= others, 0) for k, o in memory["owner"].items()}
-        return {**params, **emptied}, memory
+            memory = self._prune(model, params, memory, epoch + 0.5 >= self.prune_at * epochs)
+        # Free weights start at 0 in every task but the first; weights left to later tasks are 0 after pruning.
+        first_zero = task if epoch == 0 and task > 0 else task + 1
+        weights = {k: params[k].masked_fill(o >= first_zero, 0) for k, o in memory["owner"].items()}
+        return {**params, **weights}, memory
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         task = current(model, memory)
         with frozen_batchnorm(model, task) as network:
-            outputs = network.outputs(_of_task(params, memory, task), batch.x)
+            outputs = network.outputs(_task_params(params, memory, task), batch.x)
         return model.criterion.per_sample(outputs, batch.y).mean()
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        return super().consolidate(model, params, self._pruned(model, params, memory, True), data)
+        return super().consolidate(model, params, self._prune(model, params, memory, True), data)
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
-        return model.outputs(_of_task(params, memory, task), x)
+        return model.outputs(_task_params(params, memory, task), x)
 
-    def _pruned(self, model: Model, params: Params, memory: Memory, due: Tensor | bool) -> Memory:
-        """The task's part of its free weights, dealt out once: where some weights are left to later tasks, it was."""
+    def _prune(self, model: Model, params: Params, memory: Memory, due: Tensor | bool) -> Memory:
+        """Leave the smallest free weights to later tasks, if pruning is due and has not been done for this task."""
         task, owner = current(model, memory), memory["owner"]
-        left = model.tasks - task
+        remaining = model.tasks - task
         share = torch.as_tensor(self.keep)
-        share = torch.ones_like(share) if left == 1 else torch.where(share > 0, share, 1 / left)
+        share = torch.ones_like(share) if remaining == 1 else torch.where(share > 0, share, 1 / remaining)
         done = torch.stack([(o > task).any() for o in owner.values()]).any()
-        now = torch.as_tensor(due, device=done.device) & ~done
-        passed_on = {k: now & (o == task) & ~_largest(params[k], o == task, share) for k, o in owner.items()}
-        return {**memory, "owner": {k: o.masked_fill(passed_on[k], task + 1) for k, o in owner.items()}}
+        prune = torch.as_tensor(due, device=done.device) & ~done
+        pruned = {k: prune & (o == task) & ~_largest(params[k], o == task, share) for k, o in owner.items()}
+        return {**memory, "owner": {k: o.masked_fill(pruned[k], task + 1) for k, o in owner.items()}}
 
 
-def _of_task(params: Params, memory: Memory, task: int) -> Params:
-    """θ ⊙ [owner ≤ task], through which gradients reach the task's own weights alone, and the rest in task 0 alone."""
+def _task_params(params: Params, memory: Memory, task: int) -> Params:
+    """Return θ ⊙ [owner ≤ task] with gradients only for the task's own weights and, in task 0, all other parameters."""
     owner = memory["owner"]
-    frozen = {k: p.detach() if task else p for k, p in params.items() if k not in owner}
-    held = {k: torch.where(o < task, params[k].detach(), 0) for k, o in owner.items()}
-    weights = {k: torch.where(o == task, params[k], held[k]) for k, o in owner.items()}
-    return {**frozen, **weights}
+    others = {k: p.detach() if task else p for k, p in params.items() if k not in owner}
+    frozen = {k: torch.where(o < task, params[k].detach(), 0) for k, o in owner.items()}
+    weights = {k: torch.where(o == task, params[k], frozen[k]) for k, o in owner.items()}
+    return {**others, **weights}
 
 
 def _largest(weight: Tensor, free: Tensor, share: Tensor) -> Tensor:
-    """The given share of the free weights, those of largest magnitude; of equal ones the first."""
-    size = torch.where(free, weight.abs(), -1).flatten()
-    rank = size.argsort(descending=True, stable=True).argsort()
-    kept = (share.double() * free.sum()).round()
-    return (rank < kept).view_as(free) & free
+    """Return the mask of the given share of free weights of largest magnitude; ties go to the smallest index."""
+    magnitude = torch.where(free, weight.abs(), -1).flatten()
+    rank = magnitude.argsort(descending=True, stable=True).argsort()
+    count = (share.double() * free.sum()).round()
+    return (rank < count).view_as(free) & free

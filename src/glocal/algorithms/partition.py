@@ -1,13 +1,10 @@
-r"""Algorithms that split the parameters among the tasks (§5.1): what a finished task uses, no later task changes.
+r"""Algorithms that partition the parameters among tasks (§5.1), and progressive neural networks, PNN. Global.
 
-Let Θ^t be the parameters that task t may train. The modified derivative of the paper,
+Let Θ^t be the parameters that task t may train. The paper's modified gradient,
 
     ∂\tilde L_t/∂θ_i = ∂L_t/∂θ_i  if θ_i ∈ Θ^t,  0 otherwise,
 
-leaves alone all that the outputs for a task o < t are made of. Seen from there \hat L_o(θ) = L_o(θ_o): a constant that
-training cannot raise, nor lower.
-
-Progressive neural networks (§5.1; Rusu et al. 2016): a column of its own for every task, Θ^t.
+never changes a parameter that the outputs of a finished task depend on, so \hat L_o(θ) = L_o(θ_o) is constant.
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class Partition(Algorithm):
-    r"""What they share: the losses reached, \hat L_o = L_o(θ_o), and the task's number, which they ask for at test.
+    r"""Base class: \hat L_o = L_o(θ_o), and predictions that require the task's index at test time.
 
-    The modified derivative is taken at the current state of the network, not at θ_o: the paper calls them global.
+    The modified gradient is computed at the current θ, not at θ_o; the paper classifies these algorithms as global.
     """
 
     family: ClassVar[str] = "partition"
@@ -41,11 +38,11 @@ class Partition(Algorithm):
     settings: ClassVar[tuple[Setting, ...]] = ("task", "domain")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        return {"loss_at_solution": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of every finished task
+        return {"loss_at_solution": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of the finished tasks
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        reached = self._mean_loss(model.eval_mode(), params, memory, data, current(model, memory))
-        return {**memory, "loss_at_solution": torch.cat([memory["loss_at_solution"], reached[None]])}
+        loss = self._mean_loss(model.eval_mode(), params, memory, data, current(model, memory))
+        return {**memory, "loss_at_solution": torch.cat([memory["loss_at_solution"], loss[None]])}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         return lambda params: memory["loss_at_solution"][task].clone()
@@ -53,7 +50,7 @@ class Partition(Algorithm):
     def _mean_loss(
         self, model: Model, params: Params, memory: Memory, data: Batch, task: int, chunk: int = 2000
     ) -> Tensor:
-        """L_t(θ) over the task's data, by the outputs for its number."""
+        """Return L_t(θ) over the task's data, with `predict` for that task."""
         parts = []
         for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
             parts.append(model.criterion.per_sample(self.predict(model, params, memory, x, task), y).sum())
@@ -61,14 +58,13 @@ class Partition(Algorithm):
 
 
 def current(model: Model, memory: Memory) -> int:
-    """The number of the task in training; after the last one, still the last."""
+    """Return the index of the task in training; after the last task, the last index."""
     return min(memory["loss_at_solution"].shape[0], model.tasks - 1)
 
 
 @contextmanager
 def frozen_batchnorm(model: Model, task: int) -> Iterator[Model]:
-    """The network, whose buffers the first task settles: from the second on BatchNorm goes by its running statistics,
-    and what else would change is left as it was, for finished tasks."""
+    """Yield a model whose buffers are updated in the first task only; afterwards BatchNorm uses running statistics."""
     if task == 0:
         yield model
         return
@@ -78,16 +74,15 @@ def frozen_batchnorm(model: Model, task: int) -> Iterator[Model]:
 
 @dataclass(frozen=True)
 class PNN(Partition):
-    r"""Trains the column of task t and the connections that lead into it from all earlier columns, on L_t alone.
+    r"""Minimise L_t over Θ^t, the column of task t and its lateral connections from earlier columns (Rusu et al. 2016).
 
-    The earlier columns are constants: ∂\tilde L_t/∂θ_i = 0 for θ_i ∉ Θ^t, also where ∂L_t/∂θ_i is not. So
-    \hat L_o(θ) = L_o(θ_o) is exact along training, and forgetting is 0. The modified derivative uses the current state
-    of the network: global.
+    Earlier columns are frozen, so \hat L_o(θ) = L_o(θ_o) is exact during training and forgetting is 0. The modified
+    gradient uses the current θ, not θ_o: global.
     """
 
     name: ClassVar[str] = "pnn"
-    memory_contents: ClassVar[str] = "the columns of finished tasks and their lateral connections, as parameters"
-    memory_size: ClassVar[str] = "T P + T (T − 1)/2 Q, Q the weights between two columns"
+    memory_contents: ClassVar[str] = "columns and lateral connections of finished tasks, as parameters"
+    memory_size: ClassVar[str] = "T P + T (T − 1)/2 Q for Q weights between two columns"
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return lambda shape, outputs: ProgressiveNetwork(make, shape, outputs, tasks)

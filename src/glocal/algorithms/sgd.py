@@ -1,9 +1,7 @@
-r"""Plain SGD: \hat L_o(θ) = 0 for every finished task o (§2 and the appendix on stable SGD).
+r"""Plain SGD (§2) and stable SGD (appendix; Mirzadeh et al. 2020): \hat L_o(θ) = 0 for finished tasks. Global.
 
-Stable SGD (appendix; Mirzadeh et al. 2020): plain SGD in a regime that finds flat minima and moves little.
-
-Dropout and small batches flatten the minima that are found; a learning rate that begins large and decays from task to
-task shortens the way between them. The authors' plastic regime is `sgd`.
+Stable SGD uses dropout and small batches to find flat minima, and a learning rate that decays from task to task to stay
+close to them. The authors' plastic regime is `sgd`.
 """
 
 from __future__ import annotations
@@ -22,25 +20,25 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class SGD(Algorithm):
-    r"""Follows L_t alone. Its approximation of the past, 0, does not depend on θ_o: global."""
+    r"""Minimise L_t. \hat L_o(θ) = 0 does not depend on θ_o: global."""
 
     name: ClassVar[str] = "sgd"
 
 
 @dataclass(frozen=True)
 class StableSGD(Algorithm):
-    r"""Follows L_t alone, with dropout before every linear layer but a first one, at the learning rate lr · decay^t.
+    r"""Minimise L_t with dropout before every linear layer except the first, at the learning rate lr · decay^t.
 
-    Batches are the run's: on 20 rotations of MNIST the authors take batches of 10, an lr of 0.1, decays of 0.4 to 0.8
-    and hidden layers of 256. \hat L_o(θ) = 0 does not depend on θ_o: global.
+    The batch size is an option of the run. On 20 rotations of MNIST the authors use batches of 10, lr 0.1, decay 0.4 to
+    0.8 and hidden layers of 256. \hat L_o(θ) = 0 does not depend on θ_o: global.
     """
 
     name: ClassVar[str] = "stable-sgd"
 
     dropout: float = 0.5
-    """Share of a layer's inputs that is dropped at every step; at test none is."""
+    """Dropout probability during training."""
     decay: float = 0.8
-    """What the learning rate is multiplied by with every new task."""
+    """Factor applied to the learning rate at every new task."""
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"stable-sgd needs a dropout of at least 0, below 1; {self.dropout} was given.")

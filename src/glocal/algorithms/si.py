@@ -1,8 +1,8 @@
-r"""Synaptic intelligence (§5.1): a diagonal quadratic at θ_{t−1}, its curvature from the path that training took.
+r"""Synaptic intelligence, SI (§5.1): a diagonal quadratic at θ_{t−1} weighted by a path integral. Global.
 
     obj_t(θ) = L_t(θ) + c Σ_i Ω_i (θ_i − θ_{t−1,i})²,   Ω_i ← Ω_i + ω_i / ((θ_{t,i} − θ_{t−1,i})² + ξ) after every task,
 
-where ω_i adds up, step by step, how much moving θ_i lowered the loss: ω_i ← ω_i − ∂L_t/∂θ_i · Δθ_i.
+where ω_i accumulates the decrease of the loss due to θ_i over all steps: ω_i ← ω_i − ∂L_t/∂θ_i · Δθ_i.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Importance = Literal["path", "published"]
 
 @dataclass(frozen=True)
 class SI(Algorithm):
-    r"""Minimises L_t plus one diagonal quadratic for all finished tasks together, so each has an equal share of it:
+    r"""Minimise L_t plus one diagonal quadratic for all finished tasks, of which each task is assigned an equal share:
 
         \hat L_o(θ) = (1/(t−1)) c Σ_i Ω_i (θ_i − θ_{t−1,i})².
 
-    Its centre moves on with every task, whatever θ_o was, and Ω comes from the path and not from the solution: global.
-    With importance='published', as behind the paper's numbers, every entry of the gradient, the penalty's included, is
-    clipped to [−1, 1] before it is followed, and ω_i ← ω_i + lr g_i² with that clipped g.
+    Its centre is the last solution, not θ_o, and Ω depends on the path, not on the solution: global. With
+    importance='published', used for the paper's results, every entry of the total gradient is clipped to [−1, 1], and
+    ω_i ← ω_i + lr g_i² with the clipped g.
     """
 
     name: ClassVar[str] = "si"
     family: ClassVar[str] = "quadratic"
     locality: ClassVar[Locality] = "global"
-    memory_contents: ClassVar[str] = "the last solution, Ω, and ω of the task in training"
+    memory_contents: ClassVar[str] = "the last solution, Ω, and ω of the current task"
     memory_size: ClassVar[str] = "3 P"
 
     penalty: float = 1.0
-    """c, the weight of the quadratic."""
+    """c, the weight of the quadratic penalty."""
     damping: float = 1.0
-    """ξ, which bounds Ω where a parameter hardly moved."""
+    """ξ, which bounds Ω for parameters that barely changed."""
     importance: Importance = "path"
-    """Which ω: path (the loss's own path integral) or published."""
+    """Definition of ω: path (path integral of L_t) or published (with clipped gradients)."""
 
     def __post_init__(self) -> None:
         require(self.penalty >= 0, f"si needs a penalty of at least 0; {self.penalty} was given.")
@@ -74,12 +74,12 @@ class SI(Algorithm):
     def _gradient(self, memory: Memory, step: Step, k: str, update: Tensor) -> Tensor:
         if self.importance == "published":
             return step.direction[k]
-        strayed = step.params[k] - update - memory["anchor"][k]
-        return step.grads[k] - 2 * self.penalty * memory["importance"][k] * strayed  # of L_t without the quadratic
+        delta = step.params[k] - update - memory["anchor"][k]
+        return step.grads[k] - 2 * self.penalty * memory["importance"][k] * delta  # gradient of L_t without the penalty
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        strayed = {k: (p - memory["anchor"][k]).square() for k, p in params.items()}
-        new = {k: memory["path"][k] / (strayed[k] + self.damping) for k in params}
+        squared = {k: (p - memory["anchor"][k]).square() for k, p in params.items()}
+        new = {k: memory["path"][k] / (squared[k] + self.damping) for k in params}
         return {
             "anchor": params,
             "importance": {k: memory["importance"][k] + new[k] for k in new},
