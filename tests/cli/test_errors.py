@@ -65,7 +65,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "nothing of one's own to list": (lambda p: ["list", "--own", "absent.py:Mine"], ["absent.py"]),
     "ogd slots=20": (
         lambda p: ["run", "rotated-digits", "ogd", "--options", "slots=20"],
-        ["ogd", "slots=20", "smallest slots that can: 50"],
+        ["ogd", "slots=20", "slots of at least 50"],
     ),
     "ogd-gtl slots=0": (
         lambda p: ["run", "rotated-digits", "ogd-gtl", "--options", "slots=0"],

@@ -151,7 +151,7 @@ def test_beyond_numbers_it_is_not_a_number() -> None:
         ({"task": -1}, "solutions of 3 tasks, counted from 0; task -1"),
         ({"task": 0, "order": 3}, "order = 3 was given; .* order 0, 1 or 2"),
         ({"task": 0, "structure": "fool"}, "Did you mean 'full'"),
-        ({"task": 0, "structure": "diagonal", "matrix": "hessian"}, "diagonal structure of the ggn only"),
+        ({"task": 0, "structure": "diagonal", "matrix": "hessian"}, "structure=diagonal needs matrix=ggn"),
         ({"task": 0, "structure": "low-rank", "rank": 0}, "rank = 0 was given; it must be at least 1"),
     ],
 )
