@@ -72,7 +72,7 @@ def train(
         cohort: what to train.
         begin: the snapshot to go on from; None: the initialisation.
         execution: how to execute it; auto: vectorised where possible.
-        progress: is told of every task and step.
+        progress: receives every task and step, for a progress bar.
         watch: is called after every epoch with task, epoch, state and loader; it must not change them.
         on_step: is called after every step with the live state and the number of steps in this epoch; a GPU then
             trains without CUDA graphs, and a sequential executor gives a state of one run.
