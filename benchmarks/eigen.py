@@ -38,7 +38,7 @@ from benchmarks.worker import Worker, WorkerError, run_command
 from glocal import __version__, challenges, losses
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
-from glocal.curvature.products import Operator, hessian_operator
+from glocal.curvature.operators import Operator, hessian_operator
 from glocal.errors import GlocalError
 from glocal.networks import NETWORKS
 from glocal.networks.mlp import mlp

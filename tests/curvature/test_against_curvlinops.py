@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from glocal import losses
 from glocal.curvature.hessian import hessian, to_dense
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product
-from glocal.curvature.products import Operator, ggn_operator
+from glocal.curvature.operators import Operator, ggn_operator
 from glocal.risk import Risk
 
 with warnings.catch_warnings():

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from glocal import losses
-from glocal.curvature import kronecker, products
+from glocal.curvature import kronecker, operators
 from glocal.curvature.jacobian import every_output, mean_output
 from glocal.curvature.layers import Cotangents, chunk_size, memory_budget
-from glocal.curvature.products import functional_operator, ggn_operator, hessian_operator
+from glocal.curvature.operators import functional_operator, ggn_operator, hessian_operator
 from glocal.networks.vmap_utils import batch_count
 from glocal.risk import Risk
 
@@ -138,7 +138,7 @@ def test_products_and_factors_are_the_same_in_little_room(monkeypatch: pytest.Mo
     batches: list[int] = []
     module.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     numbers = 36 + 32 + 32 + 3
-    monkeypatch.setattr(products, "memory_budget", lambda _: 3 * 8 * numbers)
+    monkeypatch.setattr(operators, "memory_budget", lambda _: 3 * 8 * numbers)
     monkeypatch.setattr(kronecker, "memory_budget", lambda _: 2 * 8 * (36 + 32 + 3 * (32 + 3)))
     apart = everything()
     assert max(batches) == 3 and 2 in batches

@@ -15,7 +15,7 @@ from glocal.curvature.hessian import functional_hessian, ggn, hessian
 from glocal.curvature.jacobian import every_output, jacobian, jvp_and_vjp
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.products import ggn_operator, hessian_operator
+from glocal.curvature.operators import ggn_operator, hessian_operator
 from glocal.risk import Risk
 from glocal.tree import Params, Tree, map_tree, select, stack, to_vector
 

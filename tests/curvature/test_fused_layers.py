@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from glocal import losses
 from glocal.curvature.hessian import functional_hessian, ggn, hessian
-from glocal.curvature.products import Operator, functional_operator, ggn_operator, hessian_operator
+from glocal.curvature.operators import Operator, functional_operator, ggn_operator, hessian_operator
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import select, stack
 

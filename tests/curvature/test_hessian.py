@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.curvature.hessian import functional_hessian, ggn, hessian, to_dense
-from glocal.curvature.products import ggn_operator
+from glocal.curvature.operators import ggn_operator
 from glocal.tree import Params, from_vector, select, stack, to_vector
 
 

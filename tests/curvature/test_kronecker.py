@@ -16,7 +16,7 @@ from glocal import losses
 from glocal.curvature.hessian import to_dense
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product
 from glocal.curvature.layers import affine_layers
-from glocal.curvature.products import Operator
+from glocal.curvature.operators import Operator
 from glocal.risk import Risk
 from glocal.tree import Params, flatten, select, stack
 

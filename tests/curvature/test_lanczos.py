@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.curvature.lanczos import INITIAL_BASIS_SIZE, Eigenpairs, Largest, lanczos, start_vector, tridiagonalize
-from glocal.curvature.products import hessian_operator
+from glocal.curvature.operators import hessian_operator
 from glocal.tree import stack
 
 LARGEST: tuple[Largest, ...] = ("magnitude", "algebraic")

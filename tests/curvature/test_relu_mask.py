@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 from torch.nn import functional
 
-from glocal.curvature.products import MaskedReLU
+from glocal.curvature.operators import MaskedReLU
 
 Z = torch.tensor([-2.0, -0.0, 0.0, 1e-30, 0.5, 3.0, float("inf")])
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {

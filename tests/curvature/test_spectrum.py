@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glocal.curvature.lanczos import Eigenpairs
-from glocal.curvature.products import hessian_operator
-from glocal.curvature.spectrum import Density, density, exact_density, quadrature
-from glocal.curvature.trace import random_signs
+from glocal.curvature.operators import hessian_operator
+from glocal.curvature.spectrum import Density, density, exact_density, quadrature, random_signs
 
 
 def with_spectrum(eigenvalues: Tensor, seed: int = 0) -> Tensor:

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from glocal.curvature.products import hessian_operator
-from glocal.curvature.trace import Trace, random_signs, trace
+from glocal.curvature.operators import hessian_operator
+from glocal.curvature.spectrum import Estimate, random_signs, trace
 
 
 def signs(count: int, size: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return random_signs(count, size, torch.Generator().manual_seed(seed), dtype)
 
 
-def of(matrix: Tensor, count: int, seed: int = 0, block: int = 1) -> Trace:
+def of(matrix: Tensor, count: int, seed: int = 0, block: int = 1) -> Estimate:
     return trace(matrix, signs(count, len(matrix), seed, matrix.dtype), block)
 
 

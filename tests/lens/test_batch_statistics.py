@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from glocal import losses
-from glocal.curvature.products import hessian_operator
+from glocal.curvature.operators import hessian_operator
 from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import resnet18
 from glocal.risk import Risk

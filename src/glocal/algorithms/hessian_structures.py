@@ -22,7 +22,7 @@ from glocal.curvature.diagonal import diagonal
 from glocal.curvature.hessian import ggn, hessian
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product, nearest_kronecker
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.products import ggn_operator, hessian_operator
+from glocal.curvature.operators import ggn_operator, hessian_operator
 from glocal.errors import GlocalError, require, unknown
 from glocal.networks.model import Model
 from glocal.risk import Risk

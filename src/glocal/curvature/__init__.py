@@ -35,15 +35,14 @@ from glocal.curvature.hessian import functional_hessian, ggn, hessian, to_dense
 from glocal.curvature.jacobian import dense_jacobian, every_output, jacobian, jvp_and_vjp, label_output, mean_output
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product, nearest_kronecker
 from glocal.curvature.lanczos import Eigenpairs, eigenpairs, lanczos
-from glocal.curvature.products import Operator, functional_operator, ggn_operator, hessian_operator
-from glocal.curvature.spectrum import Density, density, exact_density
-from glocal.curvature.trace import Trace, random_signs, trace
+from glocal.curvature.operators import Operator, functional_operator, ggn_operator, hessian_operator
+from glocal.curvature.spectrum import Density, Estimate, density, exact_density, random_signs, trace
 
 __all__ = [
     "Density",
     "Eigenpairs",
+    "Estimate",
     "Operator",
-    "Trace",
     "dense_jacobian",
     "density",
     "diagonal",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.curvature.jacobian import dense_jacobian_chunks, output_hessian_sqrt
-from glocal.curvature.products import Operator, check_eval_mode, functional_operator, ggn_operator, hessian_operator
+from glocal.curvature.operators import Operator, check_eval_mode, functional_operator, ggn_operator, hessian_operator
 from glocal.risk import Risk, is_recurrent, unfused_ops
 from glocal.tree import to_vector
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from glocal.curvature.products import SymmetricMatrix, hessian_operator
+from glocal.curvature.operators import SymmetricMatrix, hessian_operator
 from glocal.precision import full_precision
 from glocal.risk import Risk
 from glocal.tree import to_vector

@@ -1,14 +1,23 @@
-r"""The spectral density of a symmetric matrix A that is given by its products, by stochastic Lanczos quadrature.
+r"""The spectral density and the trace of a symmetric matrix A that is given by its products with vectors.
 
-For a unit vector z, m steps of Lanczos's method from z give the Gauss quadrature of A's spectrum as weighted by z,
+**Density**, by stochastic Lanczos quadrature (Golub & Welsch, 1969; Ubaru, Chen & Saad, 2017). For a unit vector z, m
+steps of Lanczos's method from z give the Gauss quadrature of A's spectrum as weighted by z,
 
     zᵀ f(A) z ≈ Σ_j s_{1j}² f(λ_j),   (λ_j, s_j) the eigenpairs of the tridiagonal matrix T,
 
 exact for every f if m = P, and for polynomials of degree up to 2m − 1 otherwise. For random z its mean is tr f(A) / P,
-so the λ_j, each with the weight of P s_{1j}² eigenvalues, approximate their density (Golub & Welsch, 1969; Ubaru, Chen
-& Saad, 2017). Eigenvalues much closer to each other than 1/m of the spectrum are not resolved.
+so the λ_j, each with the weight of P s_{1j}² eigenvalues, approximate their density. Eigenvalues much closer to each
+other than 1/m of the spectrum are not resolved. A few large eigenvalues are better found one by one: if their pairs are
+known, the random vectors sample only the rest.
 
-A few large eigenvalues are better found one by one: if their pairs are known, the random vectors sample only the rest.
+**Trace**, by Hutch++ (Meyer, Musco, Musco & Woodruff, 2021). Half of the random vectors find the range in which most of
+A lies, Q = orth(A S). There the trace is computed exactly, and the rest is estimated from the other half,
+
+    tr A = tr QᵀAQ + tr (I − QQᵀ) A (I − QQᵀ) ≈ tr QᵀAQ + mean_i g_iᵀ (I − QQᵀ) A (I − QQᵀ) g_i.
+
+With k vectors in each half it takes 3k products. The trace of a matrix of rank up to k is exact; otherwise the estimate
+is unbiased, and the spread of its terms gives the standard error. A matrix of 3k rows or fewer is multiplied with the
+unit vectors instead, which is exact too.
 """
 
 from __future__ import annotations
@@ -23,11 +32,11 @@ from torch.func import vmap
 from torch.nn import functional
 
 from glocal.curvature.lanczos import Eigenpairs, eigh_or_nan, tridiagonalize
-from glocal.curvature.products import SymmetricMatrix
+from glocal.curvature.operators import SymmetricMatrix
 
 
 class Estimate(NamedTuple):
-    """An estimate and its error: NaN for one random vector, 0 if all eigenvalues are known."""
+    """An estimate and its standard error: 0 if it is exact, NaN for one random vector; both NaN if A is not finite."""
 
     value: Tensor
     error: Tensor
@@ -85,7 +94,7 @@ def density(
 
     Args:
         matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
-        probes: Random signs (`trace.random_signs`), (n, P).
+        probes: Random signs (`random_signs`), (n, P).
         steps: The number of products for each probe.
         block_size: How many probes are processed together by `vmap`.
         known: Eigenpairs that are known; the probes sample the rest.
@@ -97,15 +106,8 @@ def density(
         probes = probes - (probes @ known.vectors.mT) @ known.vectors
     rest = size if known is None else size - len(known.values)
 
-    def one(probe: Tensor) -> tuple[Tensor, Tensor]:
-        nodes, weights = quadrature(matrix, probe, steps)
-        return nodes, weights * rest
-
-    if block_size == 1:
-        pairs = [one(probe) for probe in probes]
-        nodes, weights = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-    else:
-        nodes, weights = vmap(one, chunk_size=block_size)(probes)
+    nodes, weights = _map_rows(lambda probe: quadrature(matrix, probe, steps), probes, block_size)
+    weights = weights * rest
     if known is None:
         return Density(nodes, weights)
     values = known.values.double().expand(count, -1)
@@ -125,3 +127,45 @@ def quadrature(matrix: SymmetricMatrix, start: Tensor, steps: int) -> tuple[Tens
         alphas, betas = alphas.double(), betas[:-1].double()
         values, s = eigh_or_nan(alphas.diag_embed() + betas.diag_embed(1) + betas.diag_embed(-1))
         return values, s[0].square()
+
+
+def trace(matrix: SymmetricMatrix, probes: Tensor, block_size: int = 1) -> Estimate:
+    """Estimate the trace.
+
+    Args:
+        matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
+        probes: Random signs (`random_signs`), (2k, P) with k ≥ 2.
+        block_size: How many products are computed together by `vmap`.
+    """
+    count, size = probes.shape
+    if count < 4 or count % 2:
+        raise ValueError(f"the number of random vectors must be even and at least 4; got {count}.")
+    with torch.no_grad():
+        if size <= count // 2 * 3:
+            units = torch.eye(size, dtype=probes.dtype, device=probes.device)
+            exact = (units * _products(matrix, units, block_size)).sum(dtype=torch.float64)
+            return Estimate(exact, 0 * exact.abs())
+        sketch, queries = probes.chunk(2)
+        q, _ = torch.linalg.qr(_products(matrix, sketch, block_size).mT)
+        inside = (q.mT * _products(matrix, q.mT, block_size)).sum(1, dtype=torch.float64)
+        for _ in range(2):
+            queries = queries - (queries @ q) @ q.mT
+        outside = (queries * _products(matrix, queries, block_size)).sum(1, dtype=torch.float64)
+        return Estimate(inside.sum() + outside.mean(), outside.std() / len(outside) ** 0.5)
+
+
+def random_signs(count: int, size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return vectors of ±1 as rows, on the generator's device."""
+    bits = torch.randint(2, (count, size), dtype=torch.int8, device=generator.device, generator=generator)
+    return bits.to(dtype).mul_(2).sub_(1)
+
+
+def _products(matrix: SymmetricMatrix, rows: Tensor, block_size: int) -> Tensor:
+    return _map_rows(lambda row: (matrix @ row,), rows, block_size)[0]
+
+
+def _map_rows(function: Callable[[Tensor], tuple[Tensor, ...]], rows: Tensor, block_size: int) -> tuple[Tensor, ...]:
+    """Apply a function to every row, `block_size` rows at a time by `vmap`; one by one without it."""
+    if block_size > 1:
+        return vmap(function, chunk_size=block_size)(rows)
+    return tuple(torch.stack(parts) for parts in zip(*map(function, rows), strict=True))

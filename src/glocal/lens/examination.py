@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.trace import random_signs
-from glocal.curvature.trace import trace as estimate_trace
+from glocal.curvature.spectrum import random_signs
+from glocal.curvature.spectrum import trace as estimate_trace
 from glocal.lens.advice import Advice, NextTask, advise
 from glocal.lens.approximation import rounding_error
 from glocal.lens.forgetting import Forgetting, average, forgetting

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.trace import random_signs
-from glocal.curvature.trace import trace as estimate_trace
+from glocal.curvature.spectrum import random_signs
+from glocal.curvature.spectrum import trace as estimate_trace
 from glocal.errors import require
 from glocal.lens.forgetting import measured_forgetting
 from glocal.lens.trace import TrainingTrace, require_positive

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
-from glocal.curvature.products import Operator
-from glocal.curvature.spectrum import Density, density, exact_density
-from glocal.curvature.trace import random_signs
+from glocal.curvature.operators import Operator
+from glocal.curvature.spectrum import Density, density, exact_density, random_signs
 from glocal.errors import require, unknown
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure
-from glocal.curvature.products import Operator
+from glocal.curvature.operators import Operator
 from glocal.errors import GlocalError, require
 from glocal.lens.trace import TrainingTrace
 from glocal.risk import Risk, unfused_ops

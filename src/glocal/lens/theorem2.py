@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.products import functional_operator, ggn_operator
+from glocal.curvature.operators import functional_operator, ggn_operator
 from glocal.errors import require
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, dot, require_positive
 from glocal.losses import AutogradLoss, Loss

@@ -24,7 +24,7 @@ from torch.func import functional_call
 from glocal import tree
 from glocal.challenges.challenge import Data
 from glocal.curvature.lanczos import start_vector
-from glocal.curvature.products import Operator, hessian_operator
+from glocal.curvature.operators import Operator, hessian_operator
 from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, require
 from glocal.lens import inputs

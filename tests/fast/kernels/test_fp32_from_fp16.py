@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from glocal import losses
-from glocal.curvature.products import hessian_operator
+from glocal.curvature.operators import hessian_operator
 from glocal.fast import fp32_from_fp16
 from glocal.fast.fp32_from_fp16 import Residue, split
 from glocal.precision import allow_tf32, full_precision

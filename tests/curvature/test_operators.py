@@ -11,7 +11,7 @@ from cases import ON_ALL, dense_gauss_newton, dense_hessian, joined, make, some_
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.curvature.products import functional_operator, ggn_operator, hessian_operator
+from glocal.curvature.operators import functional_operator, ggn_operator, hessian_operator
 from glocal.risk import Risk
 from glocal.tree import Params, select, stack
 
