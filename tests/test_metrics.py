@@ -200,35 +200,35 @@ def forgetting(*differences: float) -> dict[float, dict[int, float]]:
 )
 def test_the_papers_test(differences: tuple[float, ...], sign: str, local: str) -> None:
     """Paired by seed, with scipy's interval of the differences."""
-    trend = metrics.forgetting_trend(forgetting(*differences), "local")
+    trend = metrics.learning_rate_test(forgetting(*differences), "local")
     assert trend is not None
     assert trend.difference == pytest.approx(np.mean(differences))
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert (trend.low, trend.high) == pytest.approx(tuple(expected))
     assert (trend.seeds, trend.sign, trend.verdict) == (3, sign, local)
-    other = metrics.forgetting_trend(forgetting(*differences), "global")
+    other = metrics.learning_rate_test(forgetting(*differences), "global")
     assert other is not None and (other.sign, other.verdict) == (sign, "no sign predicted")
 
 
 def test_the_papers_test_leaves_out_seeds_that_miss_a_compared_rate() -> None:
     values = forgetting(-1.0, -2.0, -3.0)
     del values[0.1][0], values[0.02][1]
-    trend = metrics.forgetting_trend(values, "local")
+    trend = metrics.learning_rate_test(values, "local")
     assert trend is not None and trend.seeds == 2 and trend.difference == pytest.approx(-2.5)
     values[0.1] = {2: values[0.1][2]}
-    trend = metrics.forgetting_trend(values, "local")
+    trend = metrics.learning_rate_test(values, "local")
     assert trend is not None and trend.difference == pytest.approx(-3) and math.isnan(trend.low)
     assert trend.verdict == "not settled: one seed"
     values[0.1] = {}
-    trend = metrics.forgetting_trend(values, "local")
+    trend = metrics.learning_rate_test(values, "local")
     assert trend is not None and trend.seeds == 0 and math.isnan(trend.difference)
     assert trend.verdict.startswith("not tested")
 
 
 def test_the_papers_test_needs_four_rates_and_two_tasks() -> None:
     values = forgetting(-1.0, -2.0)
-    assert metrics.forgetting_trend({lr: values[lr] for lr in LRS[:3]}, "local") is None
-    assert metrics.forgetting_trend({lr: dict.fromkeys((0, 1), math.nan) for lr in LRS}, "local") is None
+    assert metrics.learning_rate_test({lr: values[lr] for lr in LRS[:3]}, "local") is None
+    assert metrics.learning_rate_test({lr: dict.fromkeys((0, 1), math.nan) for lr in LRS}, "local") is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ MEASURES: tuple[Measure, ...] = ("accuracy", "loss")
 SCOPES: tuple[Scope, ...] = ("task", "class")
 
 CONFIDENCE = 0.95
-TREND_LRS = 2
+END_LRS = 2
 """Number of learning rates at each end of the range that the paper's test compares."""
 
 
@@ -139,7 +139,7 @@ def confidence_interval(values: Sequence[float], level: float = CONFIDENCE) -> t
 
 
 @dataclass(frozen=True)
-class Trend:
+class LearningRateTest:
     """Result of the paper's test (§6.1): forgetting at low learning rates minus forgetting at high ones, in points.
 
     The paper predicts a negative difference for local algorithms and no particular sign for global ones. `difference`
@@ -168,7 +168,7 @@ class Trend:
         return {"negative": "supports the paper", "positive": "contradicts the paper"}.get(self.sign, "not settled")
 
 
-def forgetting_trend(forgetting: Mapping[float, Mapping[int, float]], locality: str) -> Trend | None:
+def learning_rate_test(forgetting: Mapping[float, Mapping[int, float]], locality: str) -> LearningRateTest | None:
     """Run the paper's test on one algorithm, paired by seed.
 
     Args:
@@ -179,22 +179,22 @@ def forgetting_trend(forgetting: Mapping[float, Mapping[int, float]], locality: 
         The trend over the seeds that finished at all four compared learning rates, or None for fewer than four
         learning rates and where forgetting is undefined (one task).
     """
-    if len(forgetting) < 2 * TREND_LRS:
+    if len(forgetting) < 2 * END_LRS:
         return None
     lrs = sorted(forgetting)
-    compared = lrs[:TREND_LRS] + lrs[-TREND_LRS:]
+    compared = lrs[:END_LRS] + lrs[-END_LRS:]
     seeds = sorted(set.intersection(*(set(forgetting[lr]) for lr in compared)))
     differences = [low_minus_high({lr: forgetting[lr][seed] for lr in compared}) for seed in seeds]
     if not np.isfinite(differences).all():
         return None
     mean = float(np.mean(differences)) if differences else float("nan")
-    return Trend(locality, len(seeds), mean, *confidence_interval(differences))
+    return LearningRateTest(locality, len(seeds), mean, *confidence_interval(differences))
 
 
 def low_minus_high(values: Mapping[float, float]) -> float:
     """Compute the mean of values[lr] at the two lowest learning rates minus that at the two highest."""
     lrs = sorted(values)
-    low, high = ([values[lr] for lr in end] for end in (lrs[:TREND_LRS], lrs[-TREND_LRS:]))
+    low, high = ([values[lr] for lr in end] for end in (lrs[:END_LRS], lrs[-END_LRS:]))
     return float(np.mean(low) - np.mean(high))
 
 

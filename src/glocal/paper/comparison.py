@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from glocal.errors import GlocalError, unknown
-from glocal.metrics import OVER, TREND_LRS, Over, Scope, forgetting_trend, low_minus_high, over_seeds, scope_of, summary
+from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, over_seeds, scope_of, summary
 from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
 from glocal.report import table
 from glocal.report.groups import format_lr
@@ -183,7 +183,7 @@ def render(comparison: Comparison, format: str) -> RenderableType:
     if not comparison.rows:
         tables = [Table((), (), notes=("No runs.",))]
     trends = trend_tables(comparison.trends, comparison.with_published)
-    few = Table((), (), notes=(f"The paper's test needs at least {2 * TREND_LRS} learning rates.",))
+    few = Table((), (), notes=(f"The paper's test needs at least {2 * END_LRS} learning rates.",))
     return table.render([*tables, *(trends or [few])], format)
 
 
@@ -413,10 +413,10 @@ def _trends(rows: Sequence[ComparisonRow], over: Over) -> tuple[TrendRow, ...]:
     trends = []
     for (challenge, locality, algorithm), own in algorithms.items():
         forgetting = {row.lr: {seed: values[over] for seed, values in row.by_seed.items()} for row in own}
-        trend = forgetting_trend(forgetting, locality)
+        trend = learning_rate_test(forgetting, locality)
         if trend is not None:
             own = sorted(own, key=lambda row: row.lr)
-            ends = own[:TREND_LRS] + own[-TREND_LRS:]
+            ends = own[:END_LRS] + own[-END_LRS:]
             known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[over].published)}
             published = low_minus_high(known) if len(known) == len(ends) else None
             trends.append(TrendRow(challenge, algorithm, trend, published))

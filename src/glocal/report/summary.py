@@ -15,14 +15,14 @@ from glocal.metrics import (
     MEASURES,
     OVER,
     SCOPES,
+    LearningRateTest,
     Measure,
     Over,
     Scope,
-    Trend,
     accuracy_of,
     average_accuracy,
     average_forgetting,
-    forgetting_trend,
+    learning_rate_test,
 )
 from glocal.report import table
 from glocal.report.groups import Group, View, by_algorithm, by_challenge, format_lr, group_runs
@@ -182,7 +182,7 @@ class TrendRow:
 
     challenge: str
     algorithm: str
-    trend: Trend
+    trend: LearningRateTest
     published: float | None = None
 
     def record(self) -> Row:
@@ -205,7 +205,7 @@ def trends(runs: Iterable[Run], view: View | None = None) -> list[TrendRow]:
     for members in by_challenge(group_runs(runs)):
         for groups in by_algorithm(members):
             forgetting = {group.lr: group.values("forgetting", view or View()) for group in groups}
-            trend = forgetting_trend(forgetting, groups[0].locality)
+            trend = learning_rate_test(forgetting, groups[0].locality)
             if trend is not None:
                 found.append(TrendRow(groups[0].challenge, groups[0].algorithm, trend))
     return found
