@@ -87,8 +87,6 @@ GLOCAL_KERNELS = {
     "_scatter_kernel": "patches",
     "_update_kernel": "descent",
     "_to_fp32_kernel": "descent",
-    "_contract_kernel": "projection",
-    "_scale_deltas_kernel": "projection",
 }
 """The kind of each Triton kernel in `glocal.fast`."""
 

@@ -36,7 +36,7 @@ def test_a_function_is_plain_until_an_acceleration_is_registered(monkeypatch: py
 
 def test_every_registered_acceleration_has_a_seam() -> None:
     for name, target in {**TRITON, **accelerate._targets}.items():
-        assert re.fullmatch(r"(step|products|layers)\.\w+", name), name
+        assert re.fullmatch(r"(step|layers)\.\w+", name), name
         assert target.startswith("glocal.fast."), target
 
 

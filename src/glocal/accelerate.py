@@ -1,10 +1,9 @@
-"""Optional accelerations: faster code that may stand in for plain PyTorch at three seams.
+"""Optional accelerations: faster code that may stand in for plain PyTorch at two seams.
 
-The core computes everything with plain PyTorch and never imports `glocal.fast`. At three seams it asks here for
+The core computes everything with plain PyTorch and never imports `glocal.fast`. At two seams it asks here for
 something faster, by name:
 
 - ``step.*``: compile a training step, e.g. trace it or capture it in a CUDA graph (used by `glocal.engine`);
-- ``products.*``: products of a Risk, such as contractions with stored Jacobians (used by `glocal.curvature`);
 - ``layers.*``: layers of stacked networks, and the update of their parameters (used by `glocal.networks` and
   `glocal.optimizers`).
 

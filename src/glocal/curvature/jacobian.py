@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.accelerate import accelerated
 from glocal.curvature.layers import LAYER_TYPES, AffineLayer, Cotangents, affine_layers, forward_with_vjp
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
@@ -161,13 +160,11 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
     def vjp(c: Tensor) -> Params:
         result: Params = {}
         if names:
-            products, sums = scale_deltas(rows["deltas"], c)
-            totals = [None] * len(names) if sums is None else sums.split(widths)
-            for name, part, total in zip(names, products.split(widths), totals, strict=True):
+            for name, part in zip(names, scale_deltas(rows["deltas"], c).split(widths), strict=True):
                 weight, bias = _keys(name)
                 result[weight] = batch_invariant_matmul(part, rows["inputs"][name])
                 if bias in vector:
-                    result[bias] = part.sum(1) if total is None else total
+                    result[bias] = part.sum(1)
         if conv_vjp is not None:
             result |= conv_vjp(c)
         if rest:
@@ -179,7 +176,6 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
     return reduce(torch.add, parts), vjp
 
 
-@accelerated("products.contract")
 def contract(deltas: Tensor, responses: Sequence[Response]) -> Tensor:
     """Return Σ_D δ (z + b), (n, C), for δ (D, C, n) and the responses z, b of one layer after the other."""
     parts = zip(deltas.detach().split([z.shape[0] for z, _ in responses]), responses, strict=True)
@@ -191,11 +187,10 @@ def _contract_layer(delta: Tensor, z: Tensor, b: Tensor | None) -> Tensor:
     return (delta * z.unsqueeze(1)).sum(0).mT
 
 
-@accelerated("products.scale_deltas")
-def scale_deltas(deltas: Tensor, c: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return Σ_C c δ, (D, n), for c (n, C); and its sums over the n samples, (D), or None where they are not free."""
+def scale_deltas(deltas: Tensor, c: Tensor) -> Tensor:
+    """Return Σ_C c δ, (D, n), for c (n, C)."""
     products = deltas.detach() * c.mT
-    return products.squeeze(1) if deltas.shape[1] == 1 else products.sum(1), None
+    return products.squeeze(1) if deltas.shape[1] == 1 else products.sum(1)
 
 
 def gram(module: nn.Module, rows: FactoredJacobian, chunk_bytes: int = MAX_CHUNK_BYTES) -> Tensor:

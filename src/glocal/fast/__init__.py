@@ -26,8 +26,6 @@ TRITON = {
     "layers.batch_norm": "glocal.fast.batchnorm:batch_norm",
     "layers.from_bf16": "glocal.fast.elementwise:from_bf16",
     "layers.sgd_update": "glocal.fast.elementwise:sgd_update",
-    "products.contract": "glocal.fast.factored_contraction:contract",
-    "products.scale_deltas": "glocal.fast.factored_contraction:scale_deltas",
 }
 """Accelerations that need Triton; their modules are imported when they are first used."""
 
