@@ -85,8 +85,6 @@ GLOCAL_KERNELS = {
     **{f"_{name}_kernel": "batch norm" for name in BATCHNORM_KERNELS},
     "_gather_kernel": "patches",
     "_scatter_kernel": "patches",
-    "_update_kernel": "descent",
-    "_to_fp32_kernel": "descent",
 }
 """The kind of each Triton kernel in `glocal.fast`."""
 

@@ -4,8 +4,7 @@ The core computes everything with plain PyTorch and never imports `glocal.fast`.
 something faster, by name:
 
 - ``step.*``: compile a training step, e.g. trace it or capture it in a CUDA graph (used by `glocal.engine`);
-- ``layers.*``: layers of stacked networks, and the update of their parameters (used by `glocal.networks` and
-  `glocal.optimizers`).
+- ``layers.*``: layers of stacked networks (used by `glocal.networks`).
 
 `import glocal` registers what is in `glocal.fast`. Without that folder nothing is registered, and everything works,
 only slower.

@@ -10,7 +10,7 @@ from small_problems import blobs, cohort_of, double_model, small_mlp
 from torch.nn import functional
 
 import glocal.algorithms
-import glocal.optimizers.sgd
+import glocal.optimizers
 from glocal.algorithms.sgd import SGD
 from glocal.engine.loop import Execution, train
 from glocal.rng import generator
@@ -77,6 +77,6 @@ def test_it_remembers_nothing_and_approximates_the_past_by_zero() -> None:
 
 
 def test_the_examples_in_docstrings_run() -> None:
-    for module in (glocal.algorithms, glocal.optimizers.sgd):
+    for module in (glocal.algorithms, glocal.optimizers):
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0

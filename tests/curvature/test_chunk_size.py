@@ -13,9 +13,8 @@ from torch.func import grad, vmap
 from glocal import losses
 from glocal.curvature import kronecker, operators
 from glocal.curvature.jacobian import every_output, mean_output
-from glocal.curvature.layers import Cotangents, chunk_size, memory_budget
+from glocal.curvature.layers import Cotangents, batch_count, chunk_size, memory_budget
 from glocal.curvature.operators import functional_operator, ggn_operator, hessian_operator
-from glocal.networks.vmap_utils import batch_count
 from glocal.risk import Risk
 
 

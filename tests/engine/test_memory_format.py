@@ -17,8 +17,8 @@ from glocal.engine.executors import Vectorised
 from glocal.engine.loader import Loader
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange, arranged
+from glocal.networks.convolution import merge_batch_dim
 from glocal.networks.resnet import resnet18
-from glocal.networks.vmap_utils import merge_batch_dim
 
 RUNS, INPUTS, CHANNELS, SIDE = 3, 5, 4, 6
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.networks.vmap_utils import batch_count
+from glocal.networks.layer_calls import LAYER_TYPES, Layer
 from glocal.risk import Risk
 from glocal.tree import Params
 
-Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Cotangents: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, K) and labels (n, ...) to C vectors in output space for each sample, (n, C, K)."""
 
@@ -180,6 +178,14 @@ def memory_budget(params: Mapping[str, Tensor]) -> int:
     if p.device.type == "cuda":
         budget = torch.cuda.get_device_properties(p.device).total_memory // GPU_MEMORY_FRACTION
     return budget // batch_count(p)
+
+
+def batch_count(tensor: Tensor) -> int:
+    """Return how many tensors this one stands for under (nested) `vmap`."""
+    storage = tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(storage):
+        storage = torch._C._functorch.get_unwrapped(storage)
+    return storage.numel() // max(1, tensor.numel())
 
 
 def _num_bytes(tensors: tuple[Any, ...]) -> int:

@@ -24,8 +24,6 @@ TRITON = {
     "layers.conv_input_grad": "glocal.fast.grouped_conv:conv_input_grad",
     "layers.conv_weight_grad": "glocal.fast.grouped_conv:conv_weight_grad",
     "layers.batch_norm": "glocal.fast.batchnorm:batch_norm",
-    "layers.from_bf16": "glocal.fast.elementwise:from_bf16",
-    "layers.sgd_update": "glocal.fast.elementwise:sgd_update",
 }
 """Accelerations that need Triton; their modules are imported when they are first used."""
 

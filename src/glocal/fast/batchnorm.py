@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from glocal.fast import supports
-from glocal.networks.vmap_utils import Dims, merge_batch_dim
+from glocal.networks.convolution import Dims, merge_batch_dim
 
 ROWS, COLUMNS, WARPS = 32, 64, 2
 TARGET_PROGRAMS, MAX_PARTS = 4096, 256

@@ -11,7 +11,7 @@ becomes one convolution with a group per run.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from glocal.accelerate import accelerated
-from glocal.networks.vmap_utils import Dims, merge_batch_dim
+
+Dims: TypeAlias = tuple[int | None, ...]
+"""The mapped dimensions of the arguments of a `vmap` rule; None for an argument that is not mapped."""
 
 
 class Conv2d(nn.Conv2d):
@@ -109,6 +111,13 @@ def convolution_backward(y: Tensor, x: Tensor, w: Tensor, stride: int, padding: 
     mask = [index == 0, index == 1, False]
     options = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
     return torch.ops.aten.convolution_backward(y, x, w, None, *options, mask)[index]
+
+
+def merge_batch_dim(tensor: Tensor, dim: int | None, target: int, size: int = 1) -> Tensor:
+    """Merge the mapped dimension into dimension `target`; an unmapped tensor is first expanded to `size` copies."""
+    if dim is None:
+        tensor, dim = tensor.expand(size, *tensor.shape), 0
+    return tensor.movedim(dim, target).flatten(target, target + 1)
 
 
 class _Contraction(Function):

@@ -10,10 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from glocal.accelerate import accelerated
 from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
@@ -134,7 +132,7 @@ class Model:
         tensors, x = {**params, **self.buffers}, self.prepare(x)
         dtype = x.dtype
         if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
-            tensors = {k: to_bf16(t) if k in self._bf16_params else t for k, t in tensors.items()}
+            tensors = {k: t.bfloat16() if k in self._bf16_params else t for k, t in tensors.items()}
             x = x.bfloat16()
         outputs, changed = function(tensors, x, *args)
         if changed:
@@ -244,49 +242,3 @@ class FunctionalModule:
         finally:
             for (holder, attribute, _), tensor in zip(self._slots, before, strict=True):
                 holder[attribute] = tensor  # type: ignore[assignment]
-
-
-def to_bf16(x: Tensor) -> Tensor:
-    """Cast to bf16; the gradient comes back in the dtype of x."""
-    return _ToBf16.apply(x, x.dtype)
-
-
-@accelerated("layers.from_bf16")
-def from_bf16(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype)
-
-
-class _ToBf16(Function):
-    @staticmethod
-    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-        return x.bfloat16()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
-        ctx.dtype = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _FromBf16.apply(grad, ctx.dtype), None
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-        return _ToBf16.apply(x, dtype), dims[0]
-
-
-class _FromBf16(Function):
-    @staticmethod
-    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-        return from_bf16(x, dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
-        ctx.dtype = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _ToBf16.apply(grad, ctx.dtype), None
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-        return _FromBf16.apply(x, dtype), dims[0]

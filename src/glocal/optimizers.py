@@ -25,7 +25,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from glocal.accelerate import accelerated
 from glocal.tree import Params, Tree
 
 
@@ -63,10 +62,4 @@ def apply_update(params: Params, descent: Params, lr: Tensor) -> None:
     """θ ← θ − lr · d in place; `lr` is a scalar, or has one value per run where `params` are stacked."""
     for name, direction in descent.items():
         p = params[name]
-        sgd_update(p, direction, lr.view(-1, *[1] * (p.dim() - 1)) if lr.dim() else lr)
-
-
-@accelerated("layers.sgd_update")
-def sgd_update(params: Tensor, direction: Tensor, lr: Tensor) -> None:
-    """θ ← θ − lr · direction in place; lr is a scalar, or one scalar per run, shaped to multiply stacked parameters."""
-    params.addcmul_(direction, lr, value=-1)
+        p.addcmul_(direction, lr.view(-1, *[1] * (p.dim() - 1)) if lr.dim() else lr, value=-1)
