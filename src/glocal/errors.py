@@ -22,3 +22,8 @@ def require(condition: bool, message: str) -> None:
     """Raise a GlocalError with this message unless the condition holds."""
     if not condition:
         raise GlocalError(message)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

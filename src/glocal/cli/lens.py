@@ -114,10 +114,10 @@ class Lens:
         from glocal.paper.study import write_table
         from glocal.report.error_curves import table
         from glocal.report.progress import Bars
-        from glocal.sweeps import user_code
+        from glocal.sweeps import resolve
 
         steps = None if every == "epochs" else _parse_steps(every)
-        if user_code.is_file_spec(self.target):
+        if resolve.is_file_spec(self.target):
             raise GlocalError(f"'{self.target}' is not a run of a store: --retrace needs STORE/runs/HASH.")
         if self.epsilon is not None:
             require_epsilon(self.epsilon)
@@ -172,17 +172,17 @@ class Lens:
         from torch import nn
 
         from glocal.lens.trace import trace_checkpoints
-        from glocal.sweeps import user_code
+        from glocal.sweeps import resolve
         from glocal.sweeps.resolve import choose_device
 
-        if not user_code.is_file_spec(self.target):
+        if not resolve.is_file_spec(self.target):
             return self._open_run(self.device).trace(self.examples)
         device = choose_device(self.device)
-        function, _ = user_code.load(self.target, "function", with_neighbours=True)
+        function, _ = resolve.load_object(self.target, "function", with_neighbours=True)
         returned = "(module, loss, tasks, checkpoints)"
         if not callable(function):
             raise GlocalError(f"'{self.target}' is not a function. Give one that returns {returned}.")
-        parts = user_code.call(function, self.target)
+        parts = resolve.call_user_code(function, self.target)
         if not isinstance(parts, tuple) or len(parts) != 4:
             raise GlocalError(f"'{self.target}' must return {returned}; it returned a {type(parts).__name__}.")
         module, loss, tasks, checkpoints = parts

@@ -22,6 +22,7 @@ from glocal.engine.loader import Loader
 from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange
+from glocal.errors import first_line
 from glocal.precision import matmul_precision
 from glocal.tree import Params
 
@@ -157,8 +158,7 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
     except Exception as error:
         if execution == "vectorised":
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return Sequential(cohort, f"sequentially, because it cannot be vectorised: {reason}")
+        return Sequential(cohort, f"sequentially, because it cannot be vectorised: {first_line(error)}")
     graphed = accelerate.find("step.graphed_executor") if on_gpu else None
     return executor if graphed is None else graphed(cohort)
 

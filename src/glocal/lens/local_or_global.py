@@ -44,7 +44,7 @@ from glocal.lens.independence_test import Dependence, measure_dependence
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator
-from glocal.sweeps import resolve, user_code
+from glocal.sweeps import resolve
 from glocal.tree import Params, from_vector, to_vector
 
 PROBE_LOCATIONS = ("initialisation", "path", "solution", "beyond")
@@ -267,7 +267,7 @@ def _approximation(tested: Algorithm, model: Model, memory: Memory, probe: Check
     cls = type(tested)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     built_in = file is None or cls.__module__.startswith("glocal.")
-    return evaluate() if built_in else user_code.call(evaluate, f"{file}:{cls.__name__}")
+    return evaluate() if built_in else resolve.call_user_code(evaluate, f"{file}:{cls.__name__}")
 
 
 def _varies(values: Tensor, dim: int) -> bool:

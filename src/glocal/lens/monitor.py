@@ -37,7 +37,6 @@ from glocal.lens.taylor import evaluate, expand, resolve_structure
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import Model
 from glocal.risk import Risk
-from glocal.sweeps.training import MonitorSummary
 from glocal.tree import Params, Tree
 
 MonitoredApproximation: TypeAlias = Literal["diagonal", "kronecker", "own"]
@@ -128,7 +127,7 @@ class Monitor:
         # At the first task's solution an expansion has no error: the assumption held there.
         return result._replace(first_violation=violation._replace(last_step_inside=self._first_solution_step))
 
-    def summary(self, run: int) -> MonitorSummary:
+    def summary(self, run: int) -> tuple[str, dict[str, Any]]:
         """Return where a run left an old task's ε-region, and all measurements, for its record in a store."""
         result, curves = self.assumption(run), self.curves(run)
         outcome = f"{result.first_violation}"
@@ -141,7 +140,7 @@ class Monitor:
             for row, tasks in zip(curves.error.tolist(), finished, strict=True)
         ]
         record = {"epsilon": result.epsilon, "finished": finished, "step": steps, "errors": errors}
-        return MonitorSummary(outcome, record)
+        return outcome, record
 
     def _finish_task(self, task: int, state: State, loader: Loader) -> None:
         """Store some of the task's examples and the parts of its expansion; θ is the task's solution."""

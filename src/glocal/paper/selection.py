@@ -129,7 +129,7 @@ def train(
     return runs
 
 
-class CombinedProgress:
+class CombinedProgress(ProgressReporter):
     """Report several sweeps as one sweep of `runs` runs; `close` ends it."""
 
     def __init__(self, progress: ProgressReporter, runs: int) -> None:

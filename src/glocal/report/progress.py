@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from glocal.sweeps.resume import ProgressReporter
+
 REFRESH_SECONDS = 0.1
 QUIET_SECONDS = 10
 """Minimum time between two progress lines of a cohort when the output is not a terminal."""
@@ -25,7 +27,7 @@ class StepsPerSecond(ProgressColumn):
         return Text(f"{speed:,.0f} steps/s", style="progress.data.speed")
 
 
-class Bars:
+class Bars(ProgressReporter):
     """Report the progress of a sweep: bars on a terminal, otherwise a line now and then and per finished cohort."""
 
     def __init__(self) -> None:

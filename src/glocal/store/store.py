@@ -24,7 +24,7 @@ from glocal.engine.cohort import RunConfig
 from glocal.engine.loop import Snapshot
 from glocal.engine.measurements import MEASURES, VECTORS, Record
 from glocal.engine.state import State
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, first_line
 from glocal.store.files import (
     READ_ERRORS,
     Lock,
@@ -94,7 +94,7 @@ class Store:
         try:
             version = read_json(self.path / MARKER)["format"]
         except READ_ERRORS as error:
-            raise GlocalError(f"the store '{self.path}' is damaged: cannot read {MARKER} ({_line(error)}).") from error
+            raise GlocalError(f"cannot read {MARKER} of the store '{self.path}': {first_line(error)}.") from error
         if version != FORMAT:
             raise GlocalError(f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
 
@@ -116,7 +116,7 @@ class Store:
                 raise KeyError(f"no {', '.join(sorted(missing))}")
         except READ_ERRORS as error:
             raise GlocalError(
-                f"run {hash} in '{self.path}' is damaged ({_line(error)}). Delete '{path}' and run its command again."
+                f"run {hash} in '{self.path}' is damaged ({first_line(error)}). Delete '{path}' and repeat its command."
             ) from error
         if expected != hash:
             raise GlocalError(f"run {hash} in '{self.path}' is damaged: its configuration is that of {expected}.")
@@ -242,7 +242,7 @@ class Claim:
             parts = tree.unflatten(tensors)
             record.load(parts["record"])
         except (*READ_ERRORS, RuntimeError) as error:
-            raise GlocalError(f"the checkpoint '{path}' is damaged ({_line(error)}). Delete '{self.path}'.") from error
+            raise GlocalError(f"'{path}' is damaged ({first_line(error)}). Delete '{self.path}'.") from error
         record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
         record.epoch_step_seconds = about["epoch_step_seconds"]
         on_device = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
@@ -266,9 +266,5 @@ def _members(path: Path) -> dict[str, Any]:
         return read_json(path / "members.json")
     except READ_ERRORS as error:
         raise GlocalError(
-            f"the interrupted cohort '{path}' is damaged ({_line(error)}). Delete that folder."
+            f"the interrupted cohort '{path}' is damaged ({first_line(error)}). Delete that folder."
         ) from error
-
-
-def _line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

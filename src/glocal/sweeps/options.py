@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -54,19 +54,15 @@ class SweepOptions:
     monitor_every: int | None = None
     """Monitor after every N-th epoch. By default rarely enough to add less than 5 % to training time."""
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], kind: str = "option of a sweep") -> SweepOptions:
-        """Return the options with these values; an unknown name is an error that suggests the nearest one."""
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise unknown(kind, name, names)
-        return cls(**values)
-
     def __post_init__(self) -> None:
         hints = get_type_hints(SweepOptions)
         for field in fields(SweepOptions):
-            _check(field.name, getattr(self, field.name), hints[field.name])
+            if field.name == "network":  # checked where it is resolved
+                continue
+            value = convert(field.name, hints[field.name], getattr(self, field.name))
+            if type(value) in (int, float):
+                require(value > 0, f"{field.name} must be positive; {value} was given.")
+            object.__setattr__(self, field.name, value)
         for name in ("monitor_by", "monitor_every"):
             value = getattr(self, name)
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
@@ -75,28 +71,32 @@ class SweepOptions:
         return {field.name: getattr(self, field.name) for field in fields(SweepOptions)}
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
-    """Check one value against its field's type: integers are at least 1, floats are positive."""
-    union = get_origin(hint) in (Union, types.UnionType)
-    kinds = [kind for kind in (get_args(hint) if union else (hint,)) if kind is not type(None)]
-    if value is None and union and type(None) in get_args(hint):
-        return
-    if get_origin(kinds[0]) is Literal:
-        if value not in get_args(kinds[0]):
-            raise unknown(name, value, get_args(kinds[0]))
-    elif kinds[0] is int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise GlocalError(f"{name} must be a whole number of at least 1; {value!r} was given.")
-    elif kinds[0] is float:
-        positive_number(name, value)
-    elif kinds[0] is bool:
-        require(isinstance(value, bool), f"{name} must be true or false; {value!r} was given.")
-    elif Path in kinds or kinds == [str]:
-        require(isinstance(value, str | Path), f"{name} must be a string; {value!r} was given.")
+def convert(name: str, hint: Any, value: Any) -> Any:
+    """Convert the value of an option, or its text from the command line, to the option's type.
 
-
-def positive_number(name: str, value: Any) -> float:
-    """Return a finite number above 0 as a float; anything else is an error."""
-    number = math.nan if isinstance(value, bool) or not hasattr(value, "__float__") else float(value)
-    require(math.isfinite(number) and number > 0, f"{name} must be a positive number; {value} was given.")
-    return number
+    Args:
+        name: the option's name, for error messages.
+        hint: bool, int, float, str, a Literal, an optional one of these, or a class to call with the value.
+        value: the value to convert.
+    """
+    allowed = get_args(hint)
+    if get_origin(hint) is Literal:
+        if value not in allowed:
+            raise unknown(name, value, [str(a) for a in allowed])
+        return value
+    if get_origin(hint) in (Union, types.UnionType):
+        optional = types.NoneType in allowed and value in (None, "none", "None")
+        return None if optional else convert(name, allowed[0], value)
+    try:
+        if hint is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        if hint is int:
+            return int(str(value))
+        if hint is float and (isinstance(value, bool) or not math.isfinite(float(value))):
+            raise ValueError
+        if hint is str and not isinstance(value, str | Path):
+            raise TypeError
+        return hint(value)
+    except (ValueError, KeyError, TypeError):
+        kinds = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
+        raise GlocalError(f"{name} must be {kinds.get(hint, hint)}; {value!r} was given.") from None

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
+import importlib.util
 import inspect
 import itertools
-import math
 import platform
 import re
+import sys
 import textwrap
-import types
-import typing
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -25,10 +26,10 @@ from glocal import challenges
 from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Challenge, Setting
 from glocal.engine.cohort import seeded_network
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, first_line, require, unknown
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
-from glocal.sweeps import user_code
+from glocal.sweeps.options import convert
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,16 @@ def challenge(
         data: folder to search first for data sets.
         setting: report a split challenge in this setting, "task" or "class".
     """
-    if isinstance(spec, str) and user_code.is_file_spec(spec):
-        make, _ = user_code.load(spec, "challenge")
-        spec = user_code.call(make, spec) if callable(make) else make
-        if not isinstance(spec, Challenge):
-            raise GlocalError(f"a challenge's function must return a glocal Challenge, not a {type(spec).__name__}.")
-    if isinstance(spec, str):
+    value: Any = spec
+    if isinstance(spec, str) and is_file_spec(spec):
+        make, _ = load_object(spec, "challenge")
+        value = call_user_code(make, spec) if callable(make) else make
+    elif isinstance(spec, str):
         value = challenges.make(spec, tasks=tasks, data=data)
-    elif isinstance(spec, Challenge):
-        value = spec if tasks is None else spec.first(tasks)
-    else:
-        raise GlocalError(f"a challenge must be a name or a Challenge, not a {type(spec).__name__}.")
-    if setting is not None:
-        value = _in_setting(value, setting)
+    if not isinstance(value, Challenge):
+        raise GlocalError(f"a challenge must be a name or a Challenge, not a {type(value).__name__}.")
+    value = value if tasks is None else value.first(tasks)
+    value = value if setting is None else _in_setting(value, setting)
     config: dict[str, Any] = {
         "name": value.name,
         "setting": value.setting,
@@ -81,8 +79,8 @@ def challenge(
 
 def _in_setting(challenge: Challenge, setting: str) -> Challenge:
     """Return the same tasks, reported as class- or task-incremental."""
-    if setting not in ("task", "class", "domain"):
-        raise unknown("setting", setting, ["task", "class", "domain"])
+    if setting not in get_args(Setting):
+        raise unknown("setting", setting, get_args(Setting))
     if setting == challenge.setting:
         return challenge
     if challenge.setting == "domain":
@@ -90,21 +88,21 @@ def _in_setting(challenge: Challenge, setting: str) -> Challenge:
     if setting == "domain":
         raise GlocalError(f"{challenge.name} adds classes with every task: its setting is class or task, not domain.")
     options = {k: setting if k == "setting" else v for k, v in challenge.options.items()}
-    return dataclasses.replace(challenge, setting=typing.cast(Setting, setting), options=options)
+    return dataclasses.replace(challenge, setting=cast(Setting, setting), options=options)
 
 
 def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
     """Raise an error if the algorithm does not support the setting of the challenge."""
     if challenge.setting in algorithm.settings:
         return
-    name, allowed = name_of(algorithm), " or ".join(algorithm.settings)
     hint = ""
     if challenge.setting == "class" and "task" in algorithm.settings:
         hint = " It needs to know at test time which task an input belongs to: choose the setting 'task'."
     elif challenge.setting == "domain":
         hint = " It needs new classes with every task, as the split challenges have."
     raise GlocalError(
-        f"{name} is for the setting {allowed}; {challenge.name} has the setting {challenge.setting}.{hint}"
+        f"{name_of(algorithm)} is for the setting {' or '.join(algorithm.settings)}; "
+        f"{challenge.name} has the setting {challenge.setting}.{hint}"
     )
 
 
@@ -114,16 +112,12 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
     A user's network is identified by its source and by the initial network it makes, because a function may take its
     sizes from elsewhere.
     """
-    if isinstance(spec, str) and not user_code.is_file_spec(spec):
+    if isinstance(spec, str) and not is_file_spec(spec):
         if spec not in NETWORKS:
             raise unknown("network", spec, NETWORKS)
         return Resolved(NETWORKS[spec][0], {"name": spec})
-    if isinstance(spec, str):
-        make, digest = user_code.load(spec, "network")
-        name = spec.rpartition(":")[2]
-    else:
-        make, digest = spec, ""
-        name = getattr(spec, "__name__", type(spec).__name__)
+    make, digest = load_object(spec, "network") if isinstance(spec, str) else (spec, "")
+    name = spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
     if isinstance(make, nn.Module) or not callable(make):
         raise GlocalError(
             f"network '{name}' is not a function. Pass one that makes the network: (input_shape, outputs) -> nn.Module."
@@ -134,8 +128,7 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
         raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
     module = seeded_network(make, challenge, seed=0)
     _check_network(module, name, challenge)
-    source = digest or user_code.source_hash(make)
-    return Resolved(make, {"name": name, "source": source, "made": _fingerprint(module)})
+    return Resolved(make, {"name": name, "source": digest or source_hash(make), "made": _fingerprint(module)})
 
 
 def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
@@ -148,10 +141,9 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
         with torch.no_grad():
             shape = tuple(module.eval()(torch.zeros(1, *challenge.input_shape)).shape)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise GlocalError(
             f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}): "
-            f"{reason}."
+            f"{first_line(error)}."
         ) from error
     if shape != (1, challenge.outputs):
         raise GlocalError(
@@ -171,8 +163,8 @@ def _fingerprint(module: nn.Module) -> str:
 def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any] | None = None) -> Resolved:
     """Resolve an algorithm: a name or path.py:Name, a class, or an instance; `options` override its fields."""
     digest = ""
-    if isinstance(spec, str) and user_code.is_file_spec(spec):
-        spec, digest = user_code.load(spec, "algorithm")
+    if isinstance(spec, str) and is_file_spec(spec):
+        spec, digest = load_object(spec, "algorithm")
     if isinstance(spec, str):
         if spec not in ALGORITHMS:
             raise unknown("algorithm", spec, ALGORITHMS)
@@ -190,24 +182,22 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
         raise GlocalError(f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = kind(**values)
     config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
-    if type(value) is not ALGORITHMS.get(value.name):
-        config["source"] = digest or user_code.source_hash(type(value))
+    if kind is not ALGORITHMS.get(value.name):
+        config["source"] = digest or source_hash(kind)
     return Resolved(value, config)
 
 
 def choose_device(name: str) -> torch.device:
     """Return the device of this name; 'auto' is the GPU if there is one."""
+    gpus = torch.cuda.device_count()
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
+        name = "cuda" if gpus else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise GlocalError(f"device must be auto, cpu, cuda or cuda:N; '{name}' was given.")
     device = torch.device(name)
-    if not torch.cuda.is_available():
-        raise GlocalError(f"device '{name}' is not available: PyTorch sees no GPU. Use the device cpu or auto.")
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise GlocalError(f"device '{name}' is not available: there are {torch.cuda.device_count()} GPUs, from cuda:0.")
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        reason = f"there are {gpus} GPUs, from cuda:0" if gpus else "PyTorch sees no GPU. Use the device cpu or auto"
+        raise GlocalError(f"device '{name}' is not available: {reason}.")
     return device
 
 
@@ -220,60 +210,25 @@ def device_name(device: torch.device) -> str:
 def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
     """Return the declared name of an algorithm, or its class name if it declares none."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm)
-    declared = kind.__dict__.get("name")
-    return declared if isinstance(declared, str) else kind.__name__
+    return str(vars(kind).get("name", kind.__name__))
 
 
 def label_of(algorithm: Algorithm) -> str:
     """Return the name of an algorithm and every option that differs from its default."""
-    changed = [
-        f"{f.name}={getattr(algorithm, f.name):g}"
-        if isinstance(getattr(algorithm, f.name), float)
-        else f"{f.name}={getattr(algorithm, f.name)}"
-        for f in dataclasses.fields(algorithm)
-        if getattr(algorithm, f.name) != f.default
-    ]
-    return " ".join([name_of(algorithm), *changed])
+    values = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    changed = {f.name: values[f.name] for f in dataclasses.fields(algorithm) if values[f.name] != f.default}
+    texts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items()]
+    return " ".join([name_of(algorithm), *texts])
 
 
 def _convert_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
-    values = {}
-    for name, value in options.items():
+    hints = get_type_hints(kind)
+    fields = [f.name for f in dataclasses.fields(kind)]
+    for name in options:
         if name not in fields:
-            if not fields:
-                raise GlocalError(f"{name_of(kind)} has no options; '{name}' was given.")
+            require(bool(fields), f"{name_of(kind)} has no options; '{name}' was given.")
             raise unknown(f"option of {name_of(kind)}", name, fields)
-        values[name] = _convert(f"{name_of(kind)}.{name}", fields[name], value)
-    return values
-
-
-def _convert(name: str, hint: Any, value: Any) -> Any:
-    """Convert a value, or its text from the command line, to the type of its field."""
-    origin = typing.get_origin(hint)
-    if origin is typing.Literal:
-        allowed = typing.get_args(hint)
-        if value in allowed:
-            return value
-        raise unknown(f"value of {name}:", value, [str(a) for a in allowed])
-    if origin in (typing.Union, types.UnionType):
-        inner = [a for a in typing.get_args(hint) if a is not type(None)]
-        return None if value in (None, "none", "None") else _convert(name, inner[0], value)
-    try:
-        if hint is bool:
-            return {"true": True, "false": False}[str(value).lower()]
-        if hint is int:
-            return int(str(value))
-        if hint is float:
-            number = float(value)
-            if math.isfinite(number):
-                return number
-            raise ValueError
-        return hint(value)
-    except (ValueError, KeyError, TypeError):
-        kind = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(hint, str(hint))
-        raise GlocalError(f"{name} must be {kind}; '{value}' was given.") from None
+    return {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in options.items()}
 
 
 def field_descriptions(kind: type) -> dict[str, str]:
@@ -291,3 +246,94 @@ def field_descriptions(kind: type) -> dict[str, str]:
             if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                 descriptions[field.target.id] = " ".join(str(text.value.value).split())
     return descriptions
+
+
+def is_file_spec(text: str) -> bool:
+    """Return whether a name points into a file rather than to something built in."""
+    return ".py:" in text or text.endswith(".py")
+
+
+def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]:
+    """Load a user's object from a file.
+
+    Args:
+        spec: path.py:Name.
+        kind: what is loaded, for error messages.
+        with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a
+            run: its hash covers one file.
+
+    Returns:
+        The object, and the hash of its file.
+    """
+    location, _, name = spec.rpartition(":")
+    require(bool(location and name), f"'{spec}' names a file but no {kind} in it. Write path.py:Name.")
+    path = Path(location).expanduser()
+    require(path.is_file(), f"there is no file '{location}' to load the {kind} '{name}' from.")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    if with_neighbours and str(path.absolute().parent) not in sys.path:
+        sys.path.append(str(path.absolute().parent))
+    module = _module(path, digest)
+    if not hasattr(module, name):
+        own = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise unknown(f"{kind} in {location}:", name, own)
+    return getattr(module, name), digest
+
+
+def call_user_code(function: Callable[[], Any], spec: str) -> Any:
+    """Call a user's function; its exception becomes an error of one line."""
+    try:
+        return function()
+    except GlocalError:
+        raise
+    except Exception as error:
+        raise GlocalError(f"'{spec}' failed: {_where(error, Path(spec.rpartition(':')[0]))}") from error
+
+
+def source_hash(target: Any) -> str:
+    """Hash the source of a user's class or function, so that runs of an edited one have another name.
+
+    A class is hashed with its bases, a partial function with its arguments.
+    """
+    if isinstance(target, functools.partial):
+        text = f"{source_hash(target.func)} {target.args!r} {sorted(target.keywords.items())!r}"
+    else:
+        parts = [target]
+        if isinstance(target, type):
+            parts = [base for base in target.__mro__ if not base.__module__.startswith(("builtins", "glocal."))]
+        text = "".join(map(_source, parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source(target: Any) -> str:
+    try:
+        return inspect.getsource(target)
+    except (OSError, TypeError):
+        name = getattr(target, "__qualname__", type(target).__name__)
+        raise GlocalError(f"runs are identified by the source of '{name}', which cannot be read: use a file.") from None
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """Return the line of the user's file in which an error was raised, and its message."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.absolute()]
+    line = getattr(error, "lineno", None) or (lines[-1] if lines else "?")
+    return f"line {line}: {type(error).__name__}: {first_line(error)}"
+
+
+def _module(path: Path, digest: str) -> Any:
+    name = f"glocal_user_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = ""
+        if missing and (path.parent / f"{missing}.py").is_file():
+            hint = f". A run is identified by one file: put {missing}.py into it, or install {missing} as a package."
+        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{hint}") from error
+    return module

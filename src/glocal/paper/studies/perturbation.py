@@ -42,7 +42,7 @@ from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, WARM, LineStyle
 from glocal.store.run import Run
 from glocal.sweeps import resolve
-from glocal.sweeps.training import NullProgress
+from glocal.sweeps.resume import ProgressReporter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,7 +166,7 @@ def quantiles(values: np.ndarray) -> list[float]:
 def _train(item: WorkItem, context: Context) -> Run:
     """Return the run with the lowest training loss, averaged over tasks, each at its own solution."""
     options = {"network": _network(item), "tasks": item["tasks"], "precision": item["precision"]}
-    options |= {"keep_parameters": True, "progress": NullProgress()}
+    options |= {"keep_parameters": True, "progress": ProgressReporter()}
     runs = sweep_item(item | {"seeds": [item["seed"]]}, context, item["challenge"], ["sgd"], **options)
     finished = [run for run in runs if run.diverged is None]
     require(bool(finished), f"plain SGD diverged on {item['challenge']} at every learning rate of {item['lrs']}.")

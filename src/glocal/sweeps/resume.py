@@ -1,0 +1,253 @@
+"""Train the runs that a store misses, in cohorts: new ones, and interrupted ones from their last checkpoint.
+
+Several processes may work on the same store. Each claims one cohort after the other; what another process is training
+is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from glocal import __version__
+from glocal.algorithms.partition import Partition
+from glocal.engine.cohort import Cohort, Member, RunConfig
+from glocal.engine.loader import Loader
+from glocal.engine.loop import Progress, Silent, Snapshot, train
+from glocal.engine.memory_budget import largest_cohort
+from glocal.engine.state import State
+from glocal.engine.step import scalars
+from glocal.store.run import Runs
+from glocal.store.store import Claim, Store
+from glocal.sweeps import resolve
+from glocal.sweeps.options import SweepOptions
+
+POLL_SECONDS = 0.5
+RESUMED = "not monitored: it was resumed from a checkpoint; `glocal lens STORE/runs/HASH --retrace` monitors all of it"
+
+
+class ProgressReporter:
+    """Receives the progress of a sweep, for example to draw progress bars; this base class ignores it."""
+
+    def start(self, runs: int, finished: int) -> None: ...
+
+    def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
+        return Silent()
+
+    def finish_cohort(self, runs: int) -> None: ...
+
+    def waiting(self, runs: int) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class TrainingMonitor(Protocol):
+    """Measures a cohort during training without changing it; `glocal.lens.monitor.Monitor` is one."""
+
+    def __call__(self, task: int, epoch: int, state: State, loader: Loader) -> None: ...
+
+    def summary(self, run: int) -> tuple[str, dict[str, Any]]:
+        """Return one run's outcome in a sentence, and its measurements as JSON."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One requested run: the configuration that names it, and what the engine trains."""
+
+    config: RunConfig
+    member: Member
+
+    @property
+    def hash(self) -> str:
+        return self.config.hash
+
+
+@dataclass(frozen=True)
+class SweepContext:
+    """What all runs of a sweep share; `cohort` has no members yet."""
+
+    cohort: Cohort
+    options: SweepOptions
+    store: Store
+    progress: ProgressReporter
+
+
+def train_missing(context: SweepContext, requests: Mapping[str, RunRequest]) -> Runs:
+    """Train until the store holds every requested run, trained by this process or by another one."""
+    store, keep = context.store, context.options.keep_parameters
+    cohort_sizes: dict[str, int] = {}
+    context.progress.start(len(requests), sum(store.finished(hash, keep) for hash in requests))
+    try:
+        while missing := {hash: r for hash, r in requests.items() if not store.finished(hash, keep)}:
+            with store.claiming():
+                claim = _claim_interrupted(context, requests, missing)
+                busy = set() if claim else store.busy()
+                group = [] if claim else _next_group(r for hash, r in missing.items() if hash not in busy)
+            if group:
+                key = _cohort_key(group[0])
+                if key not in cohort_sizes:
+                    cohort_sizes[key] = _cohort_size(context, group)
+                with store.claiming():
+                    busy = store.busy()
+                    free = [r.hash for r in group if r.hash not in busy and not store.finished(r.hash, keep)]
+                    claim = store.claim(free[: cohort_sizes[key]], keep) if free else None
+            if claim is not None:
+                _train_claim(context, claim, requests)
+            elif not group:
+                context.progress.waiting(len(missing))
+                time.sleep(POLL_SECONDS)
+    finally:
+        context.progress.stop()
+    return Runs([store.run(hash) for hash in requests])
+
+
+def _claim_interrupted(
+    context: SweepContext, requests: Mapping[str, RunRequest], missing: Mapping[str, RunRequest]
+) -> Claim | None:
+    """Claim an interrupted cohort with missing runs.
+
+    A cohort that keeps parameters is only resumed if all of its runs are requested, because its files hold them all.
+    """
+    chosen: Claim | None = None
+    for claim in context.store.interrupted():
+        complete = requests.keys() >= set(claim.hashes)
+        suitable = complete if claim.parameters else not context.options.keep_parameters
+        if chosen is None and suitable and missing.keys() & claim.hashes:
+            chosen = claim
+        else:
+            claim.leave()
+    return chosen
+
+
+def _next_group(requests: Iterable[RunRequest]) -> list[RunRequest]:
+    """Return the first request and all that can train with it in one cohort, in the order of their seeds."""
+    groups: dict[str, list[RunRequest]] = {}
+    for request in requests:
+        groups.setdefault(_cohort_key(request), []).append(request)
+    return sorted(next(iter(groups.values()), []), key=lambda r: (r.config.seed, r.config.lr, r.hash))
+
+
+def _cohort_key(request: RunRequest) -> str:
+    """Return what runs of a cohort share: all but seed, learning rate and scalar hyperparameters."""
+    config = request.config.as_dict()
+    scalar_names = scalars(request.member.algorithm)
+    options = {k: v for k, v in config["algorithm"]["options"].items() if k not in scalar_names}
+    shared = config | {"lr": None, "seed": None, "algorithm": config["algorithm"] | {"options": options}}
+    return json.dumps(shared, sort_keys=True)
+
+
+def _cohort_size(context: SweepContext, group: list[RunRequest]) -> int:
+    """Return how many runs of a group fit into memory together."""
+    if len(group) == 1:
+        return 1
+    fitting = largest_cohort(context.cohort.only([r.member for r in group]), context.options.memory_budget)
+    return max(1, min(len(group), fitting, context.options.cohort_size or len(group)))
+
+
+def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunRequest]) -> None:
+    """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
+
+    An interrupted cohort resumes with the runs that are requested and missing; its checkpoint stays for the others. If
+    parameters are kept, all its runs resume, because the cohort's files hold them all.
+    """
+    store = context.store
+    missing = {hash for hash in claim.hashes if not store.finished(hash, claim.parameters)}
+    indices = [i for i, hash in enumerate(claim.hashes) if hash in requests and (claim.parameters or hash in missing)]
+    members = [requests[claim.hashes[i]] for i in indices]
+    complete = len(indices) == len(claim.hashes)
+    cohort = context.cohort.only([request.member for request in members])
+    tasks = cohort.challenge.tasks
+    monitor: TrainingMonitor | None = None
+    try:
+        last = claim.load(cohort.device, cohort.epochs, tasks)
+        if last is not None and not complete:
+            last = Snapshot(last.finished, last.state.select(indices), last.record.select(indices))
+        if last is None or last.finished < tasks:
+            monitor = _make_monitor(context, cohort) if last is None else None
+            bar = _start_bar(context, cohort, last.finished if last else 0)
+            for snapshot in train(cohort, last, context.options.execution, bar, monitor):
+                last = snapshot
+                if complete:
+                    claim.save(snapshot)
+        assert last is not None
+        for i, request in enumerate(members):
+            if request.hash in missing:
+                arrays = {name: array[i] for name, array in last.record.arrays().items()}
+                info = _run_info(cohort, last, i) | _monitor_info(context, monitor, last, i)
+                store.write(request.config, arrays, info, claim.kept_parameters(indices[i]))
+        context.progress.finish_cohort(len(missing & requests.keys()))
+        if all(store.finished(hash, claim.parameters) for hash in claim.hashes):
+            claim.finish(store)
+    finally:
+        claim.leave()
+
+
+def _start_bar(context: SweepContext, cohort: Cohort, finished: int) -> Progress:
+    tasks, examples = cohort.challenge.tasks, cohort.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
+    steps = tasks * cohort.epochs * math.ceil(examples / cohort.batch_size) * len(cohort)
+    return context.progress.start_cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, finished)
+
+
+def _make_monitor(context: SweepContext, cohort: Cohort) -> TrainingMonitor | None:
+    """Return the monitor for this cohort, or None if monitoring is off."""
+    options = context.options
+    if options.monitor is None:
+        return None
+    from glocal.lens.monitor import Monitor
+
+    by = options.monitor_by or ("own" if isinstance(cohort.algorithm, Partition) else "diagonal")
+    return Monitor(cohort, options.monitor, by, options.monitor_every, on_violation=context.progress.message)
+
+
+def _monitor_info(
+    context: SweepContext, monitor: TrainingMonitor | None, snapshot: Snapshot, index: int
+) -> dict[str, Any]:
+    """Return the run's notes, and the monitor's measurements if there are any."""
+    options, notes = context.options, snapshot.record.notes
+    if options.monitor is None:
+        return {"notes": notes}
+    if monitor is None:
+        return {"notes": [*notes, RESUMED]}
+    outcome, measurements = monitor.summary(index)
+    by = f" by {options.monitor_by}" if options.monitor_by else ""
+    note = f"monitored with ε = {options.monitor:g}{by}: {outcome}"
+    return {"notes": [*notes, note], "monitored": measurements}
+
+
+def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:
+    algorithm, record = cohort.members[index].algorithm, snapshot.record
+    diverged = int(snapshot.state.diverged[index])
+    return {
+        "label": resolve.label_of(algorithm),
+        "locality": algorithm.locality,
+        "setting": cohort.challenge.setting,
+        "diverged": None if diverged < 0 else diverged,
+        "steps": snapshot.state.clock,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cost": {
+            "seconds": record.seconds / len(cohort),
+            "step_seconds": record.step_seconds,
+            "cohort_seconds": record.seconds,
+            "cohort_runs": len(cohort),
+            "peak_bytes": record.peak_bytes,
+            "memory_bytes": int(record.memory_bytes[index, -1]),
+        },
+        "versions": {
+            "glocal": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "device": resolve.device_name(cohort.device),
+        },
+    }
