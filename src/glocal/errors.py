@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -16,6 +16,12 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> GlocalError:
     nearest = get_close_matches(str(given), names, n=1, cutoff=0.4)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     return GlocalError(f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")
+
+
+def require_known(kind: str, given: object, allowed: Collection[str]) -> None:
+    """Raise the error of `unknown` if a name is not in `allowed`."""
+    if given not in allowed:
+        raise unknown(kind, given, allowed)
 
 
 def require(condition: bool, message: str) -> None:

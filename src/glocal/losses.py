@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp, vmap
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 
 
 class Loss(Protocol):
@@ -212,8 +212,7 @@ LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredE
 
 def get(name: str) -> Loss:
     """Return the loss of this name."""
-    if name not in LOSSES:
-        raise unknown("loss", name, LOSSES)
+    require_known("loss", name, LOSSES)
     return LOSSES[name]
 
 

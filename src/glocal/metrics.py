@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 
 if TYPE_CHECKING:
     from glocal.store.run import Run
@@ -51,8 +51,7 @@ def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", 
     and cannot exceed 1. Published tables exceed it, so they average over T − 1.
     """
     R, t = _matrix(R, t)
-    if over not in OVER:
-        raise unknown("average of forgetting over", over, OVER)
+    require_known("average of forgetting over", over, OVER)
     count = t if over == "t" else t - 1
     return float(_task_forgetting(R, t, by)[:count].mean()) if count else float("nan")
 
@@ -79,8 +78,7 @@ def scope_of(run: Run, scope: Scope | None = None) -> Scope:
     """Return the scope of a run's accuracy: 'task' (the task's own classes) in the task setting, else 'class' (all)."""
     if scope is None:
         return "task" if run.setting == "task" else "class"
-    if scope not in SCOPES:
-        raise unknown("scope", scope, SCOPES)
+    require_known("scope", scope, SCOPES)
     return scope
 
 
@@ -103,8 +101,7 @@ def summary(
     Returns:
         'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', 'distance' = ‖θ_T − θ_0‖₂.
     """
-    if measure not in MEASURES:
-        raise unknown("measure", measure, MEASURES)
+    require_known("measure", measure, MEASURES)
     R = accuracy_of(run, scope)
     return {
         "acc": average_accuracy(R),
@@ -213,8 +210,7 @@ def _matrix(R: np.ndarray, t: int | None) -> tuple[np.ndarray, int]:
 
 def _task_forgetting(R: np.ndarray, t: int, by: Measure) -> np.ndarray:
     """Compute E_o(θ_t) for o = 1…t."""
-    if by not in MEASURES:
-        raise unknown("measure of forgetting", by, MEASURES)
+    require_known("measure of forgetting", by, MEASURES)
     after_training, now = np.diagonal(R, offset=-1)[:t], R[t, :t]
     with np.errstate(invalid="ignore"):  # infinite losses
         return after_training - now if by == "accuracy" else now - after_training

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 from glocal.networks.model import Model
 from glocal.tree import Params, inner
 
@@ -43,8 +43,7 @@ class AGEM(Algorithm):
     """Examples stored per task: share (slots / tasks) or batch (one batch, by reservoir sampling, as published)."""
 
     def __post_init__(self) -> None:
-        if self.filling not in FILLINGS:
-            raise unknown("filling", self.filling, FILLINGS)
+        require_known("filling", self.filling, FILLINGS)
         require(self.slots >= 1, f"agem needs slots of at least 1; {self.slots} was given.")
         require(self.replay >= 0, f"agem needs a replay of at least 0; {self.replay} was given.")
 

@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.diagonal import diagonal, max_chunk_size
 from glocal.curvature.layers import Cotangents, chunk_size
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d, SequentialBatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
@@ -141,8 +141,7 @@ class EWC(Algorithm):
     """BatchNorm statistics after a task: kept, or published (overwritten by training-mode passes per image)."""
 
     def __post_init__(self) -> None:
-        if self.fisher not in FISHERS:
-            raise unknown("fisher variant", self.fisher, FISHERS)
+        require_known("fisher variant", self.fisher, FISHERS)
         require(self.penalty >= 0, f"ewc needs a penalty of at least 0; {self.penalty} was given.")
         require(self.decay >= 0, f"ewc needs a decay of at least 0; {self.decay} was given.")
 

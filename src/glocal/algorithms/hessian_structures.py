@@ -23,7 +23,7 @@ from glocal.curvature.hessian import ggn, hessian
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product, nearest_kronecker
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.operators import ggn_operator, hessian_operator
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import GlocalError, require, require_known, unknown
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.tree import Params, Tree, from_vector, inner, map_tree, to_vector
@@ -163,8 +163,7 @@ def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> Hess
         "low-rank": LowRank(matrix, rank),  # type: ignore[arg-type]
         "full": Full(matrix),  # type: ignore[arg-type]
     }
-    if structure not in structures:
-        raise unknown(f"structure of {user}:", structure, structures)
+    require_known(f"structure of {user}:", structure, structures)
     if matrix not in ("ggn", "hessian"):
         raise unknown(f"matrix of {user}:", matrix, ["ggn", "hessian"])
     if matrix == "hessian" and structure in ("diagonal", "kronecker"):

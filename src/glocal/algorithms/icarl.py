@@ -27,7 +27,7 @@ from torch.nn import functional
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.buffer import take
 from glocal.challenges.challenge import Setting
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -69,8 +69,7 @@ class ICaRL(Algorithm):
     """Features and class means: normalised to length 1, or raw (as published)."""
 
     def __post_init__(self) -> None:
-        if self.features not in FEATURES:
-            raise unknown("kind of features", self.features, FEATURES)
+        require_known("kind of features", self.features, FEATURES)
         require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:

@@ -26,7 +26,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 
 Progress = Callable[[int, int], None]
 BLOCK_BYTES = 1 << 16
@@ -103,8 +103,7 @@ SOURCES: dict[str, Source] = {
 
 def find_source(name: str) -> Source:
     """Return the source with this name."""
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
+    require_known("data set", name, SOURCES)
     return SOURCES[name]
 
 

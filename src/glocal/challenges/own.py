@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from glocal.challenges.challenge import Challenge, Data, LossName, Setting, Task
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 from glocal.inputs import as_inputs, as_labels, as_targets, describe, read_examples
 
 
@@ -39,10 +39,8 @@ def from_tasks(
         isinstance(name, str) and bool(name.strip()),
         f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.",
     )
-    if setting not in get_args(Setting):
-        raise unknown("setting", setting, get_args(Setting))
-    if loss not in get_args(LossName):
-        raise unknown("loss", loss, get_args(LossName))
+    require_known("setting", setting, get_args(Setting))
+    require_known("loss", loss, get_args(LossName))
     require(
         loss != "squared-error" or setting == "domain",
         f"setting is '{setting}' with loss 'squared-error', which has no classes; give setting='domain'.",

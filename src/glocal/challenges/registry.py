@@ -14,7 +14,7 @@ from glocal.challenges.datasets import Dataset, open_cifar10, open_digits, open_
 from glocal.challenges.permuted import permuted
 from glocal.challenges.rotated import rotated
 from glocal.challenges.split import split
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,11 @@ def make(name: str, tasks: int | None = None, data: str | Path | None = None, **
         options: `angles` for rotated, `identity_first` for permuted, `classes_per_task` and `setting` for split
             challenges.
     """
-    if name not in _REGISTRY:
-        raise unknown("challenge", name, _REGISTRY)
+    require_known("challenge", name, _REGISTRY)
     kind, base, default_tasks = _REGISTRY[name]
     allowed = [p.name for p in signature(kind.build).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     for option in options:
-        if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+        require_known(f"option of {name}", option, allowed)
     limits = "1 or more" if kind.setting == "domain" else f"1 to {default_tasks}"
     require(
         tasks is None or (isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 from glocal.sweeps.options import SweepOptions
 
 _no_hint = {"help_behavior_hint": ""}  # the description says what happens by default
@@ -72,8 +72,7 @@ def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, 
             if len(names) != 1:
                 raise GlocalError(f"with several algorithms name the one that the option is for: ALGORITHM.{text}.")
             algorithm = names[0]
-        if algorithm not in names:
-            raise unknown("algorithm in --options:", algorithm, names)
+        require_known("algorithm in --options:", algorithm, names)
         options.setdefault(algorithm, {})[option] = values.split(",")
     return options
 

@@ -22,7 +22,7 @@ from glocal.cli.paper import Paper
 from glocal.cli.plot import Plot
 from glocal.cli.table import Table
 from glocal.cli.train import Run, Sweep
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
@@ -79,14 +79,12 @@ def _parse(arguments: list[str]) -> Any:
     if not arguments or arguments[0].startswith("-"):
         return _tyro(_all_commands(), "glocal", arguments or ["--help"], description=DESCRIPTION)
     name, rest = arguments[0], arguments[1:]
-    if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS)
+    require_known("command", name, COMMANDS)
     if name == "paper" and rest and not rest[0].startswith("-"):
         from glocal.paper.experiments import EXPERIMENTS
 
         experiments = ("list", *EXPERIMENTS)
-        if rest[0] not in experiments:
-            raise unknown("experiment", rest[0], experiments)
+        require_known("experiment", rest[0], experiments)
     if name == "sweep" and (file := _value_of("--file", rest)) is not None:
         # Both --flag and --no-flag, so that a flag overrides the file in either direction.
         return _tyro(Sweep, "glocal sweep", rest, default=Sweep.from_file(Path(file)), flag_pairs=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from glocal.cli.common import Count, Flag, Integers, Names, Numbers, PathName
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known, unknown
 
 if TYPE_CHECKING:
     from glocal.paper.comparison import Comparison
@@ -53,8 +53,7 @@ class RunOptions:
         if self.demo and self.challenge:
             raise GlocalError(f"--demo has its own challenge, {demo.challenge}: leave --challenge out.")
         for name in self.challenge:
-            if name not in columns:
-                raise unknown(f"challenge of {experiment}:", name, columns)
+            require_known(f"challenge of {experiment}:", name, columns)
         return [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
 
     def _train(self, selections: Sequence[Selection], on_row: Callable[[Runs], object] | None = None) -> Runs:

@@ -20,7 +20,7 @@ from glocal.cli.common import (
     parse_options,
     short_name,
 )
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import GlocalError, require, require_known
 
 if TYPE_CHECKING:
     from glocal.store.run import Run as StoredRun
@@ -166,8 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise GlocalError(f"the sweep file '{path}' is not TOML: {error}.") from error
     allowed = ["challenge", "algorithms", "lrs", "seeds", *(option.name for option in fields(TrainingOptions))]
     for name in content:
-        if name not in allowed:
-            raise unknown(f"field of the sweep file '{path}':", name, allowed)
+        require_known(f"field of the sweep file '{path}':", name, allowed)
     types: dict[str, tuple[str, type[Any], Any]] = {
         "challenge": ("a name", str, str),
         "algorithms": ("a list of names or tables", list, str | dict),

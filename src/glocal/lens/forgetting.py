@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glocal.errors import unknown
+from glocal.errors import require_known
 from glocal.lens.trace import TrainingTrace, dot
 from glocal.metrics import OVER, Over
 
@@ -150,7 +150,6 @@ def _row_sums(pairs: Tensor) -> Tensor:
 
 def task_counts(tasks: int, over: Over) -> Tensor:
     """Return how many tasks E(t) is averaged over, after every task."""
-    if over not in OVER:
-        raise unknown("average of forgetting over", over, OVER)
+    require_known("average of forgetting over", over, OVER)
     first = 1 if over == "t" else 0
     return torch.arange(first, first + tasks, dtype=torch.float64)

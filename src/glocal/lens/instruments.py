@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glocal.errors import unknown
+from glocal.errors import require_known
 from glocal.lens.approximation import error_curves, error_order
 from glocal.lens.flatness import flatness
 from glocal.lens.forgetting import forgetting, recursion
@@ -84,8 +84,7 @@ class Measurement:
 @explain_missing_derivatives()
 def measure(trace: TrainingTrace, name: str) -> Measurement:
     """Measure a trace with one of the instruments."""
-    if name not in INSTRUMENTS:
-        raise unknown("instrument", name, INSTRUMENTS)
+    require_known("instrument", name, INSTRUMENTS)
     return Measurement(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(trace))
 
 

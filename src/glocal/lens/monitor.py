@@ -28,7 +28,7 @@ from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.engine.loader import Loader
 from glocal.engine.state import State
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import evenly_spaced_indices
 from glocal.lens.approximation import ErrorCurves, abs_difference, own_approximation, own_loss
 from glocal.lens.locality_assumption import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
@@ -75,8 +75,7 @@ class Monitor:
             on_violation: called with one sentence about every run's first violation.
         """
         require_epsilon(epsilon)
-        if approximation not in APPROXIMATIONS:
-            raise unknown("monitored approximation", approximation, APPROXIMATIONS)
+        require_known("monitored approximation", approximation, APPROXIMATIONS)
         require(every is None or every >= 1, f"every = {every} was given; it must be at least 1.")
         require(examples is None or examples >= 1, f"examples = {examples} was given; it must be at least 1.")
         if isinstance(cohort.algorithm, Partition) and approximation != "own":

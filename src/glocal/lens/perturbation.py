@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.challenges.challenge import Data
 from glocal.curvature.lanczos import Eigenpairs, eigenpairs, start_vector
 from glocal.engine.loader import evenly_spaced
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import GlocalError, require, require_known
 from glocal.lens.approximation import map_rays
 from glocal.lens.trace import Checkpoint, TrainingTrace, require_positive
 from glocal.risk import Risk
@@ -73,8 +73,7 @@ class Perturbation:
     def _ratios(self, split: Split, kind: Kind) -> Tensor:
         """Return (directions, random directions, radii); NaN where undefined."""
         for what, name, names in (("split", split, self.losses), ("kind", kind, ("eigen", "random"))):
-            if name not in names:
-                raise unknown(what, name, names)
+            require_known(what, name, names)
         changes = {k: (losses - self.base[split]).abs() for k, losses in self.losses[split].items()}
         ratios = changes[kind].unsqueeze(1) / changes["random"]
         if kind == "random":

@@ -22,7 +22,7 @@ from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
 from glocal.curvature.operators import Operator
 from glocal.curvature.spectrum import Density, density, exact_density, random_signs
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
 
 Method: TypeAlias = Literal["auto", "dense", "density"]
@@ -82,8 +82,7 @@ def spectra(
     trace: TrainingTrace, method: Method = "auto", steps: int = 100, probes: int = 10, seed: int = 0
 ) -> list[Density]:
     r"""Return the eigenvalues of \bar H_{<t} for t = 1 … N, all of them or a density."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    require_known("method", method, METHODS)
     require_positive(steps=steps, probes=probes)
     size = trace.num_params
     if method == "auto":

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, over_seeds, scope_of, summary
 from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
 from glocal.report import table
@@ -152,8 +152,7 @@ def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None,
         scope: accuracy among the task's classes or among all classes; by default that of the run's setting.
         published: False shows our numbers alone.
     """
-    if over not in OVER:
-        raise unknown("forgetting", over, OVER)
+    require_known("forgetting", over, OVER)
     groups = _group(runs)
     rows = tuple(_row(group, scope, published) for group in groups)
     flat = [run for group in groups for run in group]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from glocal.errors import unknown
+from glocal.errors import require_known
 from glocal.paper import table1
 from glocal.paper.table1 import Column
 
@@ -112,8 +112,7 @@ STUDIES: dict[str, Experiment] = {name: e for name, e in EXPERIMENTS.items() if 
 
 def get_study(name: str) -> Study:
     """Return a study by name, importing its file."""
-    if name not in STUDIES:
-        raise unknown("study", name, STUDIES)
+    require_known("study", name, STUDIES)
     file = _SHARED_FILES.get(name, name.replace("-", "_"))
     module = import_module(f"glocal.paper.studies.{file}")
     return next(study for study in module.STUDIES if study.name == name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
 from glocal.engine.loop import Progress
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known
 from glocal.paper import table1
 from glocal.paper.table1 import ANGLES, Angles, Column, Row
 from glocal.store.run import Runs
@@ -35,8 +35,7 @@ class Selection:
     precision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.angles not in ANGLES:
-            raise unknown("kind of angles", self.angles, ANGLES)
+        require_known("kind of angles", self.angles, ANGLES)
         if self.has_published_angles:
             angles = table1.published_angles("sgd")
             missing = [str(seed) for seed in self.all_seeds if seed not in angles]

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
-from glocal.errors import unknown
+from glocal.errors import require_known
 
 Angles: TypeAlias = Literal["published", "seed"]
 ANGLES: tuple[Angles, ...] = ("published", "seed")
@@ -59,8 +59,7 @@ def published_angles(method: str) -> dict[int, list[float]]:
         for name in row["methods"].split(", "):
             by_task = sequences.setdefault(name, {}).setdefault(int(row["seed"]), {})
             by_task[int(row["task"])] = float(row["degrees"])
-    if method not in sequences:
-        raise unknown("method with published angles", method, sequences)
+    require_known("method with published angles", method, sequences)
     return {seed: [degrees for _, degrees in sorted(tasks.items())] for seed, tasks in sequences[method].items()}
 
 
@@ -113,8 +112,7 @@ class Column:
 
     def row(self, algorithm: str) -> Row:
         by_name = {row.algorithm: row for row in self.all_rows}
-        if algorithm not in by_name:
-            raise unknown(f"row of table 1 on {self.challenge}:", algorithm, by_name)
+        require_known(f"row of table 1 on {self.challenge}:", algorithm, by_name)
         return by_name[algorithm]
 
     def select_rows(self, algorithms: Sequence[str] = (), extra: bool = False) -> tuple[Row, ...]:

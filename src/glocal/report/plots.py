@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import GlocalError, require_known, unknown
 from glocal.metrics import OVER, SCOPES, Over, Scope
 from glocal.report.groups import Group, View, by_algorithm, by_challenge, format_lr, most_accurate, require_groups
 from glocal.report.style import (
@@ -48,12 +48,10 @@ def draw(
         scope: accuracy among the task's classes or among all classes; by default that of the challenge's setting.
     """
     path = Path(path)
-    if kind not in KINDS:
-        raise unknown("kind of figure", kind, KINDS)
+    require_known("kind of figure", kind, KINDS)
     if path.suffix.lower() not in SUFFIXES:
         raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
-    if forgetting not in OVER:
-        raise unknown("forgetting", forgetting, OVER)
+    require_known("forgetting", forgetting, OVER)
     if scope is not None and scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
     groups = require_groups(runs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import RenderableType
 
-from glocal.errors import unknown
+from glocal.errors import require_known, unknown
 from glocal.metrics import (
     CONFIDENCE,
     MEASURES,
@@ -256,8 +256,7 @@ def diverged_note(rows: Iterable[tuple[str, float, str, int, int]]) -> str:
 
 def _view(forgetting: Over, scope: Scope | None, measure: Measure) -> View:
     for kind, value, allowed in (("forgetting", forgetting, OVER), ("measure", measure, MEASURES)):
-        if value not in allowed:
-            raise unknown(kind, value, allowed)
+        require_known(kind, value, allowed)
     if scope is not None and scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
     return View(forgetting, scope, measure)

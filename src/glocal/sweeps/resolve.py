@@ -26,7 +26,7 @@ from glocal import challenges
 from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Challenge, Setting
 from glocal.engine.cohort import seeded_network
-from glocal.errors import GlocalError, first_line, require, unknown
+from glocal.errors import GlocalError, first_line, require, require_known, unknown
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
 from glocal.sweeps.options import convert
@@ -79,8 +79,7 @@ def challenge(
 
 def _in_setting(challenge: Challenge, setting: str) -> Challenge:
     """Return the same tasks, reported as class- or task-incremental."""
-    if setting not in get_args(Setting):
-        raise unknown("setting", setting, get_args(Setting))
+    require_known("setting", setting, get_args(Setting))
     if setting == challenge.setting:
         return challenge
     if challenge.setting == "domain":
@@ -113,8 +112,7 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
     sizes from elsewhere.
     """
     if isinstance(spec, str) and not is_file_spec(spec):
-        if spec not in NETWORKS:
-            raise unknown("network", spec, NETWORKS)
+        require_known("network", spec, NETWORKS)
         return Resolved(NETWORKS[spec][0], {"name": spec})
     make, digest = load_object(spec, "network") if isinstance(spec, str) else (spec, "")
     name = spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
@@ -166,8 +164,7 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     if isinstance(spec, str) and is_file_spec(spec):
         spec, digest = load_object(spec, "algorithm")
     if isinstance(spec, str):
-        if spec not in ALGORITHMS:
-            raise unknown("algorithm", spec, ALGORITHMS)
+        require_known("algorithm", spec, ALGORITHMS)
         spec = ALGORITHMS[spec]
     kind = spec if isinstance(spec, type) else type(spec)
     if not issubclass(kind, Algorithm):

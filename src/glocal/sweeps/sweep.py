@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member, RunConfig
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import GlocalError, require, require_known
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -58,8 +58,7 @@ def sweep(
     """
     allowed = [field.name for field in fields(SweepOptions)]
     for name in options:
-        if name not in allowed:
-            raise unknown("option of a sweep", name, allowed)
+        require_known("option of a sweep", name, allowed)
     context, requests = _plan(challenge, algorithms, lrs, seeds, SweepOptions(**options), progress)
     return train_missing(context, requests)
 
