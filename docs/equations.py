@@ -163,7 +163,7 @@ ENTRIES = [
         "Figure 1",
         "fig:updatenorm",
         "distance travelled against the learning rate",
-        "glocal/cli/table1.py:Distance",
+        "glocal/cli/paper.py:Distance",
         "glocal paper distance",
     ),
     Entry(

@@ -103,12 +103,12 @@ def test_demo_shows_table_figures_and_verdicts(
     elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The demo with fewer networks."""
-    from glocal.cli import demo
+    from glocal.cli import show
 
-    monkeypatch.setattr(demo, "LRS", (0.05, 0.1, 0.2, 0.3))
-    monkeypatch.setattr(demo, "SEEDS", (11,))
-    monkeypatch.setattr(demo, "TASKS", 2)
-    monkeypatch.setattr(demo, "EPOCHS", 1)
+    monkeypatch.setattr(show, "LRS", (0.05, 0.1, 0.2, 0.3))
+    monkeypatch.setattr(show, "SEEDS", (11,))
+    monkeypatch.setattr(show, "TASKS", 2)
+    monkeypatch.setattr(show, "EPOCHS", 1)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("sgd", "er", "agem", "ewc", "local", "global"))
@@ -134,7 +134,7 @@ def test_locality_prints_declared_and_measured_locality(capsys: pytest.CaptureFi
 
 def test_locality_defaults_to_all_algorithms_that_support_the_setting() -> None:
     from glocal.algorithms import ALGORITHMS
-    from glocal.cli.locality import Locality
+    from glocal.cli.lens import Locality
 
     names = {a.name for a, _ in Locality(challenge="rotated-digits")._pairs()}
     assert names == {name for name, a in ALGORITHMS.items() if "domain" in a.settings}

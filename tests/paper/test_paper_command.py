@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glocal.cli.main import main
-from glocal.cli.table1 import Table1
+from glocal.cli.paper import Table1
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import results, selection

@@ -1,29 +1,35 @@
-"""`glocal lens`: measure how local a training run was."""
+"""`glocal lens` and `glocal locality`: how local a training run was, and whether an algorithm is local or global."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from tyro.conf import Positional
 
-from glocal.cli.common import Name, Names, Number, PathName
-from glocal.errors import GlocalError, unknown
+from glocal.cli.common import command, print_lines, print_rendered, progress_bar, rich_table
+from glocal.errors import GlocalError, require, require_known
 
 if TYPE_CHECKING:
+    from glocal.algorithms import Algorithm
+    from glocal.challenges import Challenge
+    from glocal.lens.local_or_global import Verdict
     from glocal.lens.record import Retraced, StoredRun
     from glocal.lens.trace import TrainingTrace
 
-Target = Annotated[str, tyro.conf.arg(metavar="TARGET"), tyro.conf.Positional]
+DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
+"""`glocal locality` uses the first one whose setting an algorithm supports."""
+NUMBERS = ("explained", "involved", "nats", "p")
 
 
-@dataclass(frozen=True)
+@command
 class Lens:
-    """Measure how local a training run was: distance moved, where Taylor expansions of old losses are accurate, and
-    forgetting.
+    """Measure how local a training run was: distances, where expansions of old losses hold, and forgetting.
 
     TARGET is path.py:function, your function that returns (module, loss, tasks, checkpoints): the network, its loss (a
     name or a function), (x, y) or a DataLoader for every task, and state dicts θ_0, θ_1, …; or STORE/runs/HASH, a run
@@ -34,18 +40,18 @@ class Lens:
     For example: glocal lens examples/checkpoints.py:make_training -o lens.png
     """
 
-    target: Target
+    target: Positional[str]
     """path.py:function or STORE/runs/HASH."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("lens.png")
     """The figure to write: .png, .pdf or .svg."""
-    show: Names = ()
+    show: tuple[str, ...] = ()
     """Instruments, or all. Each writes a figure and a table whose names begin with FILE's. --epsilon, --eigenvalues and
     --seed do not apply; in Python the instruments have further options."""
-    retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs", help_behavior_hint="")] = None
+    retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
     """Train a stored run again and measure ξ_o of every finished task after every STEPS steps (CPU only) or after
     epochs, by the algorithm's own approximation and by expansions, and find the first violation of the locality
     assumption. The run need not have kept its parameters."""
-    epsilon: Number = None
+    epsilon: float | None = None
     """ε of the ε-regions, in units of the loss (default: 0.1 × the mean decrease of a task's loss during its
     training)."""
     examples: int = 2_000
@@ -54,13 +60,13 @@ class Lens:
     """How many eigenvalues of each Hessian."""
     seed: int = 0
     """Seed of the random directions."""
-    challenge: Name = None
+    challenge: str | None = None
     """path.py:function of the run's challenge, if it is your own."""
-    network: Name = None
+    network: str | None = None
     """path.py:function of the run's network, if it is your own."""
-    algorithm: Name = None
+    algorithm: str | None = None
     """path.py:Name of the run's algorithm, if it is your own."""
-    data: PathName = None
+    data: Path | None = None
     """A folder with data sets."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
@@ -68,18 +74,17 @@ class Lens:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from glocal.cli.common import progress_bar
         from glocal.lens.examination import examine_trace
         from glocal.lens.instruments import INSTRUMENTS
-        from glocal.report.examination import require_figure, table
+        from glocal.report.examination import table
+        from glocal.report.style import require_figure
 
         require_figure(self.output)
         for name in self.show:
-            if name not in (*INSTRUMENTS, "all"):
-                raise unknown("instrument", name, (*INSTRUMENTS, "all"))
+            require_known("instrument", name, (*INSTRUMENTS, "all"))
         self._check_options()
         if self.retrace is not None:
-            self._retrace(self.retrace)
+            self._retrace(None if self.retrace == "epochs" else _parse_steps(self.retrace))
             return
         with Console(stderr=True).status("Reading …"):
             trace = self._trace()
@@ -88,35 +93,26 @@ class Lens:
             return
         with progress_bar("lens") as report, self._explain_errors():
             result = examine_trace(trace, self.epsilon, self.eigenvalues, self.seed, report)
-        console, path = Console(), result.plot(self.output)
-        console.print(table(result))
-        for line in (str(result.advice), result.warning):
-            if line is not None:
-                console.print(line, highlight=False)
-        console.print(f"Wrote {path}")
+        path = result.plot(self.output)
+        print_rendered(table(result))
+        print_lines(str(result.advice), result.warning, f"Wrote {path}")
 
     def _check_options(self) -> None:
         """Raise if an option is given that --show or --retrace does not use."""
-        for option, unused in (
-            ("show", ("retrace", "epsilon", "eigenvalues", "seed")),
-            ("retrace", ("eigenvalues", "seed")),
-        ):
-            for field in fields(self) if getattr(self, option) else ():
-                value = getattr(self, field.name)
-                if field.name in unused and value != field.default:
-                    raise GlocalError(f"--{field.name} {value} does not apply to --{option}: leave one of them out.")
+        unused = ("retrace", "epsilon", "eigenvalues", "seed") if self.show else ("eigenvalues", "seed")
+        for field in fields(self) if self.show or self.retrace else ():
+            value = getattr(self, field.name)
+            if field.name in unused and value != field.default:
+                other = "show" if self.show else "retrace"
+                raise GlocalError(f"--{field.name} {value} does not apply to --{other}: leave one of them out.")
 
-    def _retrace(self, every: str) -> None:
-        from rich.console import Console
-
-        from glocal.cli.common import progress_bar
+    def _retrace(self, steps: int | None) -> None:
         from glocal.lens.locality_assumption import require_epsilon, training_errors
         from glocal.paper.study import write_table
         from glocal.report.error_curves import table
         from glocal.report.progress import Bars
         from glocal.sweeps import resolve
 
-        steps = None if every == "epochs" else _parse_steps(every)
         if resolve.is_file_spec(self.target):
             raise GlocalError(f"'{self.target}' is not a run of a store: --retrace needs STORE/runs/HASH.")
         if self.epsilon is not None:
@@ -124,18 +120,18 @@ class Lens:
         run = self._open_run("cpu" if steps is not None and self.device == "auto" else self.device)
         bars = Bars()
         bars.start(1, 0)
-        bar = lambda name, tasks, steps: bars.start_cohort(name, 1, tasks, steps, 0)  # noqa: E731
         try:
-            retraced = run.retrace(steps, self.examples, bar)
+            retraced = run.retrace(
+                steps, self.examples, lambda name, tasks, steps: bars.start_cohort(name, 1, tasks, steps, 0)
+            )
         finally:
             bars.stop()
         with progress_bar("lens") as report, self._explain_errors():
             errors = training_errors(retraced.run, self.epsilon, report)
-        console, path = Console(), errors.plot(self.output)
-        console.print(table(errors))
-        for line in _notes(retraced):
-            console.print(line, highlight=False)
-        console.print(f"Wrote {path}, {write_table(errors.rows(), path.with_suffix('.parquet'))}")
+        path = errors.plot(self.output)
+        print_rendered(table(errors))
+        rows = write_table(errors.rows(), path.with_suffix(".parquet"))
+        print_lines(*_notes(retraced), f"Wrote {path}, {rows}")
 
     def _show(self, trace: TrainingTrace, names: list[str]) -> None:
         from rich.console import Console
@@ -173,15 +169,13 @@ class Lens:
 
         from glocal.lens.trace import trace_checkpoints
         from glocal.sweeps import resolve
-        from glocal.sweeps.resolve import choose_device
 
         if not resolve.is_file_spec(self.target):
             return self._open_run(self.device).trace(self.examples)
-        device = choose_device(self.device)
+        device = resolve.choose_device(self.device)
         function, _ = resolve.load_object(self.target, "function", with_neighbours=True)
         returned = "(module, loss, tasks, checkpoints)"
-        if not callable(function):
-            raise GlocalError(f"'{self.target}' is not a function. Give one that returns {returned}.")
+        require(callable(function), f"'{self.target}' is not a function. Give one that returns {returned}.")
         parts = resolve.call_user_code(function, self.target)
         if not isinstance(parts, tuple) or len(parts) != 4:
             raise GlocalError(f"'{self.target}' must return {returned}; it returned a {type(parts).__name__}.")
@@ -200,8 +194,8 @@ class Lens:
 
 
 def _parse_steps(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise GlocalError(f"--retrace {text} was given; it takes a number of steps from 1 on, or epochs.")
+    valid = text.isdecimal() and int(text) > 0
+    require(valid, f"--retrace {text} was given; it takes a number of steps from 1 on, or epochs.")
     return int(text)
 
 
@@ -227,3 +221,130 @@ def _notes(retraced: Retraced) -> Iterator[str]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
+
+
+@command
+class Locality:
+    """Test whether algorithms are local or global (Definition 3.1).
+
+    Many solutions θ_o of a task are trained from different initialisations and in different orders; everything else is
+    the same. If the algorithm's approximation of the task's loss differs between solutions, it is local, otherwise
+    global. All algorithms together take one to two minutes on two cores.
+    For example: glocal locality; glocal locality er ewc path.py:Mine
+    """
+
+    algorithms: Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="[ALGORITHM ...]")] = ()
+    """Names from `glocal list algorithms`, or path.py:Name for your own (default: all built-in algorithms)."""
+    challenge: str | None = None
+    """Challenge whose first task is trained: a name or path.py:function (default: rotated-digits, or split-digits for
+    algorithms that need new classes)."""
+    setting: str | None = None
+    """Setting of a split challenge: task or class (default: the challenge's)."""
+    network: str = "mlp"
+    """A name from `glocal list networks`, or path.py:function for your own."""
+    lr: float = 0.1
+    """Learning rate."""
+    epochs: int = 3
+    """Epochs. If more than one, each solution shuffles its first epoch differently."""
+    solutions: int = 24
+    """Number of solutions to compare."""
+    examples: int = 500
+    """Maximum number of training examples."""
+    seed: int = 0
+    """Base seed. Solution i uses seed + 1 + i for its initialisation and first epoch."""
+    data: Path | None = None
+    """Folder to search first for data sets."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __call__(self) -> None:
+        from glocal.lens.local_or_global import locality
+        from glocal.sweeps import resolve
+
+        device, pairs = resolve.choose_device(self.device), self._pairs()
+        for _, challenge in pairs:
+            resolve.network(self.network, challenge)
+        options = {name: getattr(self, name) for name in ("network", "lr", "epochs", "solutions", "examples", "seed")}
+        verdicts: dict[str, list[Verdict]] = {}
+        failures: list[str] = []
+        with progress_bar("locality") as report:
+            for number, (algorithm, challenge) in enumerate(pairs):
+                if number or sys.stderr.isatty():
+                    report(number, len(pairs), resolve.name_of(algorithm))
+                try:
+                    verdict = locality(algorithm, challenge, **options, device=device)
+                    verdicts.setdefault(challenge.name, []).append(verdict)
+                except GlocalError as error:
+                    failures.append(f"{resolve.name_of(algorithm)}: {error}")
+        if verdicts:
+            rows = [_verdict_row(v) for own in verdicts.values() for v in own]
+            print_rendered(rich_table(r"Does \hat L_o depend on θ_o?", rows, right=NUMBERS))
+            print_lines(*_explanation(verdicts))
+            for algorithm, _ in pairs:
+                if _has_no_approximation(algorithm):
+                    name = resolve.name_of(algorithm)
+                    print_lines(f"{name} does not override `approximation`, so \\hat L_o = 0 was tested.")
+        if failures:
+            count = f"{len(failures)} of {len(pairs)} failed. " if len(pairs) > 1 else ""
+            raise GlocalError(count + " ".join(failures))
+
+    def _pairs(self) -> list[tuple[Algorithm, Challenge]]:
+        """Return every algorithm with its challenge; raise before training if one is invalid."""
+        from glocal.algorithms import ALGORITHMS
+        from glocal.sweeps import resolve
+
+        if self.challenge is None and self.setting is not None:
+            raise GlocalError("--setting requires --challenge with a split challenge, e.g. --challenge split-digits.")
+        names = (self.challenge,) if self.challenge else DEFAULT_CHALLENGES
+        challenges = [resolve.challenge(name, data=self.data, setting=self.setting).value for name in names]
+        pairs = []
+        for name in self.algorithms or ALGORITHMS:
+            algorithm = resolve.algorithm(name).value
+            challenge = next((c for c in challenges if c.setting in algorithm.settings), challenges[0])
+            if self.algorithms:
+                resolve.check_setting(algorithm, challenge)
+            elif challenge.setting not in algorithm.settings:
+                continue
+            pairs.append((algorithm, challenge))
+        return pairs
+
+
+def _has_no_approximation(algorithm: Algorithm) -> bool:
+    r"""Return whether a user's algorithm does not override `approximation`; built-in ones mean \hat L_o = 0."""
+    from glocal.algorithms import ALGORITHMS
+    from glocal.algorithms import Algorithm as Base
+
+    return type(algorithm).approximation is Base.approximation and type(algorithm) not in ALGORITHMS.values()
+
+
+def _verdict_row(v: Verdict) -> dict[str, str]:
+    return {
+        "algorithm": v.algorithm,
+        "declared": v.declared,
+        "found": f"[green]{v.found}[/]" if v.agrees else f"[bold red]{v.found} ≠[/]",
+        "explained": f"{100 * v.first_order_index:.1f} %",
+        "involved": f"{100 * v.total_index:.1f} %",
+        "nats": f"{v.information:.2f}",
+        "p": f"{v.p_value:.3f}",
+    }
+
+
+def _explanation(verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
+    """Yield lines that explain the table of the verdicts, which are given by challenge."""
+    flat = [v for group in verdicts.values() for v in group]
+    sizes = sorted({len(v.values) for v in flat})
+    size_range = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+    first, *others = verdicts
+    exceptions = "".join(f" ({', '.join(v.algorithm for v in verdicts[name])} on {name})" for name in others)
+    yield (
+        f"The test agrees with the declared locality for {sum(v.agrees for v in flat)} of {len(flat)} algorithms; "
+        f"{size_range} solutions each of the first task of {first}{exceptions}."
+    )
+    yield (
+        "explained: share of Var[\\hat L_o(θ)] due to θ_o alone (first-order Sobol index); involved: including its "
+        "interaction with the memory's random draws (total index)."
+    )
+    yield "nats: I(\\hat L_o(θ); θ_o), estimated by nearest neighbours. p: permutation-test p-value; local if p ≤ 0.01."
+    num_diverged = sum(v.num_diverged for v in flat)
+    if num_diverged:
+        yield f"{num_diverged} runs diverged and were left out."

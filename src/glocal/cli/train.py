@@ -2,74 +2,67 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from tyro.conf import Positional
 
-from glocal.cli.common import (
-    AlgorithmName,
-    ChallengeName,
-    Names,
-    PathName,
-    Texts,
-    TrainingOptions,
-    combinations,
-    parse_options,
-    short_name,
-)
+from glocal.cli.common import TrainingOptions, command, print_rendered
 from glocal.errors import GlocalError, require, require_known
 
 if TYPE_CHECKING:
-    from glocal.store.run import Run as StoredRun
+    from glocal.store.run import Runs
 
-Rates = Annotated[tuple[float, ...], tyro.conf.arg(metavar="LR ...")]
-Seeds = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED ...")]
+AlgorithmOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
+OptionValues = dict[str, list[Any]]
 
 
-@dataclass(frozen=True)
+@command
 class Run:
     """Train one run and show its accuracy on every task after every task.
 
     For example: glocal run rotated-digits ewc --lr 0.1 --seed 11 --options penalty=10 fisher=exact
     """
 
-    challenge: ChallengeName
+    challenge: Positional[str]
     """Name from `glocal list challenges`, or path.py:function for your own."""
-    algorithm: AlgorithmName
+    algorithm: Positional[str]
     """Name from `glocal list algorithms`, or path.py:Name for your own."""
     lr: float = 0.1
     """Learning rate."""
     seed: int = 11
     """Seed of the initialisation, the order of the data and all other random draws."""
-    options: Texts = ()
+    options: AlgorithmOptions = ()
     """Options of the algorithm as NAME=VALUE."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
     def __call__(self) -> None:
-        from rich.console import Console
-
-        from glocal.report.progress import Bars
         from glocal.report.summary import matrix_table
-        from glocal.sweeps.sweep import sweep
 
-        options = parse_options(self.options, [self.algorithm]).get(short_name(self.algorithm), {})
-        algorithms = [(self.algorithm, choice) for choice in combinations(options)]
-        runs = sweep(self.challenge, algorithms, [self.lr], [self.seed], progress=Bars(), **self.training.as_dict())
-        console = Console()
+        runs = _train(self.challenge, [(self.algorithm, {})], (self.lr,), (self.seed,), self.options, self.training)
         for run in runs:
-            console.print(matrix_table(run))
+            print_rendered(matrix_table(run))
             for note in run.info["notes"]:
-                console.print(f"Note: {note}")
-            if self.training.monitor is not None and not _monitored(run):
-                console.print("Note: the run was in the store already and was not monitored; use another --store")
-            console.print(f"Stored in {run.path}")
+                print(f"Note: {note}")
+            print(f"Stored in {run.path}")
+        _note_unmonitored(runs, self.training)
 
 
-@dataclass(frozen=True)
-class Sweep:
+@command
+class SweepFile:
+    """Where a sweep is described."""
+
+    file: Path | None = None
+    """TOML file with the flags below as fields, and algorithms as a list of names or of tables. Flags override it."""
+
+
+@command
+class Sweep(SweepFile):
     """Train every algorithm at every learning rate with every seed, and show the table.
 
     Runs that differ in seed, learning rate and scalar options train together. Run the command again to resume an
@@ -78,19 +71,15 @@ class Sweep:
     For example: glocal sweep rotated-digits --algorithms er ewc --lrs 0.01 0.1 --seeds 11 13 --options ewc.penalty=1,10
     """
 
-    challenge: Annotated[
-        str | None, tyro.conf.arg(metavar="CHALLENGE", help_behavior_hint=""), tyro.conf.Positional
-    ] = None
+    challenge: Positional[str | None] = None
     """Name from `glocal list challenges`, or path.py:function for your own."""
-    file: PathName = None
-    """TOML file with the flags below as fields, and algorithms as a list of names or of tables. Flags override it."""
-    algorithms: Names = ()
+    algorithms: tuple[str, ...] = ()
     """Names from `glocal list algorithms`, or path.py:Name for your own."""
-    lrs: Rates = (0.001, 0.01, 0.1)
+    lrs: tuple[float, ...] = (0.001, 0.01, 0.1)
     """Learning rates."""
-    seeds: Seeds = (11, 13, 33)
+    seeds: tuple[int, ...] = (11, 13, 33)
     """Seeds."""
-    options: Texts = ()
+    options: AlgorithmOptions = ()
     """Options as ALGORITHM.NAME=VALUE. Several values, separated by commas, are all trained."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
@@ -98,57 +87,84 @@ class Sweep:
     def from_file(cls, path: Path) -> Sweep:
         """Return the sweep that a TOML file describes; its algorithms are read when the sweep starts."""
         content = _read(path)
-        own = {name: content[name] for name in ("challenge", "lrs", "seeds") if name in content}
-        options = {name: value for name, value in content.items() if name not in ("algorithms", *own)}
+        own = {name: content.pop(name) for name in ("challenge", "lrs", "seeds") if name in content}
+        content.pop("algorithms", None)
         try:
-            training = TrainingOptions(**options)
+            training = TrainingOptions(**content)
         except GlocalError as error:
             raise GlocalError(f"the sweep file '{path}': {error}") from error
         return cls(file=path, training=training, **own)
 
     def __call__(self) -> None:
-        from rich.console import Console
-
-        from glocal.report.progress import Bars
         from glocal.report.summary import render
-        from glocal.sweeps.sweep import sweep
 
         if self.challenge is None:
             raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
-        algorithms = self._algorithms()
-        if not algorithms:
-            raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
-        runs = sweep(self.challenge, algorithms, self.lrs, self.seeds, progress=Bars(), **self.training.as_dict())
-        Console().print(render(runs, "rich"))
-        unmonitored = [run for run in runs if not _monitored(run)]
-        if self.training.monitor is not None and unmonitored:
-            Console().print(
-                f"Note: {len(unmonitored)} runs were in the store already and were not monitored; use another --store"
-            )
-
-    def _algorithms(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return every algorithm with every combination of its options' values."""
         entries: list[Any] = list(self.algorithms)
         if not entries and self.file is not None:
             entries = _read(self.file).get("algorithms", [])
-        tables = [_algorithm_table(entry) for entry in entries]
-        flags = parse_options(self.options, [name for name, _ in tables])
-        return [
-            (name, choice)
-            for name, options in tables
-            for choice in combinations({**options, **flags.get(short_name(name), {})})
-        ]
+        if not entries:
+            raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
+        algorithms = [_algorithm(entry) for entry in entries]
+        runs = _train(self.challenge, algorithms, self.lrs, self.seeds, self.options, self.training)
+        print_rendered(render(runs, "rich"))
+        _note_unmonitored(runs, self.training)
 
 
-def _monitored(run: StoredRun) -> bool:
-    return any("monitored" in note for note in run.info["notes"])
+def _train(
+    challenge: str,
+    algorithms: list[tuple[str, OptionValues]],
+    lrs: tuple[float, ...],
+    seeds: tuple[int, ...],
+    options: tuple[str, ...],
+    training: TrainingOptions,
+) -> Runs:
+    """Train every algorithm with every combination of its options' values; `options` are those of the command."""
+    from glocal.report.progress import Bars
+    from glocal.sweeps.sweep import sweep
+
+    given = parse_options(options, [name for name, _ in algorithms])
+    choices: list[tuple[str, dict[str, Any]]] = []
+    for name, values in algorithms:
+        values = {**values, **given.get(_short_name(name), {})}
+        choices += [(name, dict(zip(values, choice, strict=True))) for choice in itertools.product(*values.values())]
+    return sweep(challenge, choices, lrs, seeds, progress=Bars(), **training.as_dict())
 
 
-def _algorithm_table(entry: str | dict[str, Any]) -> tuple[str, dict[str, list[Any]]]:
+def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, OptionValues]:
+    """Parse 'ewc.penalty=1,10', or 'penalty=10' for a single algorithm, to {algorithm: {option: values}}."""
+    names = [_short_name(a) for a in algorithms]
+    options: dict[str, OptionValues] = {}
+    for text in texts:
+        target, _, values = text.partition("=")
+        algorithm, dot, option = target.rpartition(".")
+        if not option or not values:
+            raise GlocalError(f"an option is written NAME=VALUE or ALGORITHM.NAME=VALUE; '{text}' was given.")
+        if not dot:
+            if len(names) != 1:
+                raise GlocalError(f"with several algorithms name the one that the option is for: ALGORITHM.{text}.")
+            algorithm = names[0]
+        require_known("algorithm in --options:", algorithm, names)
+        options.setdefault(algorithm, {})[option] = values.split(",")
+    return options
+
+
+def _short_name(algorithm: str) -> str:
+    """Return 'ewc' for ewc, 'Mine' for path/to/file.py:Mine."""
+    return algorithm.rpartition(":")[2]
+
+
+def _note_unmonitored(runs: Runs, training: TrainingOptions) -> None:
+    count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
+    if training.monitor is not None and count:
+        print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
+
+
+def _algorithm(entry: str | dict[str, Any]) -> tuple[str, OptionValues]:
     """Return name and options of an algorithm in a sweep file: a name, or a table whose values may be lists."""
     if isinstance(entry, str):
         return entry, {}
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+    if not isinstance(entry.get("name"), str):
         raise GlocalError(f"an algorithm in a sweep file needs a name; {entry} has none.")
     options = {k: v if isinstance(v, list) else [v] for k, v in entry.items() if k != "name"}
     for option, values in options.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, unknown
 from glocal.report.groups import Group, by_algorithm, by_challenge, format_lr
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ DASHES = {"global": "-", "local": "--"}
 MARKERS = {"global": ("o", "s", "D", "^", "v", "8"), "local": ("X", "P", "<", ">", "p", "h")}
 TITLE_COLOURS = {"global": COOL[0], "local": WARM[0]}
 MAX_PANELS_PER_ROW = 4
+SUFFIXES = (".pdf", ".png", ".svg")
 
 RC: dict[Any, Any] = {
     "figure.dpi": 150,
@@ -97,6 +98,14 @@ def style_context() -> Iterator[None]:
 
     with matplotlib.rc_context(RC):
         yield
+
+
+def require_figure(path: str | Path) -> Path:
+    """Return the path of a figure; raise unless its suffix is one of `SUFFIXES`."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
+    return path
 
 
 def save_figure(draw: Callable[[Figure], None], path: Path) -> Path:

@@ -1,0 +1,95 @@
+"""`glocal demo`, `glocal table` and `glocal plot`: tables and figures of runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from glocal.cli.common import Output, command, print_rendered
+from glocal.errors import GlocalError
+
+CHALLENGE = "rotated-digits"
+ALGORITHMS = ("sgd", "er", "agem", "ewc")
+LRS = (0.005, 0.02, 0.05, 0.2, 0.5)
+SEEDS = (11, 13, 33)
+TASKS, EPOCHS = 5, 4
+TRAIN_EVAL = 500
+
+
+@command
+class Demo:
+    """Compare local and global algorithms in a minute: sgd, er, agem and ewc, five learning rates, three seeds.
+
+    Trains 60 networks on the embedded digits, prints a table like the paper's Table 1 and the paper's test of each
+    algorithm, and plots forgetting and distance against the learning rate.
+    """
+
+    out: Path = Path("demo")
+    """Folder for figures and runs."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __call__(self) -> None:
+        from glocal.report.progress import Bars
+        from glocal.report.summary import render
+        from glocal.sweeps.sweep import sweep
+
+        started, store = time.perf_counter(), self.out / "runs"
+        size = {"tasks": TASKS, "epochs": EPOCHS, "train_eval": TRAIN_EVAL}
+        runs = sweep(CHALLENGE, ALGORITHMS, LRS, SEEDS, **size, store=store, device=self.device, progress=Bars())
+        print_rendered(render(runs, "rich"))
+        figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("forgetting", "distance")]
+        print(f"\nFigures: {', '.join(map(str, figures))}. Runs: {store}.")
+        print(f"{len(runs)} runs in {time.perf_counter() - started:.0f} s.")
+
+
+@command
+class Table:
+    """Show a store's runs as the paper's Table 1, accuracy and forgetting over seeds, and the paper's test."""
+
+    store: Positional[Path] = Path("runs")
+    """The store to read."""
+    format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
+    """Output format."""
+    forgetting: Literal["t-1", "t"] = "t-1"
+    """Average forgetting over all tasks but the last, as the published table does, or over all tasks."""
+    measure: Literal["accuracy", "loss"] = "accuracy"
+    """Measure forgetting by test accuracy, in points, or by test loss."""
+    scope: Literal["class", "task"] | None = None
+    """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
+
+    def __call__(self) -> None:
+        from glocal.report.summary import render
+        from glocal.sweeps.sweep import load
+
+        runs = load(self.store)
+        if not runs and self.format == "rich":
+            raise GlocalError(f"the store '{self.store}' has no finished run yet.")
+        output = render(runs, self.format, forgetting=self.forgetting, scope=self.scope, measure=self.measure)
+        print_rendered(output)
+
+
+@command
+class Plot:
+    """Draw a figure from the runs of a store.
+
+    Kinds: forgetting, accuracy and distance against the learning rate; matrix (accuracy on every task after every
+    task); loss (the objective over epochs); tradeoff (accuracy against forgetting).
+    For example: glocal plot runs --kind forgetting -o forgetting.png
+    """
+
+    store: Positional[Path] = Path("runs")
+    """The store to read."""
+    kind: str = "forgetting"
+    """Name of the figure."""
+    output: Output = None
+    """File to write: .png, .pdf or .svg (default: KIND.png)."""
+
+    def __call__(self) -> None:
+        from glocal.sweeps.sweep import load
+
+        path = self.output or Path(f"{self.kind}.png")
+        print(f"Wrote {load(self.store).plot(self.kind, path)}")
