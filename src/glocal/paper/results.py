@@ -20,7 +20,7 @@ from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.study import read_parquet
 from glocal.report.groups import PERCENT
-from glocal.store.files import Lock, report_os_errors
+from glocal.store.files import lock_file, report_os_errors
 from glocal.store.run import Run, Runs
 
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
@@ -71,7 +71,7 @@ def add(runs: Iterable[Run], path: str | Path) -> Path:
     path = Path(path)
     with report_os_errors("write the results to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(path.with_name(f".{path.stem}.lock")):
+        with lock_file(path.with_name(f".{path.stem}.lock")):
             return write(merge([*(read(path) if path.exists() else ()), *map(with_named_angles, runs)]), path)
 
 

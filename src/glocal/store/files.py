@@ -54,17 +54,13 @@ READ_ERRORS = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; it is renamed to `final` once it is complete."""
-    part = final.parent / f".{final.name}-{uuid.uuid4().hex[:8]}"
+    part = _temporary(final)
     part.mkdir()
     try:
         yield part
         if final.exists():
-            outdated = part.with_name(part.name + "-old")
-            final.rename(outdated)
-            part.rename(final)
-            shutil.rmtree(outdated)
-        else:
-            part.rename(final)
+            remove_directory(final)
+        part.rename(final)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -72,22 +68,24 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 def remove_directory(path: Path) -> None:
     """Remove a directory atomically: rename it first, so that other processes never see a part of it."""
-    renamed = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}-old")
-    path.rename(renamed)
-    shutil.rmtree(renamed, ignore_errors=True)
+    shutil.rmtree(path.rename(_temporary(path)), ignore_errors=True)
 
 
-def remove_leftovers(folder: Path, older_than: float = 86_400) -> None:
-    """Remove directories that `new_directory` left behind when its process was killed, after `older_than` seconds."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove directories that `new_directory` left behind when its process was killed, after a day."""
     for part in folder.glob(".*-*"):
         with suppress(OSError):
-            if time.time() - part.stat().st_mtime > older_than:
+            if time.time() - part.stat().st_mtime > 86_400:
                 shutil.rmtree(part)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    part = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+    part = _temporary(path)
     try:
         yield part
         with part.open("rb") as written:
@@ -98,35 +96,18 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-class Lock:
-    """An advisory file lock; the system releases it when the process ends."""
+def lock_file(path: Path, wait: bool = True) -> IO[bytes]:
+    """Open a file and lock it until it is closed or the process ends.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[bytes] | None = None
-
-    def acquire(self, wait: bool) -> bool:
-        """Acquire the lock; without `wait`, return False if another process holds it."""
-        file = self.path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.close()
-            return False
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __enter__(self) -> Lock:
-        self.acquire(wait=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    Without `wait`, raise BlockingIOError if another process holds the lock.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserList
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,31 +36,31 @@ class Run:
 
     @property
     def challenge(self) -> str:
-        return self.config["challenge"]["name"]
+        return str(self.config["challenge"]["name"])
 
     @property
     def algorithm(self) -> str:
-        return self.info["label"]
+        return str(self.info["label"])
 
     @property
     def locality(self) -> str:
-        return self.info["locality"]
+        return str(self.info["locality"])
 
     @property
     def setting(self) -> str:
-        return self.info["setting"]
+        return str(self.info["setting"])
 
     @property
     def lr(self) -> float:
-        return self.config["lr"]
+        return float(self.config["lr"])
 
     @property
     def seed(self) -> int:
-        return self.config["seed"]
+        return int(self.config["seed"])
 
     @property
     def tasks(self) -> int:
-        return self.config["challenge"]["tasks"]
+        return int(self.config["challenge"]["tasks"])
 
     @property
     def diverged(self) -> int | None:
@@ -68,7 +69,7 @@ class Run:
     @property
     def finished(self) -> str:
         """Time at which the run finished, in UTC (ISO 8601)."""
-        return self.info["finished"]
+        return str(self.info["finished"])
 
     def state(self, task: int) -> Params:
         """Return the network's state dict after `task` tasks; 0 is the initialisation. Needs `keep_parameters`."""
@@ -83,26 +84,8 @@ class Run:
         return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}
 
 
-class Runs(Sequence[Run]):
+class Runs(UserList[Run]):
     """Finished runs, in the order of their requests; `table` and `plot` show them."""
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = list(runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Runs: ...
-
-    def __getitem__(self, index: int | slice) -> Run | Runs:
-        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
 
     def __repr__(self) -> str:
         return f"<{len(self)} runs: {', '.join(sorted({r.algorithm for r in self}))}>"

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -27,7 +28,7 @@ from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line
 from glocal.store.files import (
     READ_ERRORS,
-    Lock,
+    lock_file,
     new_directory,
     read_json,
     read_tensors,
@@ -44,6 +45,8 @@ MARKER = "glocal-store.json"
 FORMAT = 1
 REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
 REQUIRED_ARRAYS = {*MEASURES, *VECTORS}
+RECORD_SCALARS = ("seconds", "epoch_step_seconds", "peak_bytes", "notes")
+"""Fields of a `Record` that are no arrays; a checkpoint stores them as JSON."""
 
 
 class Store:
@@ -68,23 +71,19 @@ class Store:
         """Open a store, or create it in an empty or new folder."""
         store = cls(path)
         with report_os_errors("read the folder", store.path):
-            occupied = store.path.exists() and (not store.path.is_dir() or store._has_content())
-        if occupied:
+            names = os.listdir(store.path) if store.path.is_dir() else []
+            occupied = any(not name.startswith(f".{MARKER}") for name in names)  # but for a marker being written
+        if occupied or store.path.is_file():
             store._check()
         with report_os_errors("create the store", store.path):
             store.path.mkdir(parents=True, exist_ok=True)
             # The marker comes first: another process that creates the same store must not find the folders without it.
             if not (store.path / MARKER).exists():
                 write_json(store.path / MARKER, {"format": FORMAT})
-            store.runs_path.mkdir(exist_ok=True)
-            store.cohorts_path.mkdir(exist_ok=True)
             for folder in (store.runs_path, store.cohorts_path):
+                folder.mkdir(exist_ok=True)
                 remove_leftovers(folder)
         return store
-
-    def _has_content(self) -> bool:
-        """Return whether the folder holds anything but a marker that is being written."""
-        return any(not path.name.startswith(f".{MARKER}") for path in self.path.iterdir())
 
     def _check(self) -> None:
         if not self.path.is_dir():
@@ -140,21 +139,13 @@ class Store:
     def claiming(self) -> Iterator[None]:
         """Hold the store's lock, for the short time in which runs are claimed or released."""
         with report_os_errors("lock the store", self.path):
-            lock = Lock(self.path / ".lock")
-            lock.acquire(wait=True)
-        try:
+            lock = lock_file(self.path / ".lock")
+        with lock:
             yield
-        finally:
-            lock.release()
 
     def interrupted(self) -> list[Claim]:
         """Claim and return all cohorts that no process trains. Call it while `claiming`."""
-        claims = []
-        for path in self._cohorts():
-            claim = Claim.take(path)
-            if claim is not None:
-                claims.append(claim)
-        return claims
+        return [claim for path in self._cohorts() if (claim := Claim.take(path)) is not None]
 
     def claim(self, hashes: Sequence[str], parameters: bool) -> Claim:
         """Claim a new cohort of runs that no process trains. Call it while `claiming`."""
@@ -189,27 +180,28 @@ class Claim:
     path: Path
     hashes: list[str]
     parameters: bool
-    lock: Lock
+    lock: IO[bytes]
 
     @classmethod
     def take(cls, path: Path) -> Claim | None:
         """Claim the cohort, or return None if another process holds it."""
-        lock = Lock(path / "lock")
         with report_os_errors("resume the cohort", path):
-            if not lock.acquire(wait=False):
+            try:
+                lock = lock_file(path / "lock", wait=False)
+            except BlockingIOError:
                 return None
         members = _members(path)
         return cls(path, members["runs"], members["parameters"], lock)
 
     def leave(self) -> None:
         """Release the cohort; its checkpoint stays."""
-        self.lock.release()
+        self.lock.close()
 
     def finish(self, store: Store) -> None:
         """Remove the cohort, once all its runs are written."""
         with store.claiming(), report_os_errors("write to the store", store.path):
             remove_directory(self.path)
-            self.lock.release()
+            self.lock.close()
 
     def save(self, snapshot: Snapshot) -> None:
         """Write the checkpoint of a task boundary in place of the previous one."""
@@ -219,15 +211,8 @@ class Claim:
                 state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
                 write_tensors(self.path / name, tree.flatten(state))
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays()})
-            record = snapshot.record
-            about = {
-                "finished": snapshot.finished,
-                "clock": snapshot.state.clock,
-                "seconds": record.seconds,
-                "epoch_step_seconds": record.epoch_step_seconds,
-                "peak_bytes": record.peak_bytes,
-                "notes": record.notes,
-            }
+            about = {"finished": snapshot.finished, "clock": snapshot.state.clock}
+            about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
             write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
 
     def load(self, device: torch.device, epochs: int, tasks: int) -> Snapshot | None:
@@ -243,11 +228,10 @@ class Claim:
             record.load(parts["record"])
         except (*READ_ERRORS, RuntimeError) as error:
             raise GlocalError(f"'{path}' is damaged ({first_line(error)}). Delete '{self.path}'.") from error
-        record.seconds, record.peak_bytes, record.notes = about["seconds"], about["peak_bytes"], about["notes"]
-        record.epoch_step_seconds = about["epoch_step_seconds"]
-        on_device = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
-        state = State.from_tree(on_device, about["clock"])
-        return Snapshot(about["finished"], state, record)
+        for name in RECORD_SCALARS:
+            setattr(record, name, about[name])
+        state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
+        return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
 
     def kept_parameters(self, run: int) -> Params | None:
         """Return θ_0 … θ_T and the buffers of one member as 't/name', as `Run.state` reads them."""
