@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, first_line
 
 
 def write_json(path: Path, value: object) -> None:
@@ -45,10 +45,6 @@ def read_tensors(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
         return {k: file.get_tensor(k) for k in json.loads(metadata["order"]) if k.startswith(prefix)}, metadata
-
-
-READ_ERRORS = (OSError, ValueError, KeyError, TypeError, SafetensorError)
-"""Exceptions that reading a damaged file can raise."""
 
 
 @contextmanager
@@ -108,6 +104,15 @@ def lock_file(path: Path, wait: bool = True) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+@contextmanager
+def report_damage(path: Path, remedy: str) -> Iterator[None]:
+    """Turn any error of reading a file into a GlocalError that names it and says what to do."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise GlocalError(f"'{path}' is damaged ({first_line(error)}). {remedy}") from error
 
 
 @contextmanager

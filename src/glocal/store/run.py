@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal.errors import GlocalError, require
-from glocal.store.files import READ_ERRORS, read_tensors
+from glocal.store.files import read_tensors, report_damage
 from glocal.tree import Params
 
 if TYPE_CHECKING:
@@ -77,10 +77,8 @@ class Run:
         if path is None or not path.exists():
             raise GlocalError("this run has not kept its parameters: repeat its command with keep_parameters.")
         require(0 <= task <= self.tasks, f"a run has states 0 to {self.tasks}; {task} was given.")
-        try:
+        with report_damage(path, "Delete the run's folder and repeat its command."):
             tensors, _ = read_tensors(path, f"{task}/")
-        except READ_ERRORS as error:
-            raise GlocalError(f"'{path}' is damaged. Delete the run's folder and run its command again.") from error
         return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}
 
 

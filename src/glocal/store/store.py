@@ -25,19 +25,8 @@ from glocal.engine.cohort import RunConfig
 from glocal.engine.loop import Snapshot
 from glocal.engine.measurements import MEASURES, VECTORS, Record
 from glocal.engine.state import State
-from glocal.errors import GlocalError, first_line
-from glocal.store.files import (
-    READ_ERRORS,
-    lock_file,
-    new_directory,
-    read_json,
-    read_tensors,
-    remove_directory,
-    remove_leftovers,
-    report_os_errors,
-    write_json,
-    write_tensors,
-)
+from glocal.errors import GlocalError
+from glocal.store import files
 from glocal.store.run import Run
 from glocal.tree import Params
 
@@ -70,30 +59,26 @@ class Store:
     def create(cls, path: str | Path) -> Store:
         """Open a store, or create it in an empty or new folder."""
         store = cls(path)
-        with report_os_errors("read the folder", store.path):
+        with files.report_os_errors("read the folder", store.path):
             names = os.listdir(store.path) if store.path.is_dir() else []
             occupied = any(not name.startswith(f".{MARKER}") for name in names)  # but for a marker being written
         if occupied or store.path.is_file():
             store._check()
-        with report_os_errors("create the store", store.path):
+        with files.report_os_errors("create the store", store.path):
             store.path.mkdir(parents=True, exist_ok=True)
             # The marker comes first: another process that creates the same store must not find the folders without it.
             if not (store.path / MARKER).exists():
-                write_json(store.path / MARKER, {"format": FORMAT})
+                files.write_json(store.path / MARKER, {"format": FORMAT})
             for folder in (store.runs_path, store.cohorts_path):
                 folder.mkdir(exist_ok=True)
-                remove_leftovers(folder)
+                files.remove_leftovers(folder)
         return store
 
     def _check(self) -> None:
-        if not self.path.is_dir():
-            raise GlocalError(f"'{self.path}' is a file, not a store. Give a folder.")
         if not (self.path / MARKER).exists():
             raise GlocalError(f"'{self.path}' is not a glocal store: it has no {MARKER}. Give another folder.")
-        try:
-            version = read_json(self.path / MARKER)["format"]
-        except READ_ERRORS as error:
-            raise GlocalError(f"cannot read {MARKER} of the store '{self.path}': {first_line(error)}.") from error
+        with files.report_damage(self.path / MARKER, "Give another folder."):
+            version = files.read_json(self.path / MARKER)["format"]
         if version != FORMAT:
             raise GlocalError(f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
 
@@ -105,20 +90,16 @@ class Store:
     def run(self, hash: str) -> Run:
         """Read one run."""
         path = self.runs_path / hash
-        try:
-            config, info = read_json(path / "config.json"), read_json(path / "info.json")
-            arrays, _ = read_tensors(path / "arrays.safetensors")
+        with files.report_damage(path, "Delete this folder and repeat the run's command."):
+            config, info = files.read_json(path / "config.json"), files.read_json(path / "info.json")
+            arrays, _ = files.read_tensors(path / "arrays.safetensors")
             run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
             expected = RunConfig(**config).hash
             missing = (REQUIRED_ARRAYS - run.arrays.keys()) | (REQUIRED_INFO - set(info))
             if missing:
                 raise KeyError(f"no {', '.join(sorted(missing))}")
-        except READ_ERRORS as error:
-            raise GlocalError(
-                f"run {hash} in '{self.path}' is damaged ({first_line(error)}). Delete '{path}' and repeat its command."
-            ) from error
-        if expected != hash:
-            raise GlocalError(f"run {hash} in '{self.path}' is damaged: its configuration is that of {expected}.")
+            if expected != hash:
+                raise ValueError(f"its configuration is that of {expected}")
         return run
 
     def runs(self) -> list[Run]:
@@ -128,18 +109,19 @@ class Store:
 
     def write(self, config: RunConfig, arrays: Params, info: Mapping[str, Any], parameters: Params | None) -> None:
         """Write a finished run."""
-        with report_os_errors("write to the store", self.path), new_directory(self.runs_path / config.hash) as part:
-            write_json(part / "config.json", config.as_dict())
-            write_json(part / "info.json", dict(info))
-            write_tensors(part / "arrays.safetensors", arrays)
+        path = self.runs_path / config.hash
+        with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
+            files.write_json(part / "config.json", config.as_dict())
+            files.write_json(part / "info.json", dict(info))
+            files.write_tensors(part / "arrays.safetensors", arrays)
             if parameters is not None:
-                write_tensors(part / "parameters.safetensors", parameters)
+                files.write_tensors(part / "parameters.safetensors", parameters)
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
         """Hold the store's lock, for the short time in which runs are claimed or released."""
-        with report_os_errors("lock the store", self.path):
-            lock = lock_file(self.path / ".lock")
+        with files.report_os_errors("lock the store", self.path):
+            lock = files.lock_file(self.path / ".lock")
         with lock:
             yield
 
@@ -149,11 +131,10 @@ class Store:
 
     def claim(self, hashes: Sequence[str], parameters: bool) -> Claim:
         """Claim a new cohort of runs that no process trains. Call it while `claiming`."""
-        name = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
-        path = self.cohorts_path / name
-        with report_os_errors("write to the store", self.path):
-            with new_directory(path) as part:
-                write_json(part / "members.json", {"runs": list(hashes), "parameters": parameters})
+        path = self.cohorts_path / hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
+        with files.report_os_errors("write to the store", self.path):
+            with files.new_directory(path) as part:
+                files.write_json(part / "members.json", {"runs": list(hashes), "parameters": parameters})
             claim = Claim.take(path)
         assert claim is not None, "a cohort created under the store's lock has no other owner"
         return claim
@@ -165,8 +146,7 @@ class Store:
         """Return the hashes of runs that a process is training, this one included. Call it while `claiming`."""
         hashes: set[str] = set()
         for path in self._cohorts():
-            claim = Claim.take(path)
-            if claim is None:
+            if (claim := Claim.take(path)) is None:
                 hashes.update(_members(path)["runs"])
             else:
                 claim.leave()
@@ -185,9 +165,9 @@ class Claim:
     @classmethod
     def take(cls, path: Path) -> Claim | None:
         """Claim the cohort, or return None if another process holds it."""
-        with report_os_errors("resume the cohort", path):
+        with files.report_os_errors("resume the cohort", path):
             try:
-                lock = lock_file(path / "lock", wait=False)
+                lock = files.lock_file(path / "lock", wait=False)
             except BlockingIOError:
                 return None
         members = _members(path)
@@ -199,21 +179,21 @@ class Claim:
 
     def finish(self, store: Store) -> None:
         """Remove the cohort, once all its runs are written."""
-        with store.claiming(), report_os_errors("write to the store", store.path):
-            remove_directory(self.path)
+        with store.claiming(), files.report_os_errors("write to the store", store.path):
+            files.remove_directory(self.path)
             self.lock.close()
 
     def save(self, snapshot: Snapshot) -> None:
         """Write the checkpoint of a task boundary in place of the previous one."""
-        with report_os_errors("write the checkpoint to", self.path):
+        with files.report_os_errors("write the checkpoint to", self.path):
             if self.parameters:
                 name = f"theta-{snapshot.finished:04}.safetensors"
                 state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
-                write_tensors(self.path / name, tree.flatten(state))
+                files.write_tensors(self.path / name, tree.flatten(state))
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays()})
             about = {"finished": snapshot.finished, "clock": snapshot.state.clock}
             about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
-            write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
+            files.write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
 
     def load(self, device: torch.device, epochs: int, tasks: int) -> Snapshot | None:
         """Read the last checkpoint, if there is one."""
@@ -221,13 +201,11 @@ class Claim:
         if not path.exists():
             return None
         record = Record.blank(len(self.hashes), tasks, epochs)
-        try:
-            tensors, metadata = read_tensors(path)
+        with files.report_damage(path, f"Delete '{self.path}'."):
+            tensors, metadata = files.read_tensors(path)
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
             record.load(parts["record"])
-        except (*READ_ERRORS, RuntimeError) as error:
-            raise GlocalError(f"'{path}' is damaged ({first_line(error)}). Delete '{self.path}'.") from error
         for name in RECORD_SCALARS:
             setattr(record, name, about[name])
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
@@ -239,16 +217,13 @@ class Claim:
             return None
         states: Params = {}
         for path in sorted(self.path.glob("theta-*.safetensors")):
-            tensors, _ = read_tensors(path)
+            tensors, _ = files.read_tensors(path)
             task = int(path.stem.removeprefix("theta-"))
             states |= {f"{task}/{k.partition('/')[2]}": t[run].clone() for k, t in tensors.items()}
         return states
 
 
 def _members(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path / "members.json")
-    except READ_ERRORS as error:
-        raise GlocalError(
-            f"the interrupted cohort '{path}' is damaged ({first_line(error)}). Delete that folder."
-        ) from error
+    with files.report_damage(path, "Delete this folder of an interrupted cohort."):
+        members: dict[str, Any] = files.read_json(path / "members.json")
+    return members
