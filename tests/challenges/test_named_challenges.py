@@ -171,7 +171,7 @@ def test_a_challenge_can_be_rebuilt_from_its_stored_options(name: str, arguments
         ("rotated-digits", {"tasks": 2.5}, "2.5 tasks"),
         ("permuted-digits", {"tasks": -1}, "-1 tasks"),
         ("permuted-digits", {"identity_first": "no"}, "identity_first is 'no'"),
-        ("split-digits", {"tasks": 0}, "allowed: 1 to 5"),
+        ("split-digits", {"tasks": 0}, "allowed: 1 or more"),
         ("split-digits", {"tasks": 6}, "6 tasks of 2 classes.* 1 to 5"),
         ("split-digits", {"tasks": 3, "classes_per_task": 4}, "1 to 2"),
         ("split-digits", {"classes_per_task": 11}, "classes_per_task is 11"),
@@ -180,11 +180,11 @@ def test_a_challenge_can_be_rebuilt_from_its_stored_options(name: str, arguments
         ("rotated-digits", {"angles": [0, 1], "tasks": 3}, "2 angles are given for 3 tasks"),
         ("rotated-digits", {"angles": {1: [0, 1], 2: [5]}, "tasks": 2}, "1 angles are given for seed 2 for 2 tasks"),
         ("rotated-digits", {"angles": []}, "0 angles are given for 1 tasks"),
-        ("rotated-digits", {"angles": {}}, "for no seed"),
+        ("rotated-digits", {"angles": {}}, r"for the seeds \[\]"),
         ("rotated-digits", {"angles": "many"}, "angles are 'many'"),
         ("rotated-digits", {"angles": 45}, "angles are 45"),
         ("rotated-digits", {"angles": [float("nan")]}, "angles are"),
-        ("rotated-digits", {"angles": {"x": [1]}}, "'x', which is not a seed"),
+        ("rotated-digits", {"angles": {"x": [1]}}, r"for the seeds \['x'\]"),
         ("rotated-digits", {"angles": {1: 5}}, "angles for seed 1 are 5"),
     ],
 )
@@ -237,7 +237,7 @@ def test_fingerprints_differ_between_data_sets(tmp_path: Path, tiny_mnist: Any) 
 def test_mnist_files_that_do_not_match_are_refused(tmp_path: Path, tiny_mnist: Any) -> None:
     tiny_mnist.write(tmp_path)
     train_images, train_labels, test_images, test_labels = (tmp_path / name for name in FILES)
-    with pytest.raises(GlocalError, match="the 60 images need as many uint8 labels"):
+    with pytest.raises(GlocalError, match="the 60 images need as many labels"):
         load_mnist(train_images, test_labels, test_images, test_labels)
-    with pytest.raises(GlocalError, match=r"MNIST images are uint8 \(n, 28, 28\)"):
+    with pytest.raises(GlocalError, match=r"MNIST images are \(n, 28, 28\)"):
         load_mnist(train_labels, train_labels, test_images, test_labels)

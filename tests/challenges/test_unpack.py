@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glocal.challenges.download import SourceFile, unpack
+from glocal.challenges.download import Source, SourceFile, unpack
 from glocal.errors import GlocalError
 
 CONTENT = np.random.default_rng(2).bytes(3_000_000)
@@ -33,7 +33,8 @@ def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 def take(path: Path, target: Path) -> None:
-    unpack(path, {WANTED: (target, SourceFile("one", len(CONTENT), hashlib.md5(CONTENT).hexdigest()))})
+    file = SourceFile(target.name, len(CONTENT), hashlib.md5(CONTENT).hexdigest())
+    unpack(Source("set", "A set", "batches", (), (), (file,)), path, target.parent)
 
 
 def files(folder: Path) -> list[str]:

@@ -20,7 +20,7 @@
 from glocal.challenges.challenge import Augment, Challenge, Data, LossName, Normalise, Setting, Task
 from glocal.challenges.datasets import prepare
 from glocal.challenges.download import Source, SourceStatus, fetch, locate, status
-from glocal.challenges.own import from_tasks
+from glocal.challenges.from_data import from_tasks
 from glocal.challenges.registry import ChallengeInfo, catalogue, make
 
 __all__ = [

@@ -11,22 +11,21 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import re
-import socket
+import shutil
 import tarfile
 import tomllib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from glocal.errors import GlocalError, require_known
+from glocal.errors import GlocalError, require, require_known
 
 Progress = Callable[[int, int], None]
 BLOCK_BYTES = 1 << 16
@@ -34,11 +33,7 @@ BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a data set, identified by its size and checksums.
-
-    alternatives: other files with the same content, such as the decompressed one.
-    subsets: smaller files that hold only the first `classes` classes, used where the original is absent.
-    """
+    """A file of a data set, identified by its size and checksums; `sources.toml` explains the fields."""
 
     name: str
     bytes: int
@@ -56,8 +51,8 @@ class Source:
     name: str
     title: str
     folder: str
-    search: tuple[str, ...]
-    mirrors: tuple[str, ...]
+    search: Sequence[str]
+    mirrors: Sequence[str]
     files: tuple[SourceFile, ...]
     archive: SourceFile | None = None
 
@@ -82,21 +77,18 @@ def fingerprint(*files: SourceFile) -> str:
     return "sha256:" + hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _source(name: str, table: dict[str, Any]) -> Source:
-    def file(entry: dict[str, Any]) -> SourceFile:
-        nested: dict[str, Any] = {
-            key: tuple(map(file, entry[key])) for key in ("alternatives", "subsets") if key in entry
-        }
-        return SourceFile(**{**entry, **nested})
+def _parse_file(entry: dict[str, Any]) -> SourceFile:
+    nested = {key: tuple(map(_parse_file, entry.get(key, ()))) for key in ("alternatives", "subsets")}
+    return SourceFile(**{**entry, **nested})
 
-    lists = {key: tuple(table[key]) for key in ("search", "mirrors")}
-    archive = file(table["archive"]) if "archive" in table else None
-    files = tuple(map(file, table["files"]))
-    return Source(name, table["title"], table["folder"], **lists, files=files, archive=archive)
+
+def _parse_source(name: str, table: dict[str, Any]) -> Source:
+    archive = _parse_file(table["archive"]) if "archive" in table else None
+    return Source(name, **{**table, "files": tuple(map(_parse_file, table["files"])), "archive": archive})
 
 
 SOURCES: dict[str, Source] = {
-    name: _source(name, table)
+    name: _parse_source(name, table)
     for name, table in tomllib.loads(Path(__file__).with_name("sources.toml").read_text("utf-8")).items()
 }
 
@@ -109,18 +101,12 @@ def find_source(name: str) -> Source:
 
 def data_folders(data: str | Path | None = None) -> list[Path]:
     """Return the folders that are searched, in order: `data`, `$GLOCAL_DATA`, the user's cache."""
-    folders = []
-    if data is not None:
-        if not str(data):
-            raise GlocalError("the data folder is an empty string; give a folder, or leave it out.")
-        folders.append(Path(data).expanduser())
-    if os.environ.get("GLOCAL_DATA"):
-        folders.append(Path(os.environ["GLOCAL_DATA"]).expanduser())
-    cache = os.environ.get("XDG_CACHE_HOME")
+    require(data is None or bool(str(data)), "the data folder is an empty string; give a folder, or leave it out.")
+    cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says that a relative path is invalid and must be ignored.
-    root = Path(cache) if cache and Path(cache).is_absolute() else Path("~/.cache").expanduser()
-    folders.append(root / "glocal")
-    return list(dict.fromkeys(folders))
+    cache = cache if os.path.isabs(cache) else "~/.cache"
+    folders = [data, os.environ.get("GLOCAL_DATA"), f"{cache}/glocal"]
+    return list(dict.fromkeys(Path(folder).expanduser() for folder in folders if folder))
 
 
 def cache_folder() -> Path:
@@ -151,37 +137,29 @@ def _fault(path: Path, file: SourceFile) -> str | None:
             return f"{path} has {stat.st_size} bytes instead of {file.bytes}"
         key = path, stat.st_size, stat.st_mtime_ns
         good = _cached_checksum(*key, "md5") == file.md5
-        if good and (file.sha256 is None or _cached_checksum(*key, "sha256") == file.sha256):
-            return None
-        return f"{path} has the wrong checksum"
+        good = good and (file.sha256 is None or _cached_checksum(*key, "sha256") == file.sha256)
+        return None if good else f"{path} has the wrong checksum"
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """The result of a search: verified paths by published name, names without a good file, and damaged copies.
-
-    archive: a good copy of the archive, if files are missing.
-    """
+class _Survey(NamedTuple):
+    """The result of a search: verified paths by published name, names without a good file, and damaged copies."""
 
     paths: dict[str, Path]
     missing: list[str]
     faults: list[str]
-    archive: Path | None
+    archive: Path | None  # a good copy of the archive, if files are missing
 
 
 def _search(folders: Sequence[Path], files: Sequence[SourceFile]) -> tuple[Path | None, list[str]]:
     """Return the first good copy of any of these files, and the faults of the copies before it."""
     faults: list[str] = []
-    for folder in folders:
-        for file in files:
-            path = folder / file.name
-            if not os.path.isfile(path):
-                continue
+    for path, file in ((folder / file.name, file) for folder in folders for file in files):
+        if path.is_file():
             fault = _fault(path, file)
             if fault is None:
-                return Path(os.path.abspath(path)), faults
+                return path.absolute(), faults
             faults.append(fault)
     return None, faults
 
@@ -193,8 +171,7 @@ def _survey(source: Source, data: str | Path | None) -> _Survey:
     folders = [root / folder for root in data_folders(data) for folder in source.search]
     for file in source.files:
         path, file_faults = _search(folders, (file, *file.alternatives))
-        if path is None and not file_faults and file.subsets:
-            # A damaged original is reported, and not replaced silently by a subset.
+        if path is None and not file_faults:  # a damaged original is reported, and not replaced by a subset
             path, file_faults = _search(folders, file.subsets)
         if path is None:
             faults += file_faults
@@ -207,25 +184,24 @@ def _survey(source: Source, data: str | Path | None) -> _Survey:
     return _Survey(paths, missing, faults, archive)
 
 
-def locate(source: Source | str, data: str | Path | None = None) -> dict[str, Path]:
+def locate(name: str, data: str | Path | None = None) -> dict[str, Path]:
     """Return the verified path of every file of a data set, by its published name.
 
     Raises an error if a file is missing or damaged. If only the archive is there, it is unpacked into the user's cache.
     """
-    source = source if isinstance(source, Source) else find_source(source)
+    source = find_source(name)
     survey = _survey(source, data)
     if survey.archive:
-        _unpack_source(source, survey.archive, cache_folder() / source.folder)
+        unpack(source, survey.archive, cache_folder() / source.folder)
         survey = _survey(source, data)
     if not survey.missing:
         return survey.paths
     searched = ", ".join(f"{folder}{'' if folder.is_dir() else ' (no such folder)'}" for folder in data_folders(data))
     damaged = f"; damaged: {', '.join(survey.faults)}" if survey.faults else ""
     archive = f" or {source.archive.name}" if source.archive else ""
-    target = data_folders(data)[0] / source.folder
     raise GlocalError(
-        f"{source.name} is not complete: no good {', '.join(survey.missing)}{damaged}; searched: {searched}. "
-        f"Run: glocal data fetch {source.name}, put the original files{archive} into {target}, "
+        f"{name} is not complete: no good {', '.join(survey.missing)}{damaged}; searched: {searched}. "
+        f"Run: glocal data fetch {name}, put the original files{archive} into {data_folders(data)[0] / source.folder}, "
         "or set GLOCAL_DATA to the folder that contains them."
     )
 
@@ -247,40 +223,34 @@ def status(data: str | Path | None = None) -> list[SourceStatus]:
 
 
 def _status(source: Source, survey: _Survey) -> SourceStatus:
-    where = next((str(path.parent) for path in survey.paths.values()), None)
+    found = [survey.archive] if survey.archive else list(survey.paths.values())
+    where = str(found[0].parent) if found else None
+    note = source.title
     if survey.archive:
-        note = f"{source.title}; in {survey.archive.name}, unpacked when first used"
-        return SourceStatus(source.name, "ready", str(survey.archive.parent), survey.archive.stat().st_size, note)
-    if survey.faults:
+        note += f"; in {survey.archive.name}, unpacked when first used"
+    elif survey.faults:
         return SourceStatus(source.name, "damaged", where, source.bytes, "; ".join(survey.faults))
-    if survey.missing:
+    elif survey.missing:
         note = f"missing {', '.join(survey.missing)}; run: glocal data fetch {source.name}"
         return SourceStatus(source.name, "missing", where, source.bytes, note)
-    note = source.title
     for path in survey.paths.values():
         if subset := source.subset_at(path):
             note += f"; only the first {subset.classes} classes, in {path.name}; all: glocal data fetch {source.name}"
-    size = sum(path.stat().st_size for path in survey.paths.values())
-    return SourceStatus(source.name, "ready", where, size, note)
+    return SourceStatus(source.name, "ready", where, sum(path.stat().st_size for path in found), note)
 
 
 def fetch(
-    source_name: str,
-    data: str | Path | None = None,
-    mirrors: Sequence[str] | None = None,
-    progress: Progress | None = None,
-    timeout: float = 30.0,
+    name: str, data: str | Path | None = None, mirrors: Sequence[str] | None = None, progress: Progress | None = None
 ) -> dict[str, Path]:
     """Download the missing files of a data set, unpack them, and return the paths of all its files.
 
     Args:
-        source_name: the data set, such as 'mnist'.
+        name: the data set, such as 'mnist'.
         data: the folder to search first and to download to; by default `$GLOCAL_DATA` or the user's cache.
         mirrors: addresses to use instead of the published ones.
         progress: called as `progress(done, total)` with the bytes of all downloads together.
-        timeout: seconds without a byte after which a mirror has failed.
     """
-    source = find_source(source_name)
+    source = find_source(name)
     survey = _survey(source, data)
     folder = data_folders(data)[0] / source.folder
     complete = {name for name, path in survey.paths.items() if source.subset_at(path) is None}
@@ -296,14 +266,14 @@ def fetch(
                 progress(finished + done, total)
 
         urls = [f"{mirror.rstrip('/')}/{file.name}" for mirror in (source.mirrors if mirrors is None else mirrors)]
-        download(urls, folder / file.name, size=file.bytes, md5=file.md5, progress=report, timeout=timeout)
+        download(urls, folder / file.name, size=file.bytes, md5=file.md5, progress=report)
         finished += file.bytes
     if source.archive and wanted:
-        _unpack_source(source, folder / source.archive.name, folder)
+        unpack(source, folder / source.archive.name, folder)
         (folder / source.archive.name).unlink()
     elif survey.archive:
-        _unpack_source(source, survey.archive, folder)
-    return locate(source, data)
+        unpack(source, survey.archive, folder)
+    return locate(name, data)
 
 
 # --- Writing files ----------------------------------------------------------------------------------------------------
@@ -326,55 +296,40 @@ def atomic_write(target: Path, hint: str = "use another data folder") -> Iterato
     Readers see the old file or the new one, and two processes may write the same file.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    with disk_errors(part, hint):
+    with disk_errors(target, hint):
         target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield part
-        with disk_errors(target, hint):
+        try:
+            yield part
             os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+        finally:
+            part.unlink(missing_ok=True)
 
 
-def unpack(archive: Path, members: Mapping[str, tuple[Path, SourceFile]]) -> None:
-    """Extract known files from a tar archive that may be damaged or hostile.
+def unpack(source: Source, archive: Path, folder: Path) -> None:
+    """Extract the files of a data set from a tar archive that may be damaged or hostile.
 
-    Only regular files that are listed in `members`, by their names in the archive, are extracted, each to the given
-    path: no path, link or size in the archive decides what is written where.
+    Only the regular files that the data set consists of are extracted: no path, link or size in the archive decides
+    what is written where.
     """
-
-    def damaged(reason: object) -> GlocalError:
-        text = " ".join(str(reason).split())
-        return GlocalError(f"{archive} cannot be unpacked: {text}; replace it with the original file.")
-
-    remaining = dict(members)
+    remaining = {f"{source.folder}/{file.name}": file for file in source.files}
     try:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
                 if member.name not in remaining or not member.isreg():
                     continue
-                target, file = remaining.pop(member.name)
-                content = tar.extractfile(member)
-                if member.size != file.bytes or content is None:
-                    raise damaged(f"{member.name} has {member.size} bytes instead of {file.bytes}")
-                with atomic_write(target) as part:
-                    with disk_errors(part):
-                        output = part.open("wb")
-                    with output:
-                        while block := content.read(BLOCK_BYTES):
-                            with disk_errors(part):
-                                output.write(block)
+                file, content = remaining.pop(member.name), tar.extractfile(member)
+                if content is None or member.size != file.bytes:
+                    raise tarfile.TarError(f"{member.name} has {member.size} bytes instead of {file.bytes}")
+                with atomic_write(folder / file.name) as part:
+                    with part.open("wb") as output:
+                        shutil.copyfileobj(content, output)
                     if checksum(part) != file.md5:
-                        raise damaged(f"{member.name} has the wrong checksum")
-                if not remaining:
-                    return
+                        raise tarfile.TarError(f"{member.name} has the wrong checksum")
+        if remaining:
+            raise tarfile.TarError(f"it contains no file {', '.join(remaining)}")
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise damaged(str(error) or type(error).__name__) from error
-    raise damaged(f"it contains no file {', '.join(remaining)}")
-
-
-def _unpack_source(source: Source, archive: Path, folder: Path) -> None:
-    unpack(archive, {f"{source.folder}/{file.name}": (folder / file.name, file) for file in source.files})
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GlocalError(f"{archive} cannot be unpacked: {reason}; replace it with the original file.") from error
 
 
 # --- Downloading one file ---------------------------------------------------------------------------------------------
@@ -384,38 +339,30 @@ class _MirrorFailed(Exception):
     """This mirror cannot provide the file; the next one may."""
 
 
-class _CannotResume(_MirrorFailed):
-    """This mirror cannot continue a partial download; it may still send the whole file."""
-
-
 def download(
     urls: Sequence[str], target: Path, *, size: int, md5: str, progress: Progress | None = None, timeout: float = 30.0
 ) -> None:
-    """Download a file of known size and checksum to `target`, from the first URL that provides it."""
+    """Download a file of known size and checksum to `target`, from the first URL that provides it.
+
+    A mirror has failed after `timeout` seconds without a byte.
+    """
     part = target.with_name(target.name + ".part")
-    report: Progress = progress or (lambda done, total: None)
-    complete = False
-    with disk_errors(part):
+    failures = []
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
-        if part.stat().st_size >= size:
-            complete = checksum(part) == md5
-            if not complete:
-                part.unlink()
-    failures = []
-    for url in () if complete else urls:
-        try:
-            _complete(url, part, size, md5, report, timeout)
-        except _MirrorFailed as failure:
-            failures.append(f"{urlsplit(url).netloc or url}: {failure}")
-        else:
-            complete = True
-            break
-    with disk_errors(target):
+        complete = checksum(part) == md5
+        for url in () if complete else urls:
+            try:
+                _complete(url, part, size, md5, progress, timeout)
+                complete = True
+                break
+            except _MirrorFailed as failure:
+                failures.append(f"{urlsplit(url).netloc or url}: {failure}")
         if complete:
             os.replace(part, target)
             return
-        if part.exists() and part.stat().st_size == 0:
+        if part.stat().st_size == 0:
             part.unlink()
     raise GlocalError(
         f"could not fetch {target.name} ({'; '.join(failures) or 'no mirror was given'}); try again, or put the "
@@ -423,88 +370,63 @@ def download(
     )
 
 
-def _complete(url: str, part: Path, size: int, md5: str, progress: Progress, timeout: float) -> None:
-    """Complete `part` from one mirror: append the rest, or start again if the result is wrong."""
-    offset = part.stat().st_size if part.exists() else 0
-    if offset:
-        try:
-            _receive(url, part, offset, size, progress, timeout)
-            if checksum(part) == md5:
-                return
-        except _CannotResume:
-            pass
-        part.unlink()  # the old bytes or the new ones are wrong, and it is unknown which
-    _receive(url, part, 0, size, progress, timeout)
+def _complete(url: str, part: Path, size: int, md5: str, progress: Progress | None, timeout: float) -> None:
+    """Append the rest of the file to `part`; if the result is wrong, start again, because either may be wrong."""
+    offset = part.stat().st_size
+    with part.open("r+b") as file:
+        for position, block in _receive(url, offset, size, timeout):
+            if position == 0:
+                file.truncate(0)
+            file.seek(position)
+            file.write(block)
+            if progress is not None:
+                progress(min(position + len(block), size), size)
     if checksum(part) != md5:
-        part.unlink()
-        raise _MirrorFailed("wrong checksum")
+        os.truncate(part, 0)
+        if offset == 0:
+            raise _MirrorFailed("wrong checksum")
+        _complete(url, part, size, md5, progress, timeout)
 
 
-def _receive(url: str, part: Path, offset: int, size: int, progress: Progress, timeout: float) -> None:
-    """Request the bytes from `offset` on, and keep what arrives even if the connection breaks."""
+def _receive(url: str, offset: int, size: int, timeout: float) -> Iterator[tuple[int, bytes]]:
+    """Yield the file in blocks with their positions, from `offset` on, or from 0 if the server cannot resume."""
+    try:
+        with _open(url, offset, timeout) as response:
+            position = offset if response.status == 206 else 0
+            length = response.headers.get("Content-Length", "")
+            if length.isdecimal() and position + int(length) != size:
+                raise _MirrorFailed(f"offers {position + int(length)} bytes instead of {size}")
+            yield position, b""
+            # One byte more than the file has, to notice a server that sends too much.
+            while block := response.read1(min(BLOCK_BYTES, size + 1 - position)):
+                yield position, block
+                position += len(block)
+    except HTTPError as error:
+        error.close()
+        raise _MirrorFailed(f"HTTP {error.code}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        inner = error.reason if isinstance(error, URLError) else error
+        raise _MirrorFailed(getattr(inner, "strerror", None) or " ".join(str(inner).split())) from error
+    if position < size:
+        raise _MirrorFailed(f"stopped after {position} of {size} bytes")
+
+
+def _open(url: str, offset: int, timeout: float) -> http.client.HTTPResponse:
+    """Request the bytes from `offset` on, or the whole file if the server does not answer with these."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise _MirrorFailed("not an http or https address")
     headers = {"User-Agent": "glocal", "Accept-Encoding": "identity"}
     if offset:
-        headers["Range"] = f"bytes={offset}-"
-    with _network_errors():
-        response: http.client.HTTPResponse = urlopen(Request(url, headers=headers), timeout=timeout)
-    with response:
-        done = _first_byte(response, offset, size)
-        with disk_errors(part):
-            file = part.open("r+b" if done else "wb")
-            file.seek(done)
-        with file:
-            progress(done, size)
-            while True:
-                with _network_errors():
-                    try:
-                        # One byte more than the file has, to notice a server that sends too much.
-                        block = response.read1(min(BLOCK_BYTES, size + 1 - done))
-                    except http.client.IncompleteRead as incomplete:
-                        block = incomplete.partial
-                if not block:
-                    break
-                with disk_errors(part):
-                    file.write(block)
-                    file.flush()
-                done += len(block)
-                progress(min(done, size), size)
-    if done < size:
-        raise _MirrorFailed(f"stopped after {done} of {size} bytes")
-
-
-def _first_byte(response: http.client.HTTPResponse, offset: int, size: int) -> int:
-    """Return the position of the response's first byte: `offset`, or 0 if the server sends the whole file."""
-    if response.status == 206:
-        content_range = response.headers.get("Content-Range", "")
-        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range.strip())
-        if match is None or int(match[1]) != offset:
-            raise _CannotResume(f"was asked for the bytes from {offset} and answered '{content_range}'")
-        start, offered = offset, match[2]
-    elif response.status == 200:
-        start, offered = 0, response.headers.get("Content-Length", "")
-    else:
-        raise _MirrorFailed(f"HTTP {response.status}")
-    if offered.isdecimal() and int(offered) != size:
-        raise _MirrorFailed(f"offers {offered} bytes instead of {size}")
-    return start
-
-
-@contextmanager
-def _network_errors() -> Iterator[None]:
-    """Convert every network error to a failure of the mirror, with a short reason."""
-    try:
-        yield
-    except HTTPError as error:
-        error.close()
-        raise (_CannotResume if error.code == 416 else _MirrorFailed)(f"HTTP {error.code}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        inner = error.reason if isinstance(error, URLError) else error
-        names = {
-            TimeoutError: "timed out",
-            ConnectionRefusedError: "connection refused",
-            socket.gaierror: "host not found",
-        }
-        known = next((name for kind, name in names.items() if isinstance(inner, kind)), None)
-        raise _MirrorFailed(known or " ".join(str(inner).split()) or type(inner).__name__) from error
+        try:
+            request = Request(url, headers={**headers, "Range": f"bytes={offset}-"})
+            response: http.client.HTTPResponse = urlopen(request, timeout=timeout)
+        except HTTPError as error:
+            error.close()
+            if error.code != 416:
+                raise
+        else:
+            if response.status == 200 or response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+                return response
+            response.close()
+    whole: http.client.HTTPResponse = urlopen(Request(url, headers=headers), timeout=timeout)
+    return whole

@@ -31,10 +31,10 @@ class ChallengeInfo:
 
 
 @dataclass(frozen=True)
-class _Base:
+class _Source:
     """A data set: its number of examples and how it is trained on by default."""
 
-    source: str
+    name: str
     description: str
     train: int
     test: int
@@ -55,67 +55,55 @@ class _Kind:
     build: Callable[..., Challenge]
 
 
-_DIGITS = _Base("digits", "5,000 embedded digits", 4_000, 1_000, open_digits)
-_MNIST = _Base("mnist", "MNIST digits", 60_000, 10_000, open_mnist)
-_CIFAR10 = _Base(
-    "cifar10",
-    "CIFAR-10 photographs",
-    50_000,
-    10_000,
-    open_cifar10,
-    epochs=50,
-    batch_size=32,
-    normalise=Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2615)),
-    augment=Augment(padding=4, flip=True),
+_photographs = partial(_Source, batch_size=32, augment=Augment(padding=4, flip=True))
+_CIFAR10_STATISTICS = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
+_TINYIMAGENET_STATISTICS = Normalise((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
+
+_DIGITS = _Source("digits", "5,000 embedded digits", 4_000, 1_000, open_digits)
+_MNIST = _Source("mnist", "MNIST digits", 60_000, 10_000, open_mnist)
+_CIFAR10 = _photographs(
+    "cifar10", "CIFAR-10 photographs", 50_000, 10_000, open_cifar10, epochs=50, normalise=_CIFAR10_STATISTICS
 )
-_TINYIMAGENET = _Base(
+_TINYIMAGENET = _photographs(
     "tinyimagenet",
     "Tiny-ImageNet photographs",
     100_000,
     10_000,
     open_tinyimagenet,
     epochs=100,
-    batch_size=32,
-    normalise=Normalise(mean=(0.4802, 0.4480, 0.3975), std=(0.2770, 0.2691, 0.2821)),
-    augment=Augment(padding=4, flip=True),
+    normalise=_TINYIMAGENET_STATISTICS,
 )
 
 _ROTATED = _Kind("rotated", "domain", "each task rotated by a random angle in [0, 180) degrees", rotated)
 _PERMUTED = _Kind("permuted", "domain", "each task with its pixels permuted, except the first", permuted)
 _SPLIT = _Kind("split", "class", "two new classes in every task", split)
-_SPLIT_BY_20 = _Kind(
-    "split",
-    "class",
-    "twenty new classes in every task, as many tasks as the file on this machine has classes for",
-    partial(split, classes_per_task=20),
-)
+_TWENTY_CLASSES = "twenty new classes in every task, as many tasks as the file on this machine has classes for"
+_SPLIT_BY_20 = _Kind("split", "class", _TWENTY_CLASSES, partial(split, classes_per_task=20))
 
-_REGISTRY: Mapping[str, tuple[_Kind, _Base, int]] = {
-    f"{kind.name}-{base.source}": (kind, base, tasks)
-    for base, kind, tasks in (
-        (_DIGITS, _ROTATED, 5),
-        (_DIGITS, _PERMUTED, 5),
-        (_DIGITS, _SPLIT, 5),
-        (_MNIST, _ROTATED, 20),
-        (_MNIST, _PERMUTED, 10),
-        (_MNIST, _SPLIT, 5),
-        (_CIFAR10, _SPLIT, 5),
-        (_TINYIMAGENET, _SPLIT_BY_20, 10),
+_REGISTRY: Mapping[str, tuple[_Kind, _Source, int]] = {
+    f"{kind.name}-{source.name}": (kind, source, tasks)
+    for kind, source, tasks in (
+        (_ROTATED, _DIGITS, 5),
+        (_PERMUTED, _DIGITS, 5),
+        (_SPLIT, _DIGITS, 5),
+        (_ROTATED, _MNIST, 20),
+        (_PERMUTED, _MNIST, 10),
+        (_SPLIT, _MNIST, 5),
+        (_SPLIT, _CIFAR10, 5),
+        (_SPLIT_BY_20, _TINYIMAGENET, 10),
     )
 }
 
 
 def catalogue() -> list[ChallengeInfo]:
     """Describe every named challenge, with its default number of tasks. Reads no data."""
-
-    def info(name: str, kind: _Kind, base: _Base, tasks: int) -> ChallengeInfo:
+    rows = []
+    for name, (kind, source, tasks) in _REGISTRY.items():
         parts = 1 if kind.setting == "domain" else tasks
-        description = f"{base.description}, {kind.description}"
-        return ChallengeInfo(
-            name, kind.setting, tasks, base.train // parts, base.test // parts, description, base.source
-        )
-
-    return [info(name, *row) for name, row in _REGISTRY.items()]
+        sizes = source.train // parts, source.test // parts
+        description = f"{source.description}, {kind.description}"
+        rows.append(ChallengeInfo(name, kind.setting, tasks, *sizes, description, source.name))
+    return rows
 
 
 def make(name: str, tasks: int | None = None, data: str | Path | None = None, **options: Any) -> Challenge:
@@ -132,31 +120,31 @@ def make(name: str, tasks: int | None = None, data: str | Path | None = None, **
             challenges.
     """
     require_known("challenge", name, _REGISTRY)
-    kind, base, default_tasks = _REGISTRY[name]
-    allowed = [p.name for p in signature(kind.build).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+    kind, source, default_tasks = _REGISTRY[name]
+    allowed = {p.name: p.default for p in signature(kind.build).parameters.values() if p.kind is Parameter.KEYWORD_ONLY}
     for option in options:
         require_known(f"option of {name}", option, allowed)
-    limits = "1 or more" if kind.setting == "domain" else f"1 to {default_tasks}"
     require(
         tasks is None or (isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1),
-        f"{tasks!r} tasks of {name} were requested; allowed: {limits}.",
+        f"{tasks!r} tasks of {name} were requested; allowed: 1 or more.",
     )
-    dataset = base.open(data)
+    dataset = source.open(data)
     if tasks is None:
-        tasks = _implied_tasks(kind, dataset, options) or default_tasks
-    challenge = kind.build(name, dataset, tasks, **options)
+        tasks = _implied_tasks(dataset, **{**allowed, **options}) or default_tasks
     return replace(
-        challenge, epochs=base.epochs, batch_size=base.batch_size, normalise=base.normalise, augment=base.augment
+        kind.build(name, dataset, tasks, **options),
+        epochs=source.epochs,
+        batch_size=source.batch_size,
+        normalise=source.normalise,
+        augment=source.augment,
     )
 
 
-def _implied_tasks(kind: _Kind, dataset: Dataset, options: Mapping[str, Any]) -> int | None:
+def _implied_tasks(dataset: Dataset, angles: Any = None, classes_per_task: Any = None, **_: Any) -> int | None:
     """Return the number of tasks that the options and the data imply: one per angle, or all available classes."""
-    angles = options.get("angles")
-    if isinstance(angles, Mapping) and angles and all(isinstance(degrees, Sequence) for degrees in angles.values()):
-        return max(1, min(len(degrees) for degrees in angles.values()))
-    if isinstance(angles, Sequence):
-        return max(1, len(angles))
-    parameter = signature(kind.build).parameters.get("classes_per_task")
-    size = options.get("classes_per_task", parameter.default if parameter else None)
-    return max(1, dataset.available_classes // size) if isinstance(size, int) and size >= 1 else None
+    lists = list(angles.values()) if isinstance(angles, Mapping) else [angles]
+    if lists and all(isinstance(degrees, Sequence) for degrees in lists):
+        return max(1, min(map(len, lists)))
+    if isinstance(classes_per_task, int) and classes_per_task >= 1:
+        return max(1, dataset.available_classes // classes_per_task)
+    return None

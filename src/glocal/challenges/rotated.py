@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glocal.challenges.challenge import Challenge
 from glocal.challenges.datasets import Dataset
-from glocal.challenges.permuted import OUTSIDE, rearrange, rearranged_tasks
+from glocal.challenges.permuted import OUTSIDE, rearranged
 from glocal.errors import GlocalError, require
 from glocal.rng import generator
 
@@ -31,39 +31,24 @@ def rotated(name: str, dataset: Dataset, tasks: int, *, angles: Angles | None = 
 
     angles: degrees, as one list for every seed or as {seed: list}; by default they are drawn for every seed.
     """
-    fixed = None if angles is None else _parse_angles(angles, tasks)
+    fixed = _parse_angles(angles, tasks)
+    height, width = dataset.input_shape[-2:]
 
     def angle(index: int, seed: int) -> float:
         if fixed is None:
             return random_angle(seed, index)
         if isinstance(fixed, list):
             return fixed[index]
-        if seed not in fixed:
-            seeds = ", ".join(map(str, sorted(fixed)))
+        if str(seed) not in fixed:
+            seeds = ", ".join(fixed)
             raise GlocalError(f"{name} has no angles for seed {seed}; they are given for the seeds {seeds}.")
-        return fixed[seed][index]
+        return fixed[str(seed)][index]
 
     def index_map(index: int, seed: int) -> Tensor:
-        height, width = dataset.input_shape[-2:]
         return rotation_map(height, width, angle(index, seed))
 
-    options: dict[str, Any] = {}
-    if isinstance(fixed, list):
-        options["angles"] = fixed
-    elif fixed is not None:
-        options["angles"] = {str(seed): fixed[seed] for seed in sorted(fixed)}
-    return Challenge(
-        name=name,
-        setting="domain",
-        tasks=tasks,
-        outputs=dataset.classes,
-        input_shape=dataset.input_shape,
-        make_task=rearranged_tasks(dataset, index_map),
-        on_device=True,
-        seeded=not isinstance(fixed, list),
-        fingerprint=dataset.fingerprint,
-        options=options,
-    )
+    options = {} if fixed is None else {"angles": fixed}
+    return rearranged(name, dataset, tasks, index_map, seeded=not isinstance(fixed, list), options=options)
 
 
 def random_angle(seed: int, task: int) -> float:
@@ -72,20 +57,18 @@ def random_angle(seed: int, task: int) -> float:
     return 180.0 * float(torch.rand((), dtype=torch.float64, generator=stream))
 
 
-def _parse_angles(angles: Any, tasks: int) -> list[float] | dict[int, list[float]]:
+def _parse_angles(angles: Any, tasks: int) -> list[float] | dict[str, list[float]] | None:
+    """Return the angles as floats, by seed as text, as JSON and TOML have it."""
+    if angles is None:
+        return None
     if not isinstance(angles, Mapping):
         return _angle_list(angles, "", tasks)
-    by_seed: dict[int, list[float]] = {}
-    for key, degrees in angles.items():
-        try:
-            seed = int(key)  # JSON and TOML have seeds as strings
-        except (TypeError, ValueError):
-            raise GlocalError(
-                f"angles are given for {key!r}, which is not a seed; give them as {{seed: [degrees, ...]}}."
-            ) from None
-        by_seed[seed] = _angle_list(degrees, f" for seed {seed}", tasks)
-    require(bool(by_seed), "angles are given for no seed; give them as {seed: [degrees, ...]}, or leave them out.")
-    return by_seed
+    seeds = {str(seed): degrees for seed, degrees in angles.items()}
+    require(
+        bool(seeds) and all(map(str.isdecimal, seeds)),
+        f"angles are given for the seeds {list(angles)}; give them as {{seed: [degrees, ...]}}, or leave them out.",
+    )
+    return {seed: _angle_list(seeds[seed], f" for seed {seed}", tasks) for seed in sorted(seeds, key=int)}
 
 
 def _angle_list(angles: Any, suffix: str, tasks: int) -> list[float]:
@@ -99,17 +82,9 @@ def _angle_list(angles: Any, suffix: str, tasks: int) -> list[float]:
     return [float(angle) for angle in angles]
 
 
-def rotate(images: Tensor, angle: float) -> Tensor:
-    """Rotate images (..., h, w) of any dtype counter-clockwise by `angle` degrees; new pixels are 0."""
-    require(images.ndim >= 2, f"images have the shape {tuple(images.shape)}; give (..., height, width).")
-    height, width = images.shape[-2:]
-    return rearrange(images, rotation_map(height, width, float(angle)))
-
-
 @lru_cache(maxsize=256)
 def rotation_map(height: int, width: int, angle: float) -> Tensor:
     """Return the index map of a rotation (see `rearrange`). It is cached: treat it as read-only."""
-    require(math.isfinite(angle), f"the angle {angle} is not finite; give degrees, such as 45.")
     angle = angle % 360.0
     pixels = torch.arange(height * width).reshape(height, width)
     # Multiples of 90 are exact transpositions, except quarter turns of a rectangle, which are sampled below.

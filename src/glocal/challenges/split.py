@@ -16,24 +16,19 @@ def split(
 
     setting: 'class' or 'task', the accuracy that is reported (see `Challenge`).
     """
-    size = classes_per_task
+    size, classes, available = classes_per_task, dataset.classes, dataset.available_classes
     require(
-        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= dataset.classes,
-        f"classes_per_task is {size!r}; {name} has {dataset.classes} classes: allowed 1 to {dataset.classes}.",
+        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= classes,
+        f"classes_per_task is {size!r}; {name} has {classes} classes: allowed 1 to {classes}.",
     )
     require(
         setting in ("class", "task"),
         f"setting is {setting!r}, but every task of {name} brings new classes; allowed: 'class' or 'task'.",
     )
-    available = dataset.available_classes
-    max_tasks = available // size
-    reason = f"{name} has {dataset.classes} classes"
-    if available < dataset.classes:
-        reason = f"the files on this machine contain {available} of the {dataset.classes} classes of {name}"
     require(
-        tasks <= max_tasks,
-        f"{tasks} tasks of {size} classes were requested, but {reason}; allowed: 1 to {max_tasks} tasks "
-        f"(--tasks {max_tasks}).",
+        tasks <= available // size,
+        f"{tasks} tasks of {size} classes were requested, but the files on this machine contain {available} of the "
+        f"{classes} classes of {name}; allowed: 1 to {available // size} tasks (--tasks {available // size}).",
     )
 
     def make_task(index: int, seed: int) -> Task:

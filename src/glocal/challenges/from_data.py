@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from glocal.challenges.challenge import Challenge, Data, LossName, Setting, Task
-from glocal.errors import require, require_known
+from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import as_inputs, as_labels, as_targets, describe, read_examples
 
 
@@ -89,14 +89,9 @@ def _check_inputs(tasks: Sequence[Task]) -> None:
     first = tasks[0].train.x
     for name, data in _parts(tasks):
         require(
-            data.x.shape[1:] == first.shape[1:],
-            f"the inputs of {name} have shape {tuple(data.x.shape[1:])} and those of task 0 (train) "
-            f"{tuple(first.shape[1:])}; give all tasks inputs of the same shape.",
-        )
-        require(
-            data.x.dtype == first.dtype,
-            f"the inputs of {name} are {data.x.dtype} and those of task 0 (train) {first.dtype}; "
-            "give all as uint8 or all as floats.",
+            data.x.shape[1:] == first.shape[1:] and data.x.dtype == first.dtype,
+            f"the inputs of {name} have shape {tuple(data.x.shape[1:])} and {data.x.dtype}, those of task 0 (train) "
+            f"{tuple(first.shape[1:])} and {first.dtype}; give all tasks inputs of the same shape and dtype.",
         )
 
 
@@ -104,17 +99,14 @@ def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
     """Require the same classes in every task of a domain challenge, and a new one in every task of the others."""
     known = set(tasks[0].classes)
     for number, task in enumerate(tasks[1:], start=1):
-        require(
-            setting != "domain" or set(task.classes) == known,
-            f"task {number} has the classes {list(task.classes)} and task 0 {sorted(known)}; give all tasks of a "
-            "'domain' challenge the same classes, or setting='class'.",
-        )
-        require(
-            setting == "domain" or not set(task.classes) <= known,
-            f"task {number} brings no new class (it has {list(task.classes)}), which setting '{setting}' requires; "
-            "relabel its examples, or give setting='domain'.",
-        )
-        known |= set(task.classes)
+        classes = set(task.classes)
+        if setting == "domain" and classes != known:
+            remedy = "give all tasks of a 'domain' challenge the same classes, or setting='class'"
+            raise GlocalError(f"task {number} has the classes {sorted(classes)} and task 0 {sorted(known)}; {remedy}.")
+        if setting != "domain" and classes <= known:
+            remedy = "relabel its examples, or give setting='domain'"
+            raise GlocalError(f"task {number} brings no new class (it has {sorted(classes)}); {remedy}.")
+        known |= classes
 
 
 def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName) -> int:
