@@ -84,14 +84,14 @@ def test_all_examples_are_read_by_default() -> None:
         ([(torch.zeros(4, 2), torch.zeros(3)), (torch.zeros(3, 2), torch.zeros(4))], "the same length"),
         ([(torch.zeros(2, 2), torch.zeros(2)), (torch.zeros(2, 3), torch.zeros(2))], "batches of task 3 differ"),
         ([(object(), object())], "x of task 3 cannot be converted"),
-        ([{"image": X, "label": Y}], "batch 0 of task 3 is a dict with the keys 'image', 'label'"),
+        ([{"image": X, "label": Y}], r"batch 0 of task 3 is a dict of length 2 \('image', 'label'\)"),
         ([(X, X, Y)], r"batch 0 of task 3 is a tuple of length 3 \(Tensor, Tensor, Tensor\)"),
         (DataLoader([object(), object()], batch_size=1), "item 0 of task 3 is a object"),  # type: ignore[arg-type]
         (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "task 3 has no examples"),
         ([], "task 3 has no examples"),
         (None, "task 3 is a NoneType; give a pair"),
         (X, "task 3 is a Tensor; give a pair"),
-        ({"x": X}, "task 3 is a dict with the keys 'x'; give a pair"),
+        ({"x": X}, r"task 3 is a dict of length 1 \('x'\); give a pair"),
     ],
 )
 def test_wrong_sources_are_refused(source: Any, message: str) -> None:

@@ -74,13 +74,11 @@ def test_hessian_root_times_itself_is_the_dense_hessian(loss: Loss, outputs: Ten
         torch.testing.assert_close(torch.einsum("ck,cl->kl", root, root), dense, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "loss", [*losses.LOSSES.values(), AutogradLoss(functional.cross_entropy)], ids=lambda loss: loss.name
-)
 @QUICK
 @given(outputs=rows_of_outputs())
-def test_bend_is_a_product_with_the_dense_hessian(loss: Loss, outputs: Tensor) -> None:
-    y = some_labels(outputs, SQUARED_ERROR if loss is SQUARED_ERROR else CROSS_ENTROPY)
+def test_output_hvp_is_a_product_with_the_dense_hessian(outputs: Tensor) -> None:
+    loss = AutogradLoss(functional.cross_entropy)
+    y = some_labels(outputs, CROSS_ENTROPY)
     t = torch.linspace(-1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
     for row, label, one, found in zip(outputs, y, t, loss.output_hvp(outputs, y)(t), strict=True):
         dense = torch.autograd.functional.hessian(lambda f, y=label: loss.per_sample(f[None], y[None]).sum(), row)

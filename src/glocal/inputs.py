@@ -1,6 +1,5 @@
 """Read and validate a user's examples: arrays, tensors, data sets and loaders become two tensors (x, y).
 
-`read_examples` converts, and `check_finite`, `as_inputs`, `as_labels` and `as_targets` state what a consumer requires.
 Errors call the data by the `name` that the caller gives, such as "task 1 (train)".
 """
 
@@ -36,21 +35,19 @@ def read_examples(source: Any, name: str = "the data", max_examples: int | None 
     if _is_batch(source) and not (isinstance(source, list) and all(map(is_tensor_pair, source))):
         x, y = _batch(source, name)
     elif dataset is not None:
-        n = len(dataset)
-        indices = range(n) if max_examples is None else evenly_spaced_indices(n, max_examples).tolist()
+        indices = evenly_spaced_indices(len(dataset), max_examples or len(dataset)).tolist()
         x, y = _items((dataset[i] for i in indices), name)
     elif isinstance(source, torch_data.IterableDataset):
         x, y = _items(islice(source, max_examples), name)
     elif isinstance(source, Iterable) and not isinstance(source, Tensor | np.ndarray | Mapping | str | bytes):
         x, y = _batches(source, name, max_examples)
     else:
-        raise GlocalError(
-            f"{name} is {describe(source)}; give a pair (x, y), a Dataset of such pairs, or a DataLoader."
-        )
-    if max_examples is None or len(y) <= max_examples:
-        return x, y
-    rows = evenly_spaced_indices(len(y), max_examples)
-    return x[rows], y[rows]
+        allowed = "give a pair (x, y), a Dataset of such pairs, or a DataLoader"
+        raise GlocalError(f"{name} is {describe(source)}; {allowed}.")
+    if max_examples is not None and len(y) > max_examples:
+        rows = evenly_spaced_indices(len(y), max_examples)
+        x, y = x[rows], y[rows]
+    return x, y
 
 
 def evenly_spaced_indices(n: int, count: int) -> Tensor:
@@ -67,42 +64,29 @@ def describe(value: Any) -> str:
     """Name the type of a value in an error message, and of its parts if it is a container."""
     if is_tensor_pair(value):
         return "one pair (x, y)"
-    if isinstance(value, Mapping | tuple | list) and not value:
-        return f"an empty {type(value).__name__}"
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with the keys {', '.join(map(repr, list(value)[:5]))}"
-    if isinstance(value, tuple | list):
-        parts = ", ".join(type(part).__name__ for part in value[:5])
-        return f"a {type(value).__name__} of length {len(value)} ({parts}{', ...' if len(value) > 5 else ''})"
-    return f"a {type(value).__name__}"
+    kind = type(value).__name__
+    if not isinstance(value, Mapping | tuple | list):
+        return f"a {kind}"
+    parts = [repr(part) if isinstance(value, Mapping) else type(part).__name__ for part in value]
+    return f"a {kind} of length {len(parts)} ({', '.join(parts[:5])}{', ...' if len(parts) > 5 else ''})"
 
 
 def check_finite(values: Tensor, name: str) -> None:
     """Refuse NaN and infinity, and name the first example that has them."""
-    if not values.is_floating_point():
-        return
-    bad = values.reshape(len(values), -1).isfinite().all(1).logical_not()
-    if bad.any():
-        raise GlocalError(
-            f"{name} contains NaN or infinity in {int(bad.sum())} of {len(values)} examples, the first at index "
-            f"{int(bad.int().argmax())}; remove them, or give finite values."
-        )
+    if values.is_floating_point():
+        bad = values.reshape(len(values), -1).isfinite().all(1).logical_not()
+        where = f"{int(bad.sum())} of {len(values)} examples, the first at index {int(bad.int().argmax())}"
+        require(not bad.any(), f"{name} contains NaN or infinity in {where}; remove them, or give finite values.")
 
 
 def as_inputs(x: Tensor, name: str) -> Tensor:
     """Return x (n, *input_shape) on the CPU: uint8 images unchanged, finite floats as float32."""
-    require(
-        x.ndim >= 2,
-        f"{name} has shape {tuple(x.shape)}; give one row per example: (n, features) or (n, channels, height, width).",
-    )
-    if x.dtype == torch.uint8:
-        return x.cpu()
-    require(
-        x.is_floating_point(),
-        f"{name} has dtype {_dtype(x)}; give uint8 (images, 0 to 255) or floats, such as x.astype('float32').",
-    )
+    allowed = "give one row per example: (n, features) or (n, channels, height, width)"
+    require(x.ndim >= 2, f"{name} has shape {tuple(x.shape)}; {allowed}.")
+    allowed = "give uint8 (images, 0 to 255) or floats, such as x.astype('float32')"
+    require(x.dtype == torch.uint8 or x.is_floating_point(), f"{name} has dtype {x.dtype}; {allowed}.")
     check_finite(x, name)
-    return x.to("cpu", torch.float32)
+    return x.cpu() if x.dtype == torch.uint8 else x.to("cpu", torch.float32)
 
 
 def as_labels(y: Tensor, name: str) -> Tensor:
@@ -120,15 +104,11 @@ def as_targets(y: Tensor, name: str) -> Tensor:
     y = y.unsqueeze(1) if y.ndim == 1 else y
     require(
         y.ndim == 2 and not y.is_complex(),
-        f"{name} has shape {tuple(y.shape)} and dtype {_dtype(y)}; squared error needs real targets (n, outputs).",
+        f"{name} has shape {tuple(y.shape)} and dtype {y.dtype}; squared error needs real targets (n, outputs).",
     )
     y = y.to("cpu", torch.float32)
     check_finite(y, name)
     return y
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is_batch(value: Any) -> bool:
@@ -141,12 +121,10 @@ def _indexable(source: Any) -> Any:
         sampler = source.sampler
         shuffled = type(sampler) is torch_data.RandomSampler and not sampler.replacement
         complete = shuffled or type(sampler) is torch_data.SequentialSampler
-        plain = (
-            source.collate_fn is torch_data.default_collate and type(source.batch_sampler) is torch_data.BatchSampler
-        )
-        if not (complete and plain and len(sampler) == len(source.dataset)):  # type: ignore[arg-type]
-            return None
-        return source.dataset
+        plain = source.collate_fn is torch_data.default_collate
+        plain = plain and type(source.batch_sampler) is torch_data.BatchSampler
+        whole = complete and plain and len(sampler) == len(source.dataset)  # type: ignore[arg-type]
+        return source.dataset if whole else None
     if isinstance(source, tuple | list | Tensor | np.ndarray | Mapping | str | bytes | torch_data.IterableDataset):
         return None
     return source if hasattr(source, "__getitem__") and hasattr(source, "__len__") else None
@@ -154,33 +132,28 @@ def _indexable(source: Any) -> Any:
 
 def _items(items: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
     """Stack the examples (x, y) of a data set."""
-    inputs, labels = [], []
-    for index, item in enumerate(items):
+    pairs = list(items)
+    for index, item in enumerate(pairs):
         require(_is_batch(item), f"item {index} of {name} is {describe(item)}; a Dataset's items must be pairs (x, y).")
-        inputs.append(item[0])
-        labels.append(item[1])
-    return _batch((inputs, labels), name)
+    return _batch(tuple(zip(*pairs, strict=True)) or ((), ()), name)
 
 
 def _batches(batches: Iterable[Any], name: str, max_examples: int | None) -> tuple[Tensor, Tensor]:
     """Concatenate batches (x, y) until there are `max_examples` examples."""
-    inputs, labels = [], []
-    count = 0
+    pairs: list[tuple[Tensor, Tensor]] = []
     for index, batch in enumerate(batches):
         require(
             _is_batch(batch),
             f"batch {index} of {name} is {describe(batch)}; batches must be pairs (x, y). A generator can convert "
             "others, and a module around the network can split one tensor into several inputs.",
         )
-        x, y = _batch(batch, name)
-        inputs.append(x)
-        labels.append(y)
-        count += len(y)
-        if max_examples is not None and count >= max_examples:
+        pairs.append(_batch(batch, name))
+        if max_examples is not None and sum(len(y) for _, y in pairs) >= max_examples:
             break
-    require(count > 0, f"{name} has no examples; give at least one.")
+    require(bool(pairs), f"{name} has no examples; give at least one.")
     try:
-        return torch.cat(inputs)[:max_examples], torch.cat(labels)[:max_examples]
+        x, y = (torch.cat(parts)[:max_examples] for parts in zip(*pairs, strict=True))
+        return x, y
     except RuntimeError as error:
         raise GlocalError(f"the batches of {name} differ in more than their lengths: {error}") from error
 
@@ -188,9 +161,8 @@ def _batches(batches: Iterable[Any], name: str, max_examples: int | None) -> tup
 def _batch(pair: Any, name: str) -> tuple[Tensor, Tensor]:
     x, y = (_tensor(part, f"{letter} of {name}") for part, letter in zip(pair, "xy", strict=True))
     shapes = f"x of {name} has shape {tuple(x.shape)} and y {tuple(y.shape)}"
-    require(
-        x.ndim > 0 and y.ndim > 0 and len(x) == len(y), f"{shapes}; both need the same length, one row per example."
-    )
+    aligned = x.ndim > 0 and y.ndim > 0 and len(x) == len(y)
+    require(aligned, f"{shapes}; both need the same length, one row per example.")
     require(len(y) > 0, f"{name} has no examples ({shapes}); give at least one.")
     return x, y
 

@@ -14,9 +14,9 @@ tensor([[ 0.2500, -0.2500],
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,37 +25,33 @@ from torch.func import grad, jacrev, vjp, vmap
 from glocal.errors import GlocalError, require_known
 
 
-class Loss(Protocol):
+class Loss(ABC):
     """ℓ and its derivatives in the outputs, (n, K). Every method works sample by sample."""
 
     name: str
 
+    @abstractmethod
     def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return ℓ(f_i, y_i), (n,)."""
-        ...
 
+    @abstractmethod
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return ∇_f ℓ(f_i, y_i), (n, K)."""
-        ...
 
+    @abstractmethod
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """Return rows s_c with Σ_c s_c s_cᵀ = ∇²_f ℓ, (n, C, K)."""
-        ...
 
-    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the function t ↦ ∇²_f ℓ(f_i, y_i) t_i, (n, K)."""
-        ...
+    def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return p(y_i | x_i), (n,), if the loss is a negative log-likelihood."""
+        return (-self.per_sample(outputs, y)).exp()
 
     def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         """Sample labels from the network's predictive distribution, from one uniform number each."""
-        ...
-
-    def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return p(y_i | x_i), (n,)."""
-        ...
+        raise GlocalError(f"labels can be sampled for classes only, not for '{self.name}'; use fisher='exact'.")
 
 
-class CrossEntropy:
+class CrossEntropy(Loss):
     """ℓ = −log softmax(f)_y for a class y."""
 
     name = "cross-entropy"
@@ -67,7 +63,8 @@ class CrossEntropy:
         return -outputs.mT.log_softmax(-2).gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return outputs.softmax(-1) - _one_hot(y, outputs)
+        classes = torch.arange(outputs.shape[-1], device=outputs.device)
+        return outputs.softmax(-1) - (y.unsqueeze(-1) == classes).to(outputs.dtype)
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """diag(p) − p pᵀ = Σ_c p_c (e_c − p)(e_c − p)ᵀ."""
@@ -75,24 +72,12 @@ class CrossEntropy:
         identity = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return p.sqrt().unsqueeze(-1) * (identity - p.unsqueeze(-2))
 
-    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        p = outputs.mT.softmax(-2)  # the layout that is fast on a CPU
-
-        def product(t: Tensor) -> Tensor:
-            weighted = p * t.mT
-            return (weighted - p * weighted.sum(-2, keepdim=True)).mT
-
-        return product
-
     def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         cumulative = outputs.softmax(-1).cumsum(-1)
         return (uniform.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1)
 
-    def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return (-self.per_sample(outputs, y)).exp()
 
-
-class SquaredError:
+class SquaredError(Loss):
     """ℓ = ½‖f − y‖², the negative log-likelihood of a unit Gaussian up to a constant."""
 
     name = "squared-error"
@@ -112,12 +97,6 @@ class SquaredError:
         identity = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
         return identity.expand(*outputs.shape[:-1], -1, -1)
 
-    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda t: t
-
-    def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        raise GlocalError("labels can be sampled for classes only, not for the squared error; use fisher='exact'.")
-
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (-self.per_sample(outputs, y)).exp() * (2 * math.pi) ** (-outputs.shape[-1] / 2)
 
@@ -126,7 +105,7 @@ MAX_CHECKED_OUTPUTS = 8
 """Outputs at which the second derivatives of an `AutogradLoss` are compared between labels."""
 
 
-class AutogradLoss:
+class AutogradLoss(Loss):
     r"""Any function (outputs, y) that is a mean over samples, with derivatives by autograd.
 
     ∇²_f ℓ has a root that needs no label if it is positive semi-definite and the same for all labels, as for every
@@ -149,34 +128,24 @@ class AutogradLoss:
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """√λ_c v_c for the eigenpairs of ∇²_f ℓ."""
-        label = self._representative_label(outputs.shape[-1]).to(outputs.device)
-        label = label.to(outputs.dtype) if label.is_floating_point() else label
-        values, vectors = torch.linalg.eigh(self._hessians(outputs, label.expand(len(outputs), *label.shape)))
-        return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
-
-    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        _, pull = vjp(lambda f: self.output_gradient(f, y), outputs)  # type: ignore[misc]
-        return lambda t: pull(t)[0]
-
-    def sample_labels(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        raise GlocalError("labels can be sampled for classes only, not for a custom loss; use fisher='exact'.")
-
-    def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return p(y_i | x_i) if the loss is a negative log-likelihood."""
-        return (-self.per_sample(outputs, y)).exp()
-
-    def _representative_label(self, width: int) -> Tensor:
-        """Return a label to differentiate at, if ∇²_f ℓ is positive semi-definite and the same for all labels."""
-        if width not in self._representative_labels:
+        label = self._labels.get(outputs.shape[-1])
+        if label is None:
             raise GlocalError(
                 "the outer-product Hessian needs a loss whose second derivative in the outputs is positive and does "
                 "not depend on the labels, such as cross-entropy or squared error; the given loss is not of this kind."
             )
-        return self._representative_labels[width]
+        label = label.to(outputs.device, outputs.dtype if label.is_floating_point() else label.dtype)
+        values, vectors = torch.linalg.eigh(self._hessians(outputs, label))
+        return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
+
+    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the function t ↦ ∇²_f ℓ(f_i, y_i) t_i, (n, K)."""
+        _, pull = vjp(lambda f: self.output_gradient(f, y), outputs)  # type: ignore[misc]
+        return lambda t: pull(t)[0]
 
     @cached_property
-    def _representative_labels(self) -> dict[int, Tensor]:
-        """A label for every K if ∇²_f ℓ is independent of the labels in all examples; otherwise empty."""
+    def _labels(self) -> dict[int, Tensor]:
+        """A label for every K if ∇²_f ℓ is positive semi-definite and the same for all labels; otherwise empty."""
         for outputs, _ in self.examples:
             if outputs.dim() != 2:
                 raise GlocalError(
@@ -184,27 +153,22 @@ class AutogradLoss:
                     f"network are {tuple(outputs.shape)}. Wrap it in a module that flattens or unsqueezes them."
                 )
         checked = [(outputs[:MAX_CHECKED_OUTPUTS], y) for outputs, y in self.examples]
-        first = [self._hessians(outputs, y[:1].expand(len(outputs), *y.shape[1:])) for outputs, y in checked]
+        first = [self._hessians(outputs, y[0]) for outputs, y in checked]
         # For a confident network all second derivatives may be rounding errors.
         tolerance = 1e-4 * max((float(hessians.abs().amax()) for hessians in first), default=0.0)
-        pairs = zip(checked, first, strict=True)
-        independent = all(self._label_independent(*example, hessians, tolerance) for example, hessians in pairs)
-        return {outputs.shape[1]: y[0] for outputs, y in checked} if independent else {}
-
-    def _label_independent(self, outputs: Tensor, y: Tensor, first: Tensor, tolerance: float) -> bool:
-        """Whether ∇²_f ℓ is positive semi-definite, and for all labels what it is for the first."""
-        for label in y[1:]:
-            difference = self._hessians(outputs, label.expand(len(outputs), *label.shape)) - first
-            if not bool((difference.abs() <= tolerance).all()):  # also if one is NaN
-                return False
-        return bool((torch.linalg.eigvalsh(first) >= -tolerance).all())
+        for (outputs, y), hessians in zip(checked, first, strict=True):
+            differences = (self._hessians(outputs, label) - hessians for label in y[1:])
+            independent = all(bool((d.abs() <= tolerance).all()) for d in differences)  # False if one is NaN
+            if not independent or bool((torch.linalg.eigvalsh(hessians) < -tolerance).any()):
+                return {}
+        return {outputs.shape[1]: y[0] for outputs, y in checked}
 
     def _single(self, f: Tensor, y: Tensor) -> Tensor:
         return self.mean(f.unsqueeze(0), y.unsqueeze(0)).sum()
 
-    def _hessians(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return ∇²_f ℓ, (n, K, K)."""
-        return vmap(jacrev(grad(self._single)))(outputs, y)
+    def _hessians(self, outputs: Tensor, label: Tensor) -> Tensor:
+        """Return ∇²_f ℓ of all outputs with one label, (n, K, K)."""
+        return vmap(jacrev(grad(self._single)), (0, None))(outputs, label)
 
 
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredError())}
@@ -214,8 +178,3 @@ def get(name: str) -> Loss:
     """Return the loss of this name."""
     require_known("loss", name, LOSSES)
     return LOSSES[name]
-
-
-def _one_hot(y: Tensor, outputs: Tensor) -> Tensor:
-    classes = torch.arange(outputs.shape[-1], device=outputs.device)
-    return (y.unsqueeze(-1) == classes).to(outputs.dtype)

@@ -28,7 +28,7 @@ from glocal.algorithms.sgd import SGD, StableSGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
-from glocal.networks.dropout import DropoutNetwork
+from glocal.networks.layer_calls import DropoutNetwork
 from glocal.networks.mlp import MLP
 from glocal.networks.model import Model
 from glocal.tree import Params, select

@@ -168,8 +168,8 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
             {"x": (x6 * 255).astype(np.uint8)},
             r"inputs of task 1 \(train\) have shape \(3,\) and torch.uint8",
         ),
-        ({"x": x6.astype(np.int64)}, r"x of task 1 \(train\) has dtype int64; give uint8"),
-        ({"x": x6 > 0.5}, r"x of task 1 \(train\) has dtype bool; give uint8"),
+        ({"x": x6.astype(np.int64)}, r"x of task 1 \(train\) has dtype torch.int64; give uint8"),
+        ({"x": x6 > 0.5}, r"x of task 1 \(train\) has dtype torch.bool; give uint8"),
         ({"x": nan}, r"x of task 1 \(train\) contains NaN or infinity in 6 of 6 examples, the first at index 0"),
         ({"x": x6[:5]}, r"x of task 1 \(train\) has shape \(5, 3\) and y \(6,\)"),
         ({"x": x6[:0], "y": []}, r"task 1 \(train\) has no examples"),
@@ -208,13 +208,13 @@ def test_errors_name_the_task(changes: dict[str, Any], message: str) -> None:
         ({"outputs": 3}, "outputs is 3, but class 3 occurs; give 4 or more"),
         ({"outputs": 0}, "outputs is 0"),
         ({"outputs": "ten"}, "outputs is 'ten'"),
-        ({"tasks": []}, "tasks of my-data are an empty list"),
-        ({"tasks": {}}, "tasks of my-data are an empty dict"),
+        ({"tasks": []}, "tasks of my-data are a list of length 0"),
+        ({"tasks": {}}, "tasks of my-data are a dict of length 0"),
         ({"tasks": [5]}, "task 0 is a int; give a pair"),
         ({"tasks": [(pair([0]),)]}, r"task 0 is a tuple of length 1 \(tuple\); give a pair"),
         (
             {"tasks": [((x6, x6), (x6, x6[:, :2]))], "setting": "domain", "loss": "squared-error"},
-            r"targets of task 0 \(test\) have 2 columns; give 3",
+            r"targets of task 0 \(test\) have shape \(2,\)",
         ),
         (
             {"tasks": [((x6, x6), (x6, nan))], "setting": "domain", "loss": "squared-error"},
@@ -222,7 +222,7 @@ def test_errors_name_the_task(changes: dict[str, Any], message: str) -> None:
         ),
         (
             {"tasks": [((x6, x6), (x6, x6))], "setting": "domain", "loss": "squared-error", "outputs": 2},
-            r"targets of task 0 \(train\) have 3 columns; give 2",
+            "outputs is 2, but the targets have 3 columns",
         ),
     ],
 )

@@ -237,7 +237,7 @@ def test_data_that_tell_nothing_are_refused() -> None:
     broken[3, 0] = math.nan
     with pytest.raises(GlocalError, match=r"x of task 0 contains NaN or infinity in 1 of 15 examples.*index 3"):
         examine(trace.module, "cross-entropy", [(broken, y), other], states, 0.1)
-    with pytest.raises(GlocalError, match=r"a dict with the keys 'image', 'label'; batches must be pairs"):
+    with pytest.raises(GlocalError, match=r"a dict of length 2 \('image', 'label'\); batches must be pairs"):
         examine(trace.module, "cross-entropy", [[{"image": x, "label": y}], other], states, 0.1)  # type: ignore[list-item]
     with pytest.raises(GlocalError, match="a tuple of length 3"):
         examine(trace.module, "cross-entropy", [[(x, x, y)], other], states, 0.1)  # type: ignore[list-item]

@@ -228,7 +228,8 @@ def image_model(tasks: int = 2, vectorised: bool = False) -> tuple[Model, Params
         torch.manual_seed(0)
         module = MLP(105, 4, (6,))
     criterion, transform = losses.get("cross-entropy"), InputTransform(STATISTICS, AUGMENT)
-    model = Model(module, criterion, tasks, 8, vectorised, lambda task: (2 * task, 2 * task + 1), transform)
+    classes = lambda task: (2 * task, 2 * task + 1)  # noqa: E731
+    model = Model(module, criterion, tasks, 8, vectorised=vectorised, classes=classes, transform=transform)
     return model, {k: p.detach().clone() for k, p in module.named_parameters()}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from glocal.networks.mlp import mlp
-from glocal.networks.progressive import LateralConvolution, ProgressiveNetwork
+from glocal.networks.progressive import Lateral, ProgressiveNetwork
 
 
 def columns(tasks: int = 3, hidden: Sequence[int] = (6, 4)) -> ProgressiveNetwork:
@@ -121,7 +121,7 @@ def test_a_lateral_convolution_is_the_centre_of_an_ordinary_one(
     half, stride, padding, dilation = zip(first, second, strict=True)
     kernel = tuple(2 * h + 1 for h in half)
     layer = nn.Conv2d(2, 3, kernel, stride, padding, dilation, bias=False).double()  # type: ignore[arg-type]
-    lateral = LateralConvolution(layer, heard).double()
+    lateral = Lateral(layer, heard).double()
     whole = nn.Conv2d(2 * heard, 3, kernel, stride, padding, dilation, bias=False).double()  # type: ignore[arg-type]
     with torch.no_grad():
         whole.weight.zero_()
@@ -137,4 +137,4 @@ def test_a_lateral_convolution_has_the_same_positions(kernel: int, padding: str 
     for make, dims in ((nn.Conv1d, 1), (nn.Conv2d, 2), (nn.Conv3d, 3)):
         layer = make(2, 3, kernel, padding=padding)
         x = torch.randn(2, 2, *[7] * dims)
-        assert LateralConvolution(layer, 1)([x]).shape == layer(x).shape
+        assert Lateral(layer, 1)([x]).shape == layer(x).shape

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.errors import require
-from glocal.networks.dropout import DropoutNetwork
+from glocal.networks.layer_calls import DropoutNetwork
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 

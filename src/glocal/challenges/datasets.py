@@ -60,6 +60,10 @@ class Dataset:
     available_classes: int
 
 
+def _open(name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task]) -> Dataset:
+    return Dataset(10, input_shape, find_source(name).fingerprint, partial(load, *locate(name, data).values()), 10)
+
+
 def _damaged(path: Path, reason: object, remedy: str = ORIGINAL) -> GlocalError:
     text = " ".join(str(reason).split()) or type(reason).__name__
     return GlocalError(f"{path} is damaged: {text}; {remedy}.")
@@ -145,8 +149,7 @@ def load_digits() -> Task:
 
 def open_mnist(data: str | Path | None = None) -> Dataset:
     """Find and verify the files of MNIST."""
-    load = partial(load_mnist, *locate("mnist", data).values())
-    return Dataset(10, (1, 28, 28), find_source("mnist").fingerprint, load, 10)
+    return _open("mnist", data, (1, 28, 28), load_mnist)
 
 
 @lru_cache(maxsize=2)
@@ -187,8 +190,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 def open_cifar10(data: str | Path | None = None) -> Dataset:
     """Find and verify the files of CIFAR-10."""
-    load = partial(load_cifar10, *locate("cifar10", data).values())
-    return Dataset(10, (3, 32, 32), find_source("cifar10").fingerprint, load, 10)
+    return _open("cifar10", data, (3, 32, 32), load_cifar10)
 
 
 @lru_cache(maxsize=2)

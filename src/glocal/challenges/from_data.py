@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, get_args
 
@@ -50,7 +50,7 @@ def from_tasks(
         f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.",
     )
     checked = [_read_task(number, task, loss) for number, task in enumerate(tasks)]
-    _check_inputs(checked)
+    _check_shapes(checked)
     if loss == "cross-entropy":
         _check_classes(checked, setting)
     return Challenge(
@@ -84,15 +84,18 @@ def _read_data(source: Any, name: str, loss: LossName) -> Data:
     return Data(as_inputs(x, f"x of {name}"), convert(y, f"y of {name}"))
 
 
-def _check_inputs(tasks: Sequence[Task]) -> None:
-    """Require one shape and dtype of all inputs, because one network reads them all."""
-    first = tasks[0].train.x
-    for name, data in _parts(tasks):
-        require(
-            data.x.shape[1:] == first.shape[1:] and data.x.dtype == first.dtype,
-            f"the inputs of {name} have shape {tuple(data.x.shape[1:])} and {data.x.dtype}, those of task 0 (train) "
-            f"{tuple(first.shape[1:])} and {first.dtype}; give all tasks inputs of the same shape and dtype.",
-        )
+def _check_shapes(tasks: Sequence[Task]) -> None:
+    """Require one shape and dtype of all inputs, because one network reads them all, and of all targets."""
+    first = tasks[0].train
+    for number, task in enumerate(tasks):
+        for split, data in (("train", task.train), ("test", task.test)):
+            for kind, values, expected in (("inputs", data.x, first.x), ("targets", data.y, first.y)):
+                require(
+                    values.shape[1:] == expected.shape[1:] and values.dtype == expected.dtype,
+                    f"the {kind} of task {number} ({split}) have shape {tuple(values.shape[1:])} and {values.dtype}, "
+                    f"those of task 0 (train) {tuple(expected.shape[1:])} and {expected.dtype}; give all tasks {kind} "
+                    "of the same shape and dtype.",
+                )
 
 
 def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
@@ -111,30 +114,15 @@ def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
 
 def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName) -> int:
     """Return the network's number of outputs: the given one if it fits, otherwise the smallest that does."""
-    require(
-        outputs is None or (isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 1),
-        f"outputs is {outputs!r}; give an integer of 1 or more, or leave it out.",
-    )
-    if loss == "cross-entropy":
+    if loss == "squared-error":
+        needed = tasks[0].train.y.shape[1]
+        fits, allowed = outputs == needed, f"the targets have {needed} columns; give {needed}"
+    else:
         needed = 1 + max(max(task.classes) for task in tasks)
-        require(
-            outputs is None or outputs >= needed,
-            f"outputs is {outputs}, but class {needed - 1} occurs; give {needed} or more, or leave it out.",
-        )
-        return outputs or needed
-    width = outputs or int(tasks[0].train.y.shape[1])
-    for name, data in _parts(tasks):
-        require(
-            data.y.shape[1] == width,
-            f"the targets of {name} have {data.y.shape[1]} columns; give {width}, one per output.",
-        )
-    return width
-
-
-def _parts(tasks: Sequence[Task]) -> Iterator[tuple[str, Data]]:
-    for number, task in enumerate(tasks):
-        yield f"task {number} (train)", task.train
-        yield f"task {number} (test)", task.test
+        fits = isinstance(outputs, int) and outputs >= needed
+        allowed = f"class {needed - 1} occurs; give {needed} or more"
+    require(outputs is None or fits, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
+    return outputs or needed
 
 
 def _fingerprint(tasks: Sequence[Task]) -> str:

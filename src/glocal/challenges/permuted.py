@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from glocal.challenges.datasets import Dataset
 from glocal.errors import require
 from glocal.rng import generator
 
+IndexMap: TypeAlias = Callable[[int, int], Tensor | None]
+"""From the index of a task and the seed to the task's index map, or None for the original images."""
 OUTSIDE = -1
 """The entry of an index map for a pixel that lies outside the original image; it becomes 0."""
 
@@ -42,18 +44,11 @@ def permuted(name: str, dataset: Dataset, tasks: int, *, identity_first: bool = 
 
 
 def rearranged(
-    name: str,
-    dataset: Dataset,
-    tasks: int,
-    index_map: Callable[[int, int], Tensor | None],
-    *,
-    seeded: bool,
-    options: Mapping[str, Any],
+    name: str, dataset: Dataset, tasks: int, index_map: IndexMap, *, seeded: bool, options: Mapping[str, Any]
 ) -> Challenge:
     """Return the challenge whose tasks rearrange the pixels of a data set.
 
-    `index_map(index, seed)` is the index map of a task, or None for the original images. Pixels are rearranged on the
-    device that asks for the task, to which the data set is copied once.
+    Pixels are rearranged on the device that asks for the task, to which the data set is copied once.
     """
 
     @cache

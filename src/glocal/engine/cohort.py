@@ -77,8 +77,9 @@ class Cohort:
         module = self._network(self.members[0].seed).to(self.device)
         loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
-        tasks, size = self.challenge.tasks, self.batch_size
-        return Model(module, loss, tasks, size, vectorised, classes, self.transform, self.precision)
+        sizes = self.challenge.tasks, self.batch_size
+        options: Any = {"vectorised": vectorised, "transform": self.transform, "precision": self.precision}
+        return Model(module, loss, *sizes, classes=classes, **options)
 
     @cached_property
     def transform(self) -> InputTransform:

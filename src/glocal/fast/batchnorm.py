@@ -30,7 +30,7 @@ NO_MASK, MASK_FROM_X, MASK_FROM_Y = 0, 1, 2
 
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, mean: Tensor, variance: Tensor,
-    relu: bool, eps: float, momentum: float,
+    *, relu: bool, eps: float, momentum: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`glocal.networks.batchnorm.batch_norm` by Triton kernels."""
     if not supports(x):

@@ -6,7 +6,6 @@ B(x) = γ (x − μ) / √(σ² + ε) + β,  with μ and σ² per channel, over 
 from __future__ import annotations
 
 import copy
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         assert mean is not None and variance is not None and momentum is not None
         if self.training:
             y, self.running_mean, self.running_var = batch_norm(
-                x, self.weight, self.bias, residual, mean, variance, relu, self.eps, momentum
+                x, self.weight, self.bias, residual, mean, variance, relu=relu, eps=self.eps, momentum=momentum
             )
             return y
         z = self._normalize(x.to(mean.dtype), mean, variance, momentum)
@@ -46,6 +45,7 @@ def batch_norm(
     residual: Tensor | None,
     mean: Tensor,
     variance: Tensor,
+    *,
     relu: bool,
     eps: float,
     momentum: float,
@@ -94,13 +94,8 @@ def per_image_batchnorm(module: nn.Module, kind: type[PerImageBatchNorm2d] = Per
 
     A sample's outputs and gradients then depend on that sample only, so many can be computed at once.
     """
-    copies = _per_image_copies.setdefault(module, {})
-    if kind not in copies:
-        copies[kind] = copy.deepcopy(module).eval()
-        for part in copies[kind].modules():
-            if isinstance(part, nn.BatchNorm2d):
-                part.__class__ = kind
-    return copies[kind]
-
-
-_per_image_copies: WeakKeyDictionary[nn.Module, dict[type[PerImageBatchNorm2d], nn.Module]] = WeakKeyDictionary()
+    module = copy.deepcopy(module).eval()
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.__class__ = kind
+    return module

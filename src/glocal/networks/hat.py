@@ -28,7 +28,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -36,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.errors import GlocalError, require
-from glocal.networks.layer_calls import LAYER_TYPES, dtype_of
+from glocal.networks.layer_calls import LAYER_TYPES, dtype_of, named_layers
 from glocal.tree import Params
 
 UnitGroups: TypeAlias = Mapping[str, tuple[str | None, str | None]]
@@ -60,10 +59,6 @@ class GatedLayer(NamedTuple):
     def per_feature(self, units: Tensor) -> Tensor:
         """Repeat one value per unit for each of the unit's input features."""
         return units.unsqueeze(-1).expand(-1, self.features_per_unit).flatten()
-
-    def as_weight(self, values: Tensor) -> Tensor:
-        """Append the dimensions of a convolution's kernel."""
-        return values.view(*values.shape, *self.kernel)
 
 
 class GatedNetwork(nn.Module):
@@ -116,52 +111,48 @@ class GatedNetwork(nn.Module):
                 weight = bias = 1 - (after if layer.writes is None else layer.per_feature(after))
             else:
                 before = inputs if layer.reads is None else layer.per_feature(used[layer.reads])
-                weight, bias = layer.as_weight(1 - torch.minimum(after.unsqueeze(1), before)), 1 - after
+                weight, bias = 1 - torch.minimum(after.unsqueeze(1), before), 1 - after
+                weight = weight.view(*weight.shape, *layer.kernel)
             free |= {f"network.{layer.name}.weight": weight, f"network.{layer.name}.bias": bias}
         return free
 
 
 def _gated_layers(network: nn.Module) -> tuple[tuple[int, ...], tuple[GatedLayer, ...]]:
     """Return the number of units of every group, and the layers."""
-    declared = _unit_groups(network)
-    modules: dict[str, Any] = dict(network.named_modules())
+    declared, modules = _unit_groups(network), dict(network.named_modules())
     name = type(network).__name__
-    sizes: dict[str, int] = {}
-    for layer, (_, writes) in declared.items():
-        _check_layer(layer, modules.get(layer), name)
-        if writes is not None and not isinstance(modules[layer], _BatchNorm):
-            units = sizes.setdefault(writes, modules[layer].weight.shape[0])
-            same = units == modules[layer].weight.shape[0]
-            require(same, f"unit_groups of {name}: '{layer}' does not write {units} units, as group '{writes}' has.")
-    read = {reads for layer, (reads, _) in declared.items() if not isinstance(modules[layer], _BatchNorm)} - {None}
-    require(bool(sizes), f"hat needs a network with hidden units, but {name} has none.")
-    require(
-        read == set(sizes),
-        f"unit_groups of {name}: layers read the groups {_listed(read)} and write {_listed(sizes)}; every group must "
-        "be written by a layer and read by another one.",
-    )
     for parameter, p in network.named_parameters():
         missing = p.requires_grad and parameter.rpartition(".")[0] not in declared
         require(not missing, f"hat has no unit group for the parameter '{parameter}' of {name}; {HOW_TO_DECLARE}")
-    numbers = {group: number for number, group in enumerate(sizes)}
+    sizes: dict[str, int] = {}
+    for layer, (_, writes) in declared.items():
+        module: Any = modules.get(layer)
+        known = isinstance(module, (*LAYER_TYPES, _BatchNorm))
+        require(known, f"unit_groups of {name}: '{layer}' is not a linear layer, a convolution or a BatchNorm.")
+        grouped = getattr(module, "groups", 1) > 1
+        require(not grouped, f"hat cannot gate '{layer}' of {name}: it is a grouped convolution.")
+        tracked = getattr(module, "track_running_stats", True)
+        require(tracked, f"hat needs running statistics in '{layer}' of {name}; set track_running_stats=True.")
+        if writes is not None and not isinstance(module, _BatchNorm):
+            units = sizes.setdefault(writes, module.weight.shape[0])
+            same = units == module.weight.shape[0]
+            require(same, f"unit_groups of {name}: '{layer}' does not write {units} units, as group '{writes}' has.")
+    require(bool(sizes), f"hat needs a network with hidden units, but {name} has none.")
+    read = {reads for layer, (reads, _) in declared.items() if reads and not isinstance(modules[layer], _BatchNorm)}
+    require(
+        read == set(sizes),
+        f"unit_groups of {name}: layers read the groups {sorted(read)} and write {sorted(sizes)}; every group must be "
+        "written by a layer and read by another one.",
+    )
+    numbers: dict[str | None, int] = {group: number for number, group in enumerate(sizes)}
     layers = []
     for layer, (reads, writes) in declared.items():
-        module = modules[layer]
-        is_norm = isinstance(module, _BatchNorm)
+        module, is_norm = modules[layer], isinstance(modules[layer], _BatchNorm)
         features = module.num_features if is_norm else module.weight.shape[1]
         per_unit = 0 if reads is None else features // sizes[reads]
         kernel = () if is_norm else (1,) * (module.weight.dim() - 2)
-        groups = None if reads is None else numbers[reads], None if writes is None else numbers[writes]
-        layers.append(GatedLayer(layer, *groups, per_unit, is_norm, kernel))
+        layers.append(GatedLayer(layer, numbers.get(reads), numbers.get(writes), per_unit, is_norm, kernel))
     return tuple(sizes.values()), tuple(layers)
-
-
-def _check_layer(layer: str, module: Any, network: str) -> None:
-    known = isinstance(module, (*LAYER_TYPES, _BatchNorm))
-    require(known, f"unit_groups of {network}: '{layer}' is not a linear layer, a convolution or a BatchNorm.")
-    require(getattr(module, "groups", 1) == 1, f"hat cannot gate '{layer}' of {network}: it is a grouped convolution.")
-    tracked = getattr(module, "track_running_stats", True)
-    require(tracked, f"hat needs running statistics in '{layer}' of {network}; set track_running_stats=True.")
 
 
 def _unit_groups(network: nn.Module) -> UnitGroups:
@@ -170,28 +161,16 @@ def _unit_groups(network: nn.Module) -> UnitGroups:
         return network.unit_groups()  # type: ignore[operator]
     if not isinstance(network, nn.Sequential):
         raise GlocalError(f"hat needs to know which units {type(network).__name__} adds up; {HOW_TO_DECLARE}")
-    leaves = [
-        (name, module)
-        for name, module in network.named_modules()
-        if isinstance(module, (*LAYER_TYPES, _BatchNorm)) and any(True for _ in module.parameters())
-    ]
-    numbers, groups = count(), {}
+    *_, last = named_layers(network) or [None]
+    groups: dict[str, tuple[str | None, str | None]] = {}
     group: str | None = None
-    last = max((i for i, (_, module) in enumerate(leaves) if isinstance(module, LAYER_TYPES)), default=-1)
-    for i, (name, module) in enumerate(leaves):
-        before = group
+    for name, module in network.named_modules():
         if isinstance(module, LAYER_TYPES):
-            group = None if i == last else str(next(numbers))
-        require(
-            before is not None or i > last or isinstance(module, LAYER_TYPES),
-            f"hat cannot gate '{name}', a BatchNorm of the network's inputs.",
-        )
-        groups[name] = (group, group) if isinstance(module, _BatchNorm) else (before, group)
+            before, group = group, None if name == last else name
+            groups[name] = before, group
+        elif isinstance(module, _BatchNorm):
+            groups[name] = group, group
     return groups
-
-
-def _listed(groups: Any) -> str:
-    return ", ".join(f"'{group}'" for group in sorted(groups)) or "none"
 
 
 @torch.no_grad()

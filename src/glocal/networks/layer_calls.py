@@ -1,7 +1,8 @@
-"""The linear and convolutional layers of a network, and the order in which a forward pass calls them."""
+"""The linear and convolutional layers of any network, the order of their calls, and dropout of their inputs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, TypeAlias
@@ -58,3 +59,41 @@ def eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+class DropoutNetwork(nn.Module):
+    """Drop inputs of every linear layer, except where it is the network's first layer: pixels are never dropped.
+
+    A layer that is called several times has its own masks at every call.
+    """
+
+    def __init__(self, network: nn.Module, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.network = network
+        calls = layer_calls(network, shape)
+        self.skipped = int(bool(calls) and isinstance(calls[0].layer, nn.Linear))
+        self.widths = [math.prod(call.input_shape) for call in calls[1:] if isinstance(call.layer, nn.Linear)]
+
+    def forward(self, x: Tensor, random: Tensor | None = None, rate: Tensor | float = 0.0) -> Tensor:
+        """Call the network. Dropped inputs are 0 and others are divided by 1 − rate, so that their mean stays.
+
+        Args:
+            x: The inputs.
+            random: One uniform number in [0, 1) per droppable input, flat. Without them nothing is dropped.
+            rate: The probability that an input is dropped.
+        """
+        if random is None or not self.widths:
+            return self.network(x)
+        n, width = x.shape[0], sum(self.widths)
+        factors = ((random[: n * width].view(n, width) >= rate) / (1 - rate)).split(self.widths, 1)
+        masks: Iterator[Tensor | None] = iter([*[None] * self.skipped, *factors])
+
+        def drop(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            mask = next(masks)
+            return args if mask is None else (args[0] * mask.to(args[0].dtype).view_as(args[0]), *args[1:])
+
+        with ExitStack() as hooks:
+            for layer in named_layers(self.network).values():
+                if isinstance(layer, nn.Linear):
+                    hooks.enter_context(layer.register_forward_pre_hook(drop))
+            return self.network(x)

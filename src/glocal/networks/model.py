@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from itertools import count
 from typing import Any, TypeAlias
@@ -50,6 +51,7 @@ class Model:
         loss: Loss,
         tasks: int = 1,
         batch_size: int = 1,
+        *,
         vectorised: bool = False,
         classes: Callable[[int], Sequence[int]] | None = None,
         transform: InputTransform | None = None,
@@ -146,13 +148,11 @@ class Model:
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             last["input"] = inputs[0]
 
-        layers = [layer for layer in function.module.modules() if isinstance(layer, nn.Linear)]
-        handles = [layer.register_forward_pre_hook(keep) for layer in layers]
-        try:
+        with ExitStack() as hooks:
+            for layer in function.module.modules():
+                if isinstance(layer, nn.Linear):
+                    hooks.enter_context(layer.register_forward_pre_hook(keep))
             dtype = self._call(function, params, x, *args).dtype
-        finally:
-            for handle in handles:
-                handle.remove()
         name = type(function.module).__name__
         require(bool(last), f"Features are the inputs of a network's last nn.Linear layer, but {name} calls none.")
         return last["input"].flatten(1).to(dtype)

@@ -42,10 +42,7 @@ class InputTransform:
         if x.is_floating_point():
             return x
         x = x.float().div_(255)
-        if self.statistics is None:
-            return x
-        mean, std = self.statistics
-        return x.sub_(mean).div_(std)
+        return x if self.statistics is None else x.sub_(self.statistics[0]).div_(self.statistics[1])
 
     def augment(self, x: Tensor, key: Tensor) -> Tensor:
         """Crop and flip raw images at random. The draws for image i depend only on `key` and i."""
@@ -56,13 +53,6 @@ class InputTransform:
         rows, columns, coins = split(key, torch.arange(3 * n, device=key.device)).view(n, 3).unbind(1)
         top, left = (below(2 * padding + 1, words) for words in (rows, columns))
         return crop(x, padding, top, left, below(2, coins).bool() if flip else None)
-
-
-class Identity(InputTransform):
-    """Change nothing: the network itself takes integers, such as tokens or raw images."""
-
-    def normalize(self, x: Tensor) -> Tensor:
-        return x
 
 
 def crop(x: Tensor, padding: int, top: Tensor, left: Tensor, flip: Tensor | None) -> Tensor:

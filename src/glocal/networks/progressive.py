@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,7 @@ CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 class ProgressiveNetwork(nn.Module):
     """One copy of a network per task, each with its own initialization.
 
-    Every linear and convolutional layer that is called once, except the first, has a lateral connection: linear, or a
-    1 × 1 convolution, without a bias.
+    Every linear and convolutional layer that is called once, except the first, has lateral connections.
     """
 
     def __init__(self, make: MakeNetwork, shape: Sequence[int], outputs: int, tasks: int) -> None:
@@ -38,7 +38,7 @@ class ProgressiveNetwork(nn.Module):
         connected = [call for call in calls[1:] if times[call.name] == 1]
         self.connected = [call.name for call in connected]
         self.laterals = nn.ModuleList(
-            nn.ModuleList(lateral(call.layer, column) for call in connected) for column in range(1, tasks)
+            nn.ModuleList(Lateral(call.layer, column) for call in connected) for column in range(1, tasks)
         )
 
     def forward(self, x: Tensor, column: int) -> Tensor:
@@ -68,33 +68,26 @@ class ProgressiveNetwork(nn.Module):
             return column(x)
 
 
-def lateral(layer: Layer, columns: int) -> nn.Module:
-    """Return the connection from the inputs of this layer in earlier columns to its output."""
-    return LateralLinear(layer, columns) if isinstance(layer, nn.Linear) else LateralConvolution(layer, columns)
+class Lateral(nn.Module):
+    """The connection from the inputs of a layer in earlier columns to its output: the same kind of layer, without bias.
 
+    A convolution is 1 × 1, at the centres of the layer's windows, so that both have the same positions.
+    """
 
-class LateralLinear(nn.Module):
-    def __init__(self, layer: nn.Linear, columns: int) -> None:
+    def __init__(self, layer: Layer, columns: int) -> None:
         super().__init__()
-        self.weigh = Linear(columns * layer.in_features, layer.out_features, bias=False)
+        self.padding: list[int] = []
+        if isinstance(layer, nn.Linear):
+            self.dims = 0
+            self.weigh: nn.Module = Linear(columns * layer.in_features, layer.out_features, bias=False)
+        else:
+            self.dims = len(layer.kernel_size)
+            self.padding = [p for dim in reversed(range(self.dims)) for p in _padding_to_centres(layer, dim)]
+            kind: Any = CONVOLUTIONS[self.dims]
+            self.weigh = kind(columns * layer.in_channels, layer.out_channels, 1, layer.stride, bias=False)
 
-    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        return self.weigh(torch.cat(list(inputs), -1))
-
-
-class LateralConvolution(nn.Module):
-    """A 1 × 1 convolution at the centres of another one's windows, so that both have the same positions."""
-
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, columns: int) -> None:
-        super().__init__()
-        dims = len(layer.kernel_size)
-        channels = columns * layer.in_channels
-        self.weigh = CONVOLUTIONS[dims](channels, layer.out_channels, 1, layer.stride, bias=False)  # type: ignore[arg-type]
-        self.dims = dims
-        self.padding = [p for dim in reversed(range(dims)) for p in _padding_to_centres(layer, dim)]
-
-    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        x = torch.cat(list(inputs), -1 - self.dims)
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        x = torch.cat(inputs, -1 - self.dims)
         return self.weigh(functional.pad(x, self.padding) if any(self.padding) else x)
 
 
