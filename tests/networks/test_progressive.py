@@ -125,7 +125,7 @@ def test_a_lateral_convolution_is_the_centre_of_an_ordinary_one(
     whole = nn.Conv2d(2 * heard, 3, kernel, stride, padding, dilation, bias=False).double()  # type: ignore[arg-type]
     with torch.no_grad():
         whole.weight.zero_()
-        whole.weight[:, :, half[0], half[1]] = lateral.weigh.weight[:, :, 0, 0]
+        whole.weight[:, :, half[0], half[1]] = lateral.weigh.weight[:, :, 0, 0]  # type: ignore[index]
     inputs = [torch.randn(2, 2, 17, 15, dtype=torch.float64) for _ in range(heard)]
     torch.testing.assert_close(lateral(inputs), whole(torch.cat(inputs, 1)), rtol=1e-10, atol=1e-12)
 
