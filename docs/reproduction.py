@@ -150,9 +150,9 @@ def exemplars(made: Comparison) -> list[str]:
     more = {name: -trend.difference for name, trend in tests.items()}
     if set(more) != set(ICARL_ALGORITHMS):
         return []
-    seeds = min(trend.seeds for trend in tests.values())
+    seeds = " and ".join(f"{trend.seeds} for `{name}`" for name, trend in tests.items())
     herding, random = (more[name] for name in ICARL_ALGORITHMS)
-    unsure = " One seed does not tell how much of that is chance." if seeds == 1 else ""
+    unsure = f" Seeds: {seeds}; one seed does not tell how much of a change is chance."
     return [
         "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
         "exemplars about as much at both. From the two lowest rates to the two highest, forgetting changes by "
