@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import rank_correlation
 from glocal.paper.studies.flatness import DEMO, REGIMES, paired
 from glocal.paper.study import Context, Row, WorkItem, draw
-from glocal.report.style import style_context
+from glocal.report.style import RC
 
 TINY: WorkItem = DEMO | {"tasks": 2, "epochs": 1, "hidden": [1], "examples": 40, "lrs": [0.1, 0.5], "seeds": [1]}
 TINY |= {"batch_size": 200, "steps": 60, "probes": 60}
@@ -77,7 +78,7 @@ def test_rank_correlation_of_what_is_finite() -> None:
 
 def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     study = get_study("flatness")
-    with style_context():
+    with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
         study.draw(measured, figure)
     assert len(figure.axes) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ from glocal import challenges
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.hessian_rank import DEMO, FULL, PooledMLP
 from glocal.paper.study import Context, Row, WorkItem, draw
-from glocal.report.style import style_context
+from glocal.report.style import RC
 
 TINY: WorkItem = DEMO | {"tasks": 3, "epochs": 1, "pool": 14, "hidden": [3], "examples": 50, "lrs": [0.3]}
 
@@ -87,7 +88,7 @@ def test_ranks_by_autograd_and_numpy(measured: list[Row], tmp_path: Path) -> Non
 
 def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     study = get_study("hessian-rank")
-    with style_context():
+    with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
         study.draw(measured, figure)
     left, middle, right = figure.axes

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from glocal.networks import mlp
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.perturbation import SmallResNet18, quantiles, radius_curve
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
-from glocal.report.style import style_context
+from glocal.report.style import RC
 from glocal.sweeps.sweep import load
 
 NAMES = ("perturbation-cifar10", "perturbation-mnist")
@@ -110,7 +111,7 @@ def test_scores_are_made_of_the_losses_in_the_rows(measured: dict[str, tuple[Pat
 @pytest.mark.parametrize("name", NAMES)
 def test_the_figure(name: str, measured: dict[str, tuple[Path, list[Row]]], tmp_path: Path) -> None:
     study, rows = get_study(name), measured[name][1]
-    with style_context():
+    with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
         study.draw(rows, figure)
     sections = 2 if name.endswith("cifar10") else 1

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from glocal.errors import GlocalError
-from glocal.report.groups import View, group_runs
 from glocal.report.plots import KINDS, draw
+from glocal.report.summary import View, group_runs
 from glocal.store.run import Run
 
 LRS = (0.001, 0.1)
@@ -45,7 +45,7 @@ def test_png_has_content_and_changes_with_the_data(kind: str, runs: list[Run], t
 
 def drawn(runs: list[Run], kind: str) -> list[Axes]:
     figure = Figure()
-    KINDS[kind][0](figure, group_runs(runs), View())
+    KINDS[kind](figure, group_runs(runs), View())
     return figure.axes
 
 
@@ -140,4 +140,4 @@ def test_errors_teach(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match="cannot write"):
         draw(runs, "forgetting", tmp_path / "folder.png")
     with pytest.raises(GlocalError, match="Did you mean 't-1'"):
-        draw(runs, "forgetting", tmp_path / "f.png", forgetting="t1")  # type: ignore[arg-type]
+        draw(runs, "forgetting", tmp_path / "f.png", View("t1"))  # type: ignore[arg-type]

@@ -255,6 +255,7 @@ class IcarlBuffer(RunOptions):
         from glocal.paper.table1 import ICARL_ALGORITHMS, ICARL_COLUMNS, ICARL_DEMO
         from glocal.report.plots import draw
         from glocal.report.style import require_figure
+        from glocal.report.summary import View
 
         path = require_figure(self.output or Path("icarl-buffer.png"))
         runs = self._read(ICARL_DEMO) if self.results else self._train(ICARL_COLUMNS, ICARL_DEMO)
@@ -265,7 +266,7 @@ class IcarlBuffer(RunOptions):
                 "`glocal paper table1 --challenge split-cifar10 --extra --out FOLDER` writes results with both."
             )
         print_rendered(render(compare(runs, scope=self.scope), "rich"))
-        print(f"Wrote {draw(relabel(runs), 'forgetting', path, scope=self.scope)}")
+        print(f"Wrote {draw(relabel(runs), 'forgetting', path, View(scope=self.scope))}")
 
 
 def _result_file(folder: Path) -> Path:

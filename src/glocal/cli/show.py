@@ -62,14 +62,13 @@ class Table:
     """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
 
     def __call__(self) -> None:
-        from glocal.report.summary import render
+        from glocal.report.summary import View, render
         from glocal.sweeps.sweep import load
 
         runs = load(self.store)
         if not runs and self.format == "rich":
             raise GlocalError(f"the store '{self.store}' has no finished run yet.")
-        output = render(runs, self.format, forgetting=self.forgetting, scope=self.scope, measure=self.measure)
-        print_rendered(output)
+        print_rendered(render(runs, self.format, View(self.forgetting, self.scope, self.measure)))
 
 
 @command

@@ -20,9 +20,8 @@ from glocal.errors import GlocalError, require_known
 from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, over_seeds, scope_of, summary
 from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
 from glocal.report import table
-from glocal.report.groups import format_lr
 from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables
-from glocal.report.table import ABSENT, Cell, Column, Section, Table, mean_std, signed, to_json
+from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_json
 from glocal.store.run import Run, Runs
 
 MAX_Z = 2.0

@@ -19,7 +19,7 @@ from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.study import read_parquet
-from glocal.report.groups import PERCENT
+from glocal.report.summary import PERCENT
 from glocal.store.files import lock_file, report_os_errors
 from glocal.store.run import Run, Runs
 

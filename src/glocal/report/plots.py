@@ -3,87 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import GlocalError, require_known, unknown
-from glocal.metrics import OVER, SCOPES, Over, Scope
-from glocal.report.groups import Group, View, by_algorithm, by_challenge, format_lr, most_accurate, require_groups
+from glocal.errors import GlocalError, require_known
 from glocal.report.style import (
     FAINT,
     TITLE_COLOURS,
-    algorithm_panels,
-    challenge_panels,
     dark_plasma,
     draw_path,
     legend,
     line_styles,
     log_lr,
+    require_figure,
     save_figure,
 )
+from glocal.report.summary import DEFAULT_VIEW, Group, View, by_algorithm, by_challenge, group_runs
+from glocal.report.table import format_lr
 from glocal.store.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
-ACCURACY_LABEL = r"accuracy  $\mathrm{ACC}(T)$  (%)"
 MAX_ANNOTATED_TASKS = 10
-SUFFIXES = (".pdf", ".png", ".svg")
+MAX_PANELS_PER_ROW = 4
 
 
-def draw(
-    runs: Iterable[Run], kind: str, path: str | Path, forgetting: Over = "t-1", scope: Scope | None = None
-) -> Path:
+def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_VIEW) -> Path:
     """Draw a figure of the runs and return its path.
 
     Args:
         runs: the runs to show.
         kind: a name in `KINDS`.
         path: the file to write, PNG, PDF or SVG by its suffix; missing folders are created.
-        forgetting: average forgetting over 't-1' or 't' tasks.
-        scope: accuracy among the task's classes or among all classes; by default that of the challenge's setting.
+        view: options of the statistics.
     """
-    path = Path(path)
     require_known("kind of figure", kind, KINDS)
-    if path.suffix.lower() not in SUFFIXES:
-        raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
-    require_known("forgetting", forgetting, OVER)
-    if scope is not None and scope not in SCOPES:
-        raise unknown("scope", scope, SCOPES)
-    groups = require_groups(runs)
-    return save_figure(lambda figure: KINDS[kind][0](figure, groups, View(forgetting, scope)), path)
+    path = require_figure(path)
+    groups = group_runs(runs)
+    if not groups:
+        raise GlocalError("no runs were given; train some first (`glocal run`, `glocal sweep`).")
+    if not any(group.finished for group in groups):
+        count = sum(len(group.runs) for group in groups)
+        raise GlocalError(f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
+    return save_figure(lambda figure: KINDS[kind](figure, groups, view), path)
 
 
-def draw_forgetting(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw E(T) against the learning rate: the mean over seeds with a band of one standard deviation."""
-    _draw_over_lr(figure, groups, view, "forgetting")
-
-
-def draw_accuracy(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw ACC(T) against the learning rate: the mean over seeds with a band of one standard deviation."""
-    _draw_over_lr(figure, groups, view, "acc")
+def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
+    """Draw a statistic against the learning rate: the mean over seeds with a band of one standard deviation."""
+    styles = line_styles((group.algorithm, group.locality) for group in groups)
+    defined = _defined(groups, view, name)
+    for axes, members in _challenge_panels(figure, groups, 3.9, 3.4):
+        for own in by_algorithm(group for group in members if group in defined):
+            style = styles[own[0].algorithm, own[0].locality]
+            lrs = np.array([group.lr for group in own])
+            mean, std = np.array([group.statistics(view)[name] for group in own]).T
+            axes.plot(lrs, mean, **style.line(), **style.point(), label=own[0].title)
+            if len(own) > 1:
+                axes.fill_between(lrs, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
+            else:
+                axes.errorbar(lrs, mean, std, fmt="none", ecolor=style.colour, capsize=3)
+        log_lr(axes, [group.lr for group in members])
+    figure.axes[0].set_ylabel(_axis_label(name, view))
+    legend(figure, _titles(groups))
 
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate."""
     styles = line_styles((group.algorithm, group.locality) for group in groups)
-    for axes, members in challenge_panels(figure, groups, 3.9, 3.8):
+    defined = _defined(groups, view, "acc", "forgetting")
+    for axes, members in _challenge_panels(figure, groups, 3.9, 3.8):
         lrs = sorted({group.lr for group in members})
-        for own in by_algorithm(_defined(members, groups, view, "acc", "forgetting")):
+        for own in by_algorithm(group for group in members if group in defined):
             style = styles[own[0].algorithm, own[0].locality]
             statistics = [group.statistics(view) for group in own]
             x, y = (np.array([s[name] for s in statistics]).T for name in ("forgetting", "acc"))
             sizes = [16 + 64 * lrs.index(group.lr) / max(len(lrs) - 1, 1) for group in own]
             draw_path(axes, x, y, style, sizes, own[0].title)
         axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
-        axes.set_xlabel(_forgetting_label(view))
-    figure.axes[0].set_ylabel(ACCURACY_LABEL)
+        axes.set_xlabel(_axis_label("forgetting", view))
+    figure.axes[0].set_ylabel(_axis_label("acc", view))
     several = len({group.lr for group in groups}) > 1
-    legend(figure, _legend_order(groups), note="points grow with\nthe learning rate\n" if several else None)
+    legend(figure, _titles(groups), note="points grow with\nthe learning rate\n" if several else None)
 
 
 def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
@@ -92,7 +98,7 @@ def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
     from matplotlib.colors import Normalize
 
     colours = dark_plasma(0.93)
-    for section, cells in algorithm_panels(figure, groups, width=2.3, height=2.25, sharey=True):
+    for section, cells in _algorithm_panels(figure, groups, width=2.3, height=2.25, sharey=True):
         tasks = max(group.tasks for _, own in cells for group in own)
         scale = ScalarMappable(Normalize(1, max(tasks, 2)), colours)
         lrs = [group.lr for _, own in cells for group in own]
@@ -119,9 +125,9 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
     size = 2.6 if max(group.tasks for group in groups) > 5 else 2.2
     scale = cm.ScalarMappable(Normalize(0, 100), "cividis")
-    for section, cells in algorithm_panels(figure, groups, width=size, height=size + 0.35):
+    for section, cells in _algorithm_panels(figure, groups, width=size, height=size + 0.35):
         for axes, own in cells:
-            best = most_accurate(own, view)
+            best = _most_accurate(own, view)
             name = f"test_{best.scope(view)}_accuracy"
             _draw_heat_map(axes, 100 * np.mean([run.arrays[name] for run in best.finished], axis=0), scale)
             colour = TITLE_COLOURS[best.locality]
@@ -134,18 +140,19 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw the mean of obj_t over each epoch at each algorithm's most accurate learning rate."""
     styles = line_styles((group.algorithm, group.locality) for group in groups)
-    labels = _loss_labels(groups, view)
-    for axes, members in challenge_panels(figure, groups, 4.6, 3.4):
+    for axes, members in _challenge_panels(figure, groups, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
-        for best in _best_groups(members, view):
+        for own in by_algorithm(group for group in members if group.finished):
+            best = _most_accurate(own, view)
             style = styles[best.algorithm, best.locality]
             curves = np.stack([run.arrays["epoch_loss"] for run in best.finished])
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
             mean, std = (f(curves, axis=0).ravel() for f in (np.mean, np.std))
             task_ends = {"markevery": (epochs - 1, epochs), "markersize": 4.5, **style.point()}
-            axes.plot(x, mean, **style.line(), linewidth=1.2, label=labels[best.title], **task_ends)
+            label = f"{best.title}, lr {format_lr(best.lr)}"
+            axes.plot(x, mean, **style.line(), linewidth=1.2, label=label, **task_ends)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
             low, high = min(low, np.nanmin(mean - std)), max(high, np.nanmax(mean))
         axes.set_xlim(0, tasks)
@@ -159,35 +166,68 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             axes.set_yscale("log")
         axes.set_xlabel("task $t$, epoch by epoch")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
-    legend(figure, list(labels.values()))
+    legend(figure)
 
 
-Draw: TypeAlias = Callable[["Figure", Sequence[Group], View], None]
-KINDS: dict[str, tuple[Draw, str]] = {
-    "forgetting": (draw_forgetting, "average forgetting E(T) against the learning rate, a line per algorithm"),
-    "accuracy": (draw_accuracy, "average accuracy ACC(T) against the learning rate, a line per algorithm"),
-    "distance": (draw_distance, "distance ‖θ_t − θ_0‖ against the learning rate, by task, a panel per algorithm"),
-    "matrix": (draw_matrix, "accuracy R[t, o] on every task after every task, at each algorithm's best learning rate"),
-    "loss": (draw_loss, "the objective, epoch by epoch, at each algorithm's best learning rate"),
-    "tradeoff": (draw_tradeoff, "average accuracy against forgetting, a path over the learning rates per algorithm"),
+KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
+    "forgetting": partial(draw_over_lr, name="forgetting"),
+    "accuracy": partial(draw_over_lr, name="acc"),
+    "distance": draw_distance,
+    "matrix": draw_matrix,
+    "loss": draw_loss,
+    "tradeoff": draw_tradeoff,
 }
 
 
-def _draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
-    styles = line_styles((group.algorithm, group.locality) for group in groups)
-    for axes, members in challenge_panels(figure, groups, 3.9, 3.4):
-        for own in by_algorithm(_defined(members, groups, view, name)):
-            style = styles[own[0].algorithm, own[0].locality]
-            lrs = np.array([group.lr for group in own])
-            mean, std = np.array([group.statistics(view)[name] for group in own]).T
-            axes.plot(lrs, mean, **style.line(), **style.point(), label=own[0].title)
-            if len(own) > 1:
-                axes.fill_between(lrs, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
-            else:
-                axes.errorbar(lrs, mean, std, fmt="none", ecolor=style.colour, capsize=3)
-        log_lr(axes, [group.lr for group in members])
-    figure.axes[0].set_ylabel(ACCURACY_LABEL if name == "acc" else _forgetting_label(view))
-    legend(figure, _legend_order(groups))
+def _challenge_panels(
+    figure: Figure, groups: Sequence[Group], width: float, height: float
+) -> list[tuple[Axes, list[Group]]]:
+    """Make a titled panel per challenge, with space for a legend; return each with its groups."""
+    parts = by_challenge(groups)
+    figure.set_size_inches(len(parts) * width + 1.5, height)
+    cells = list(zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True))
+    lines = max(len(_subtitle(members)) for members in parts)
+    for axes, members in cells:
+        axes.set_title(members[0].challenge, loc="left", pad=4 + 10 * lines, fontweight="bold")
+        subtitle = "\n".join(_subtitle(members))
+        axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=FAINT, fontsize=8, va="bottom", linespacing=1.1)
+    return cells
+
+
+def _algorithm_panels(
+    figure: Figure, groups: Sequence[Group], width: float, height: float, **more: Any
+) -> list[tuple[SubFigure, list[tuple[Axes, list[Group]]]]]:
+    """Make a titled section per challenge, one below the other, with a panel per algorithm that has finished runs."""
+    parts = by_challenge(groups)
+    inside = [by_algorithm(group for group in members if group.finished) for members in parts]
+    parts, inside = [p for p, own in zip(parts, inside, strict=True) if own], [own for own in inside if own]
+    columns = max(-(-len(own) // -(-len(own) // MAX_PANELS_PER_ROW)) for own in inside)
+    rows = [-(-len(own) // columns) for own in inside]
+    heights = [n * height + 0.6 for n in rows]
+    figure.set_size_inches(max(columns * width + 1.1, 4.2), sum(heights))
+    below = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+    sections = []
+    for subfigure, members, algorithms, count in zip(below, parts, inside, rows, strict=True):
+        title = f"{members[0].challenge} · " + "\n".join(_subtitle(members))
+        subfigure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+        cells = list(subfigure.subplots(count, columns, squeeze=False, **more).flat)
+        for axes in cells[len(algorithms) :]:
+            axes.set_visible(False)
+        for axes, own in zip(cells, algorithms, strict=False):
+            axes.set_title(own[0].title, color=TITLE_COLOURS[own[0].locality], loc="left")
+        sections.append((subfigure, list(zip(cells, algorithms, strict=False))))
+    return sections
+
+
+def _subtitle(groups: Sequence[Group]) -> list[str]:
+    """Describe the groups of a challenge: tasks and seeds, and how many runs diverged."""
+    counts = sorted({len(group.runs) for group in groups})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
+    tasks = max(group.tasks for group in groups)
+    diverged = sum(len(group.runs) - len(group.finished) for group in groups)
+    total = sum(len(group.runs) for group in groups)
+    lines = [f"{tasks} task{'s' if tasks > 1 else ''} · {seeds} seed{'s' if counts[-1] > 1 else ''}"]
+    return lines + ([f"{diverged} of {total} runs diverged and are left out"] if diverged else [])
 
 
 def _draw_heat_map(axes: Axes, R: np.ndarray, scale: ScalarMappable) -> None:
@@ -211,34 +251,26 @@ def _draw_heat_map(axes: Axes, R: np.ndarray, scale: ScalarMappable) -> None:
                 axes.text(o + 1, t, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=8)
 
 
-def _defined(members: Sequence[Group], all_groups: Sequence[Group], view: View, *names: str) -> list[Group]:
-    """Return the members whose statistics are finite; raise an error if no group of the figure has any."""
-    finite = [g for g in all_groups if all(np.isfinite(g.statistics(view)[name][0]) for name in names)]
+def _defined(groups: Sequence[Group], view: View, *names: str) -> list[Group]:
+    """Return the groups whose statistics are finite; raise an error if there are none."""
+    finite = [g for g in groups if all(np.isfinite(g.statistics(view)[name][0]) for name in names)]
     if not finite:
         what = " and ".join({"acc": "accuracy"}.get(name, name) for name in names)
         raise GlocalError(f"{what} is undefined for these runs (one task only, or no classes).")
-    return [group for group in members if group in finite]
+    return finite
 
 
-def _forgetting_label(view: View) -> str:
-    tasks = "T - 1" if view.over == "t-1" else "T"
+def _axis_label(name: str, view: View) -> str:
+    if name == "acc":
+        return r"accuracy  $\mathrm{ACC}(T)$  (%)"
+    tasks = "T - 1" if view.forgetting == "t-1" else "T"
     return rf"forgetting  $E(T)$  (points, over ${tasks}$ tasks)"
 
 
-def _legend_order(groups: Sequence[Group]) -> list[str]:
-    return [own[0].title for own in by_algorithm(sorted(groups, key=lambda g: (g.locality, g.algorithm)))]
+def _titles(groups: Sequence[Group]) -> list[str]:
+    return [title for _, title in sorted({(group.locality, group.title) for group in groups})]
 
 
-def _best_groups(groups: Sequence[Group], view: View) -> list[Group]:
-    """Return each algorithm at its most accurate learning rate."""
-    return [most_accurate(own, view) for own in by_algorithm(group for group in groups if group.finished)]
-
-
-def _loss_labels(groups: Sequence[Group], view: View) -> dict[str, str]:
-    """Label each algorithm with its learning rate, or with one per challenge where they differ."""
-    best = [group for members in by_challenge(groups) for group in _best_groups(members, view)]
-    labels = {}
-    for own in by_algorithm(sorted(best, key=lambda group: (group.locality, group.algorithm))):
-        lrs = [format_lr(group.lr) for group in own]
-        labels[own[0].title] = f"{own[0].title}, lr {' / '.join(lrs if len(set(lrs)) > 1 else lrs[:1])}"
-    return labels
+def _most_accurate(groups: Sequence[Group], view: View) -> Group:
+    """Return the group with the highest mean ACC(T), or the first if accuracy is undefined."""
+    return max(groups, key=lambda group: np.nan_to_num(group.statistics(view)["acc"][0], nan=-np.inf))

@@ -1,20 +1,18 @@
-"""Summaries of runs: statistics per (challenge, algorithm, learning rate), and the paper's test per algorithm."""
+"""Summaries of runs: groups over seeds, their statistics, tables, and the paper's test of each algorithm."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import RenderableType
 
-from glocal.errors import require_known, unknown
 from glocal.metrics import (
     CONFIDENCE,
-    MEASURES,
-    OVER,
-    SCOPES,
     LearningRateTest,
     Measure,
     Over,
@@ -23,10 +21,12 @@ from glocal.metrics import (
     average_accuracy,
     average_forgetting,
     learning_rate_test,
+    over_seeds,
+    scope_of,
+    summary,
 )
 from glocal.report import table
-from glocal.report.groups import Group, View, by_algorithm, by_challenge, format_lr, group_runs
-from glocal.report.table import ABSENT, Cell, Column, Section, Table, mean_std, signed
+from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed
 from glocal.store.run import Run
 
 if TYPE_CHECKING:
@@ -35,12 +35,16 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 
 MAX_MATRIX_TASKS = 12
-STATISTICS = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy", "distance")
+MAX_SETTING_LENGTH = 16
+PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy")
+STATISTICS = (*PERCENT, "distance")
 SCOPE_NOTES = {
     "class": "class-incremental (among all classes)",
     "task": "task-incremental (among the task's classes)",
     "domain": "domain-incremental (all tasks share their classes)",
 }
+COST_NOTE = "Memory: held by the algorithm after the last task. Time: seconds per run, its share of its cohort's."
+INTERVAL = f"{CONFIDENCE:.0%} interval"
 TREND_NOTE = (
     "Low − high: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed, "
     f"with its {CONFIDENCE:.0%} t-interval over seeds. The paper (§6.1) predicts a negative difference for local "
@@ -48,110 +52,296 @@ TREND_NOTE = (
 )
 
 
-def rows(
-    runs: Iterable[Run], forgetting: Over = "t-1", scope: Scope | None = None, measure: Measure = "accuracy"
-) -> list[Row]:
-    """Compute one row of statistics per (challenge, algorithm, lr), global algorithms before local ones.
+@dataclass(frozen=True)
+class View:
+    """Options of the statistics.
 
-    Args:
-        runs: runs of any challenges and algorithms; equal runs count once.
-        forgetting: average forgetting over 't-1' or 't' tasks.
-        scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
-        measure: measure forgetting by 'accuracy', in points, or by 'loss'.
+    forgetting: average forgetting over 't-1' or 't' tasks.
+    scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
+    measure: measure forgetting by 'accuracy', in points, or by 'loss'.
+    """
+
+    forgetting: Over = "t-1"
+    scope: Scope | None = None
+    measure: Measure = "accuracy"
+
+
+DEFAULT_VIEW = View()
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs of one (challenge, algorithm, lr), one per seed, and the labels to show them under."""
+
+    challenge: str
+    algorithm: str
+    runs: tuple[Run, ...]
+
+    @property
+    def locality(self) -> str:
+        return self.runs[0].locality
+
+    @property
+    def lr(self) -> float:
+        return self.runs[0].lr
+
+    @property
+    def tasks(self) -> int:
+        return self.runs[0].tasks
+
+    @property
+    def title(self) -> str:
+        return f"{self.algorithm} ({self.locality})"
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        """The runs that did not diverge. Statistics are computed over these."""
+        return tuple(run for run in self.runs if run.diverged is None)
+
+    def scope(self, view: View) -> Scope:
+        return scope_of(self.runs[0], view.scope)
+
+    def by_seed(self, view: View) -> dict[int, dict[str, float]]:
+        """Compute the statistics of each finished run, accuracies in percent."""
+        percent = [name for name in PERCENT if name != "forgetting" or view.measure == "accuracy"]
+        values = {run.seed: summary(run, view.scope, view.measure, view.forgetting) for run in self.finished}
+        return {seed: {n: 100 * x if n in percent else x for n, x in own.items()} for seed, own in values.items()}
+
+    def statistics(self, view: View) -> dict[str, tuple[float, float]]:
+        """Compute (mean, standard deviation) over the finished runs; NaN if none finished."""
+        return over_seeds(list(self.by_seed(view).values())) or dict.fromkeys(STATISTICS, (math.nan, math.nan))
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Group runs by challenge, locality (global first), algorithm and learning rate.
+
+    Equal runs count once. If runs of one challenge differ in more than algorithm, learning rate and seed (tasks,
+    epochs, network…), or runs of one algorithm in an option that its label does not show, the labels are extended by
+    the settings that differ, so that runs that are not comparable never share a label.
+    """
+    distinct = list({json.dumps(run.config, sort_keys=True): run for run in runs}.values())
+    shared = [{k: v for k, v in run.config.items() if k not in ("seed", "lr", "algorithm")} for run in distinct]
+    challenges = _labels([(run.challenge,) for run in distinct], shared)
+    # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
+    names = [(challenge, run.algorithm) for challenge, run in zip(challenges, distinct, strict=True)]
+    algorithms = _labels(names, [run.config["algorithm"] for run in distinct])
+    members: dict[tuple[str, str, str, float], list[Run]] = {}
+    for challenge, algorithm, run in zip(challenges, algorithms, distinct, strict=True):
+        members.setdefault((challenge, run.locality, algorithm, run.lr), []).append(run)
+    return [
+        Group(challenge, algorithm, tuple(sorted(own, key=lambda run: run.seed)))
+        for (challenge, _, algorithm, _), own in sorted(members.items())
+    ]
+
+
+def split_groups(groups: Iterable[Group], key: Callable[[Group], object]) -> list[list[Group]]:
+    """Split groups by a key, in the order in which its values first occur."""
+    parts: dict[object, list[Group]] = {}
+    for group in groups:
+        parts.setdefault(key(group), []).append(group)
+    return list(parts.values())
+
+
+def by_challenge(groups: Iterable[Group]) -> list[list[Group]]:
+    return split_groups(groups, lambda group: group.challenge)
+
+
+def by_algorithm(groups: Iterable[Group]) -> list[list[Group]]:
+    return split_groups(groups, lambda group: (group.locality, group.algorithm))
+
+
+def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the last part of each name, extended by the settings in which entries of the same name differ."""
+    settings = [_flat(config) for config in configs]
+    same: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for name, own in zip(names, settings, strict=True):
+        same.setdefault(name, []).append(own)
+    differing = {}
+    for name, entries in same.items():
+        keys = sorted({key for own in entries for key in own})
+        differing[name] = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries}) > 1]
+    return [
+        " · ".join([name[-1], *(_format_setting(key, own[key]) for key in differing[name] if key in own)])
+        for name, own in zip(names, settings, strict=True)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a configuration to dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _format_setting(key: str, value: object) -> str:
+    """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100', a hash if it is long."""
+    last = key.rpartition(".")[2]
+    if last in ("tasks", "epochs"):
+        return f"{value} {last[:-1] if value == 1 else last}"
+    if last == "name":
+        return str(value)
+    text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if len(text) > MAX_SETTING_LENGTH:
+        text = f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{last.removesuffix('_size').replace('_', ' ')} {text}"
+
+
+def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
+    """Compute one row of statistics per (challenge, algorithm, lr), global algorithms before local ones.
 
     Returns:
         `<name>_mean` and `<name>_std` (ddof = 0) over the seeds that did not diverge, for each of `STATISTICS`:
         percent, except distance = ‖θ_T − θ_0‖₂. Undefined values are None. `seeds` counts all runs, `diverged` those
         that diverged. `memory_bytes` is the algorithm's memory after the last task, `seconds` the time per run.
     """
-    view = _view(forgetting, scope, measure)
     return [_row(group, view) for group in group_runs(runs)]
 
 
-def frame(
-    runs: Iterable[Run], forgetting: Over = "t-1", scope: Scope | None = None, measure: Measure = "accuracy"
-) -> polars.DataFrame:
+def _row(group: Group, view: View) -> Row:
+    statistics, costs = group.statistics(view), [run.info["cost"] for run in group.runs]
+    numbers = {
+        f"{name}_{suffix}": value if math.isfinite(value) else None
+        for name in STATISTICS
+        for suffix, value in zip(("mean", "std"), statistics[name], strict=True)
+    }
+    return {
+        "challenge": group.challenge,
+        "algorithm": group.algorithm,
+        "locality": group.locality,
+        "lr": group.lr,
+        "tasks": group.tasks,
+        "seeds": len(group.runs),
+        "diverged": len(group.runs) - len(group.finished),
+        **numbers,
+        "memory_bytes": max(cost["memory_bytes"] for cost in costs),
+        "seconds": sum(cost["seconds"] for cost in costs) / len(costs),
+        "setting": group.runs[0].setting,
+        "scope": group.scope(view),
+        "forgetting_over": view.forgetting,
+        "forgetting_by": view.measure,
+    }
+
+
+def frame(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     """Return `rows` as a data frame."""
     import polars as pl
 
-    numbers = {f"{name}_{suffix}": pl.Float64 for name in STATISTICS for suffix in ("mean", "std")}
-    schema: dict[str, Any] = {
-        **dict.fromkeys(("challenge", "algorithm", "locality"), pl.String),
-        "lr": pl.Float64,
-        **dict.fromkeys(("tasks", "seeds", "diverged"), pl.Int64),
-        **numbers,
-        "memory_bytes": pl.Int64,
-        "seconds": pl.Float64,
-        **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by"), pl.String),
-    }
-    return pl.DataFrame(rows(runs, forgetting, scope, measure), schema=schema, orient="row")
+    floats = {f"{name}_{suffix}": pl.Float64 for name in STATISTICS for suffix in ("mean", "std")}
+    return pl.DataFrame(rows(runs, view), schema_overrides=floats, infer_schema_length=None)
 
 
-def render(
-    runs: Iterable[Run],
-    format: str,
-    *,
-    forgetting: Over = "t-1",
-    scope: Scope | None = None,
-    measure: Measure = "accuracy",
-) -> RenderableType:
-    """Render the results and, where it can be made, the paper's test; see `rows` for the arguments.
+def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> RenderableType:
+    """Render the results and, where it can be made, the paper's test.
 
     Args:
         runs: the runs to summarize.
         format: 'rich' and 'latex' follow the layout of the paper's Table 1; 'markdown' has one row per algorithm and
             the cost; 'json' and 'csv' hold all statistics.
-        forgetting: average forgetting over 't-1' or 't' tasks.
-        scope: accuracy among the task's classes or among all classes.
-        measure: measure forgetting by 'accuracy' or by 'loss'.
+        view: options of the statistics.
     """
     runs = list(runs)
-    view = _view(forgetting, scope, measure)
-    if format == "csv":
-        return frame(runs, forgetting, scope, measure).write_csv()
-    records = rows(runs, forgetting, scope, measure)
+    records = rows(runs, view)
     tables = markdown_tables(records) if format == "markdown" else [results_table(records)]
     return table.render([*tables, *trend_tables(trends(runs, view))], format)
 
 
 def results_table(rows: Sequence[Row]) -> Table:
     """Lay out rows as the paper's Table 1: ACC and FGT of each challenge, one line per algorithm and learning rate."""
-    challenges = list(dict.fromkeys(row["challenge"] for row in rows))
-    columns = [Column("lr", align="left"), *(Column(name, group) for group in challenges for name in _headers(rows))]
-    by_key = {(row["challenge"], row["locality"], row["algorithm"], row["lr"]): row for row in rows}
-    best = _best(rows)
-    sections = []
-    for locality, algorithm in sorted({(row["locality"], row["algorithm"]) for row in rows}):
-        lrs = sorted({row["lr"] for row in rows if (row["locality"], row["algorithm"]) == (locality, algorithm)})
-        lines = []
-        for lr in lrs:
-            cells = [Cell(format_lr(lr))]
-            for challenge in challenges:
-                cells += _cells(by_key.get((challenge, locality, algorithm, lr)), best)
-            lines.append(tuple(cells))
-        sections.append(Section(algorithm, locality, tuple(lines)))
+    columns = [Column("lr", align="left")]
+    for challenge in sorted({row["challenge"] for row in rows}):
+        by_loss = rows[0]["forgetting_by"] == "loss"
+        columns += [Column("ACC (↑)", challenge), Column("FGT, loss (↓)" if by_loss else "FGT (↓)", challenge)]
+    sections = [
+        Section(algorithm, locality, tuple((Cell(format_lr(lr)), *cells) for lr, cells in lines.items()))
+        for (locality, algorithm), lines in _arrange(rows, "lr", "challenge").items()
+    ]
     return Table(tuple(columns), tuple(sections), notes=_notes(rows), records=tuple(rows))
 
 
 def markdown_tables(rows: Sequence[Row]) -> list[Table]:
     """Lay out rows as one table per challenge: one line per algorithm, ACC and FGT by learning rate, and the cost."""
     tables = []
-    best = _best(rows)
-    for challenge in dict.fromkeys(row["challenge"] for row in rows):
+    for challenge in sorted({row["challenge"] for row in rows}):
         members = [row for row in rows if row["challenge"] == challenge]
         lrs = sorted({row["lr"] for row in members})
         columns = [Column(name, f"lr {format_lr(lr)}") for lr in lrs for name in ("ACC", "FGT")]
         sections = []
-        for locality, algorithm in dict.fromkeys((row["locality"], row["algorithm"]) for row in members):
+        for (locality, algorithm), lines in _arrange(members, "challenge", "lr").items():
             own = [row for row in members if (row["locality"], row["algorithm"]) == (locality, algorithm)]
-            by_lr = {row["lr"]: row for row in own}
             memory = _format_bytes(max(row["memory_bytes"] for row in own))
             seconds = f"{sum(row['seconds'] for row in own) / len(own):.2g} s"
-            cells = [cell for lr in lrs for cell in _cells(by_lr.get(lr), best)]
-            sections.append(Section(algorithm, locality, ((*cells, Cell(memory), Cell(seconds)),)))
+            sections.append(Section(algorithm, locality, ((*lines[challenge], Cell(memory), Cell(seconds)),)))
         tables.append(Table((*columns, Column("memory"), Column("time")), tuple(sections), challenge))
-    cost = "Memory: held by the algorithm after the last task. Time: seconds per run, its share of its cohort's."
-    return [*tables, Table((), (), notes=(*_notes(rows), cost), records=tuple(rows))]
+    return [*tables, Table((), (), notes=(*_notes(rows), COST_NOTE))]
+
+
+def _arrange(rows: Sequence[Row], line: str, column: str) -> dict[tuple[str, str], dict[Any, list[Cell]]]:
+    """Return the cells of each (locality, algorithm): per value of `line`, ACC and FGT for each value of `column`."""
+    best: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        for name, choose in (("acc_mean", max), ("forgetting_mean", min)):
+            key = row["challenge"], row["locality"], row["algorithm"], name
+            if row[name] is not None:
+                best[key] = choose(row[name], best.get(key, row[name]))
+
+    def cell(row: Row, name: str) -> Cell:
+        if row["diverged"] == row["seeds"]:
+            return Cell("diverged")
+        single = row["seeds"] - row["diverged"] == 1  # one seed has no deviation
+        mean, std = row[f"{name}_mean"], None if single else row[f"{name}_std"]
+        marked = mean == best.get((row["challenge"], row["locality"], row["algorithm"], f"{name}_mean"))
+        return mean_std(mean, std, marked)
+
+    by_key = {(row["locality"], row["algorithm"], row[line], row[column]): row for row in rows}
+    columns = sorted({row[column] for row in rows})
+    arranged: dict[tuple[str, str], dict[Any, list[Cell]]] = {}
+    for locality, algorithm, value in sorted({key[:3] for key in by_key}):
+        found = [by_key.get((locality, algorithm, value, c)) for c in columns]
+        cells = [cell(row, name) if row else Cell(ABSENT) for row in found for name in ("acc", "forgetting")]
+        arranged.setdefault((locality, algorithm), {})[value] = cells
+    return arranged
+
+
+def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
+    if not rows:
+        return ("No runs.",)
+    tasks = "the T−1 tasks before the last" if rows[0]["forgetting_over"] == "t-1" else "all T tasks"
+    forgetting = "rise in test loss" if rows[0]["forgetting_by"] == "loss" else "loss of test accuracy in points"
+    scopes = {row["challenge"]: SCOPE_NOTES["domain" if row["setting"] == "domain" else row["scope"]] for row in rows}
+    same = len(set(scopes.values())) == 1
+    scope = next(iter(scopes.values())) if same else "; ".join(f"{name}: {note}" for name, note in scopes.items())
+    counts = {row["challenge"]: row["tasks"] for row in rows}
+    same = len(set(counts.values())) == 1
+    T = rows[0]["tasks"] if same else ", ".join(f"{count} ({name})" for name, count in counts.items())
+    diverged = ((r["algorithm"], r["lr"], r["challenge"], r["diverged"], r["seeds"]) for r in rows)
+    return (
+        f"Mean ± standard deviation over {format_range((row['seeds'] for row in rows), 'seed')}; T = {T} tasks.",
+        f"ACC: average test accuracy in percent, {scope}.",
+        f"FGT: {forgetting} since each task was learnt, averaged over {tasks}.",
+        diverged_note(diverged),
+        "Bold or *: the best ACC and the lowest FGT of each algorithm.",
+    )
+
+
+def format_range(values: Iterable[int], noun: str) -> str:
+    """Format counts with their noun: '3 seeds', '1 to 5 seeds'."""
+    low, high = min(counts := set(values)), max(counts)
+    return f"{low} {noun}{'s' if low != 1 else ''}" if low == high else f"{low} to {high} {noun}s"
+
+
+def diverged_note(rows: Iterable[tuple[str, float, str, int, int]]) -> str:
+    """Say which of (algorithm, lr, challenge, diverged, seeds) lost runs."""
+    where = [f"{name} at {format_lr(lr)} on {on}: {lost} of {seeds}" for name, lr, on, lost, seeds in rows if lost]
+    return f"Diverged, and left out of the means: {', '.join(where)}." if where else "No run diverged."
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
 
 
 def matrix_table(run: Run) -> Table:
@@ -167,13 +357,11 @@ def matrix_table(run: Run) -> Table:
     if run.diverged is not None:
         note = f"The run diverged at step {run.diverged}: its objective was not finite."
     else:
-        forgetting = average_forgetting(R, over="t-1")
-        defined = not math.isnan(forgetting)
-        note = f"Average accuracy {100 * average_accuracy(R):.2f}" + (
-            f"; forgetting, over all tasks but the last, {100 * forgetting:.2f}." if defined else "."
-        )
-    columns = tuple(Column(str(o + 1)) for o in tasks)
-    return Table(columns, sections, title, "after task", notes=(note,))
+        note = f"Average accuracy {100 * average_accuracy(R):.2f}"
+        if run.tasks > 1:
+            note += f"; forgetting, over all tasks but the last, {100 * average_forgetting(R):.2f}"
+        note += "."
+    return Table(tuple(Column(str(o + 1)) for o in tasks), sections, title, "after task", notes=(note,))
 
 
 @dataclass(frozen=True)
@@ -199,15 +387,19 @@ class TrendRow:
         }
 
 
-def trends(runs: Iterable[Run], view: View | None = None) -> list[TrendRow]:
+def round_finite(x: float | None) -> float | None:
+    """Round to six decimals; None for NaN and infinity."""
+    return None if x is None or not math.isfinite(x) else round(x, 6)
+
+
+def trends(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[TrendRow]:
     """Run the paper's test on every algorithm that has at least four learning rates."""
     found = []
-    for members in by_challenge(group_runs(runs)):
-        for groups in by_algorithm(members):
-            forgetting = {group.lr: group.values("forgetting", view or View()) for group in groups}
-            trend = learning_rate_test(forgetting, groups[0].locality)
-            if trend is not None:
-                found.append(TrendRow(groups[0].challenge, groups[0].algorithm, trend))
+    for groups in split_groups(group_runs(runs), lambda group: (group.challenge, group.title)):
+        forgetting = {g.lr: {seed: own["forgetting"] for seed, own in g.by_seed(view).items()} for g in groups}
+        trend = learning_rate_test(forgetting, groups[0].locality)
+        if trend is not None:
+            found.append(TrendRow(groups[0].challenge, groups[0].algorithm, trend))
     return found
 
 
@@ -215,135 +407,21 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
     """Lay out the paper's test with one verdict per algorithm; no table without rows."""
     if not rows:
         return []
-    several = len({row.challenge for row in rows}) > 1
-    columns = [
-        *([Column("challenge", align="left")] if several else []),
-        *(Column("low − high"), Column(f"{CONFIDENCE:.0%} interval")),
-        *([Column("published")] if published else []),
-        *(Column("seeds"), Column("verdict", align="left")),
-    ]
+    hidden = set() if published else {"published"}
+    if len({row.challenge for row in rows}) == 1:
+        hidden.add("challenge")
     sections = []
     for row in rows:
         trend = row.trend
-        interval = ABSENT if math.isnan(trend.low) else f"[{signed(trend.low)}, {signed(trend.high)}]"
-        cells = [
-            *([row.challenge] if several else []),
-            *(signed(trend.difference), interval),
-            *([signed(row.published)] if published else []),
-            *(str(trend.seeds), trend.verdict),
-        ]
-        sections.append(Section(row.algorithm, trend.locality, (tuple(map(Cell, cells)),)))
-    records = tuple(row.record() for row in rows)
-    return [Table(tuple(columns), tuple(sections), "The paper's test", notes=(TREND_NOTE,), records=records)]
-
-
-def round_finite(x: float | None) -> float | None:
-    """Round to six decimals; None for NaN and infinity."""
-    return None if x is None or not math.isfinite(x) else round(x, 6)
-
-
-def format_range(values: Iterable[int], noun: str) -> str:
-    """Format counts with their noun: '3 seeds', '1 to 5 seeds'."""
-    low, high = min(counts := set(values)), max(counts)
-    return f"{low} {noun}{'s' if low != 1 else ''}" if low == high else f"{low} to {high} {noun}s"
-
-
-def diverged_note(rows: Iterable[tuple[str, float, str, int, int]]) -> str:
-    """Say which of (algorithm, lr, challenge, diverged, seeds) lost runs."""
-    where = [f"{name} at {format_lr(lr)} on {on}: {lost} of {seeds}" for name, lr, on, lost, seeds in rows if lost]
-    return f"Diverged, and left out of the means: {', '.join(where)}." if where else "No run diverged."
-
-
-def _view(forgetting: Over, scope: Scope | None, measure: Measure) -> View:
-    for kind, value, allowed in (("forgetting", forgetting, OVER), ("measure", measure, MEASURES)):
-        require_known(kind, value, allowed)
-    if scope is not None and scope not in SCOPES:
-        raise unknown("scope", scope, SCOPES)
-    return View(forgetting, scope, measure)
-
-
-def _row(group: Group, view: View) -> Row:
-    row: Row = {
-        "challenge": group.challenge,
-        "algorithm": group.algorithm,
-        "locality": group.locality,
-        "lr": group.lr,
-        "tasks": group.tasks,
-        "seeds": len(group.runs),
-        "diverged": len(group.runs) - len(group.finished),
-    }
-    statistics = group.statistics(view)
-    for name in STATISTICS:
-        mean, std = statistics[name]
-        row[f"{name}_mean"] = mean if math.isfinite(mean) else None
-        row[f"{name}_std"] = std if math.isfinite(std) else None
-    costs = [run.info["cost"] for run in group.runs]
-    return row | {
-        "memory_bytes": max(cost["memory_bytes"] for cost in costs),
-        "seconds": sum(cost["seconds"] for cost in costs) / len(costs),
-        "setting": group.runs[0].setting,
-        "scope": group.scope(view),
-        "forgetting_over": view.over,
-        "forgetting_by": view.measure,
-    }
-
-
-def _headers(rows: Sequence[Row]) -> tuple[str, str]:
-    return "ACC (↑)", "FGT, loss (↓)" if rows[0]["forgetting_by"] == "loss" else "FGT (↓)"
-
-
-def _best(rows: Sequence[Row]) -> dict[tuple[str, str, str], tuple[float | None, float | None]]:
-    """Return the highest ACC and the lowest FGT of each (challenge, locality, algorithm)."""
-    members: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        members.setdefault((row["challenge"], row["locality"], row["algorithm"]), []).append(row)
-
-    def extreme(own: list[Row], name: str, choose: Callable[[list[float]], float]) -> float | None:
-        means = [row[name] for row in own if row[name] is not None]
-        return choose(means) if means else None
-
-    return {key: (extreme(own, "acc_mean", max), extreme(own, "forgetting_mean", min)) for key, own in members.items()}
-
-
-def _cells(row: Row | None, best: dict[tuple[str, str, str], tuple[float | None, float | None]]) -> list[Cell]:
-    """Make the cells ACC and FGT of a row; one seed has no deviation."""
-    if row is None:
-        return [Cell(ABSENT), Cell(ABSENT)]
-    if row["diverged"] == row["seeds"]:
-        return [Cell("diverged"), Cell("diverged")]
-    single = row["seeds"] - row["diverged"] == 1
-    cells = []
-    extremes = best[row["challenge"], row["locality"], row["algorithm"]]
-    for name, extreme in zip(("acc", "forgetting"), extremes, strict=True):
-        mean = row[f"{name}_mean"]
-        cells.append(mean_std(mean, None if single else row[f"{name}_std"], marked=mean == extreme))
-    return cells
-
-
-def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
-    if not rows:
-        return ("No runs.",)
-    tasks = "the T−1 tasks before the last" if rows[0]["forgetting_over"] == "t-1" else "all T tasks"
-    forgetting = "rise in test loss" if rows[0]["forgetting_by"] == "loss" else "loss of test accuracy in points"
-    scopes = {row["challenge"]: SCOPE_NOTES["domain" if row["setting"] == "domain" else row["scope"]] for row in rows}
-    same = len(set(scopes.values())) == 1
-    scope = next(iter(scopes.values())) if same else "; ".join(f"{name}: {note}" for name, note in scopes.items())
-    counts = {row["challenge"]: row["tasks"] for row in rows}
-    same = len(set(counts.values())) == 1
-    T = rows[0]["tasks"] if same else ", ".join(f"{count} ({name})" for name, count in counts.items())
-    diverged = ((r["algorithm"], r["lr"], r["challenge"], r["diverged"], r["seeds"]) for r in rows)
-    return (
-        f"Mean ± standard deviation over {format_range((row['seeds'] for row in rows), 'seed')}; T = {T} tasks.",
-        f"ACC: average test accuracy in percent, {scope}.",
-        f"FGT: {forgetting} since each task was learnt, averaged over {tasks}.",
-        diverged_note(diverged),
-        "Bold or *: the best ACC and the lowest FGT of each algorithm.",
-    )
-
-
-def _format_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+        texts = {
+            "challenge": row.challenge,
+            "low − high": signed(trend.difference),
+            INTERVAL: ABSENT if math.isnan(trend.low) else f"[{signed(trend.low)}, {signed(trend.high)}]",
+            "published": signed(row.published),
+            "seeds": str(trend.seeds),
+            "verdict": trend.verdict,
+        }
+        shown = {name: Cell(text) for name, text in texts.items() if name not in hidden}
+        sections.append(Section(row.algorithm, trend.locality, (tuple(shown.values()),)))
+    columns = tuple(Column(name, align="left" if name in ("challenge", "verdict") else "right") for name in shown)
+    return [Table(columns, tuple(sections), "The paper's test", notes=(TREND_NOTE,))]

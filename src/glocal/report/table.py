@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from rich import box
 from rich import table as rich_table
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -225,6 +226,11 @@ def mean_std(mean: float | None, std: float | None, marked: bool = False) -> Cel
 def signed(x: float | None, digits: int = 2) -> str:
     """Format a number with its sign; None or NaN is absent."""
     return ABSENT if x is None or math.isnan(x) else f"{x:+.{digits}f}".replace("-", "−")
+
+
+def format_lr(lr: float) -> str:
+    """Format a learning rate without exponent: 0.001, 0.1, 1."""
+    return np.format_float_positional(lr, trim="-")
 
 
 def escape(text: str) -> str:

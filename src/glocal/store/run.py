@@ -93,10 +93,13 @@ class Runs(UserList[Run]):
         return Runs([r for r in self if keep(r)])
 
     def table(self, **options: Any) -> polars.DataFrame:
-        """Return accuracy and forgetting by algorithm and learning rate: see `glocal.report.summary.rows`."""
-        from glocal.report.summary import frame
+        """Return `glocal.report.summary.rows`: accuracy and forgetting by algorithm and learning rate.
 
-        return frame(self, **options)
+        The options are those of `glocal.report.summary.View`.
+        """
+        from glocal.report.summary import View, frame
+
+        return frame(self, View(**options))
 
     def plot(self, kind: str, path: str | Path) -> Path:
         """Draw a figure and return its path; `glocal plot --help` lists the kinds."""

@@ -32,8 +32,8 @@ from glocal.paper.studies.common import (
     where,
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
-from glocal.report.groups import PERCENT
 from glocal.report.style import FAINT, LineStyle, draw_path, legend
+from glocal.report.summary import PERCENT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
