@@ -123,7 +123,7 @@ def test_views_of_channels_last_outputs_become_copies(monkeypatch: pytest.Monkey
     """A channels-last tensor has no such view."""
     ours = convolution.conv
     last = lambda *given: ours(*given).contiguous(memory_format=torch.channels_last)  # noqa: E731
-    monkeypatch.setattr(convolution, "conv", last)
+    monkeypatch.setattr(convolution.Conv, "forward", staticmethod(last))
     x, w = tensors(3, 5, 6, 3)
     expected = functional.conv2d(x, w).flatten(1)
     with ReplaceConv2d():

@@ -35,7 +35,7 @@ from glocal.challenges.download import (
     Progress,
     SourceFile,
     atomic_write,
-    cache_folder,
+    data_folders,
     find_source,
     fingerprint,
     locate,
@@ -61,7 +61,9 @@ class Dataset:
 
 
 def _open(name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task]) -> Dataset:
-    return Dataset(10, input_shape, find_source(name).fingerprint, partial(load, *locate(name, data).values()), 10)
+    return Dataset(
+        10, input_shape, fingerprint(*find_source(name).files), partial(load, *locate(name, data).values()), 10
+    )
 
 
 def _damaged(path: Path, reason: object, remedy: str = ORIGINAL) -> GlocalError:
@@ -309,7 +311,7 @@ def prepare(source: str, data: str | Path | None = None, progress: Progress | No
 
 def decoded_tinyimagenet(path: Path, md5: str, classes: int, progress: Progress | None = None) -> dict[str, Tensor]:
     """Return the images and labels of the zip with this MD5; they are decoded once and then read from a cache."""
-    cached = cache_folder() / find_source("tinyimagenet").folder / f"{md5}.safetensors"
+    cached = data_folders()[-1] / find_source("tinyimagenet").folder / f"{md5}.safetensors"
     try:
         if cached.is_file():
             return load_file(cached)

@@ -56,23 +56,13 @@ class Source:
     files: tuple[SourceFile, ...]
     archive: SourceFile | None = None
 
-    @property
-    def bytes(self) -> int:
-        """The size of a complete download."""
-        return self.archive.bytes if self.archive else sum(file.bytes for file in self.files)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the published checksums: the same wherever the files are, compressed or not."""
-        return fingerprint(*self.files)
-
     def subset_at(self, path: Path) -> SourceFile | None:
         """Return the subset that a file found by `locate` is, or None if it is complete."""
         return next((subset for file in self.files for subset in file.subsets if subset.name == path.name), None)
 
 
 def fingerprint(*files: SourceFile) -> str:
-    """Identify data by the names and checksums of their files."""
+    """Return the SHA-256 of published names and checksums: the same wherever the files are, compressed or not."""
     lines = "".join(f"{file.name} {file.md5}\n" for file in files)
     return "sha256:" + hashlib.sha256(lines.encode()).hexdigest()
 
@@ -107,11 +97,6 @@ def data_folders(data: str | Path | None = None) -> list[Path]:
     cache = cache if os.path.isabs(cache) else "~/.cache"
     folders = [data, os.environ.get("GLOCAL_DATA"), f"{cache}/glocal"]
     return list(dict.fromkeys(Path(folder).expanduser() for folder in folders if folder))
-
-
-def cache_folder() -> Path:
-    """Return the folder for files that are computed from the data."""
-    return data_folders()[-1]
 
 
 # --- Finding and verifying files --------------------------------------------------------------------------------------
@@ -192,7 +177,7 @@ def locate(name: str, data: str | Path | None = None) -> dict[str, Path]:
     source = find_source(name)
     survey = _survey(source, data)
     if survey.archive:
-        unpack(source, survey.archive, cache_folder() / source.folder)
+        unpack(source, survey.archive, data_folders()[-1] / source.folder)
         survey = _survey(source, data)
     if not survey.missing:
         return survey.paths
@@ -225,14 +210,15 @@ def status(data: str | Path | None = None) -> list[SourceStatus]:
 def _status(source: Source, survey: _Survey) -> SourceStatus:
     found = [survey.archive] if survey.archive else list(survey.paths.values())
     where = str(found[0].parent) if found else None
+    download_bytes = sum(file.bytes for file in ([source.archive] if source.archive else source.files))
     note = source.title
     if survey.archive:
         note += f"; in {survey.archive.name}, unpacked when first used"
     elif survey.faults:
-        return SourceStatus(source.name, "damaged", where, source.bytes, "; ".join(survey.faults))
+        return SourceStatus(source.name, "damaged", where, download_bytes, "; ".join(survey.faults))
     elif survey.missing:
         note = f"missing {', '.join(survey.missing)}; run: glocal data fetch {source.name}"
-        return SourceStatus(source.name, "missing", where, source.bytes, note)
+        return SourceStatus(source.name, "missing", where, download_bytes, note)
     for path in survey.paths.values():
         if subset := source.subset_at(path):
             note += f"; only the first {subset.classes} classes, in {path.name}; all: glocal data fetch {source.name}"
@@ -390,43 +376,33 @@ def _complete(url: str, part: Path, size: int, md5: str, progress: Progress | No
 
 def _receive(url: str, offset: int, size: int, timeout: float) -> Iterator[tuple[int, bytes]]:
     """Yield the file in blocks with their positions, from `offset` on, or from 0 if the server cannot resume."""
-    try:
-        with _open(url, offset, timeout) as response:
-            position = offset if response.status == 206 else 0
-            length = response.headers.get("Content-Length", "")
-            if length.isdecimal() and position + int(length) != size:
-                raise _MirrorFailed(f"offers {position + int(length)} bytes instead of {size}")
-            yield position, b""
-            # One byte more than the file has, to notice a server that sends too much.
-            while block := response.read1(min(BLOCK_BYTES, size + 1 - position)):
-                yield position, block
-                position += len(block)
-    except HTTPError as error:
-        error.close()
-        raise _MirrorFailed(f"HTTP {error.code}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        inner = error.reason if isinstance(error, URLError) else error
-        raise _MirrorFailed(getattr(inner, "strerror", None) or " ".join(str(inner).split())) from error
-    if position < size:
-        raise _MirrorFailed(f"stopped after {position} of {size} bytes")
-
-
-def _open(url: str, offset: int, timeout: float) -> http.client.HTTPResponse:
-    """Request the bytes from `offset` on, or the whole file if the server does not answer with these."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise _MirrorFailed("not an http or https address")
     headers = {"User-Agent": "glocal", "Accept-Encoding": "identity"}
     if offset:
-        try:
-            request = Request(url, headers={**headers, "Range": f"bytes={offset}-"})
-            response: http.client.HTTPResponse = urlopen(request, timeout=timeout)
-        except HTTPError as error:
-            error.close()
-            if error.code != 416:
-                raise
-        else:
-            if response.status == 200 or response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-                return response
-            response.close()
-    whole: http.client.HTTPResponse = urlopen(Request(url, headers=headers), timeout=timeout)
-    return whole
+        headers["Range"] = f"bytes={offset}-"
+    try:
+        with urlopen(Request(url, headers=headers), timeout=timeout) as response:
+            position = offset if response.status == 206 else 0
+            length = response.headers.get("Content-Length", "")
+            offered = position + int(length) if length.isdecimal() else size
+            if offered == size:
+                yield position, b""
+                # One byte more than the file has, to notice a server that sends too much.
+                while block := response.read1(min(BLOCK_BYTES, size + 1 - position)):
+                    yield position, block
+                    position += len(block)
+    except HTTPError as error:
+        error.close()
+        if not offset or error.code != 416:
+            raise _MirrorFailed(f"HTTP {error.code}") from error
+        offered = 0
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        inner = error.reason if isinstance(error, URLError) else error
+        raise _MirrorFailed(getattr(inner, "strerror", None) or " ".join(str(inner).split())) from error
+    if offered != size and offset:
+        yield from _receive(url, 0, size, timeout)
+    elif offered != size:
+        raise _MirrorFailed(f"offers {offered} bytes instead of {size}")
+    elif position < size:
+        raise _MirrorFailed(f"stopped after {position} of {size} bytes")

@@ -11,6 +11,7 @@ becomes one convolution with a group per run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -28,9 +29,8 @@ class Conv2d(nn.Conv2d):
     """`nn.Conv2d` by the contractions of this file; options that they do not support are left to torch."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = None
-        if self.padding_mode == "zeros":
-            y = _conv2d_if_supported(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        options = self.stride, self.padding, self.dilation, self.groups
+        y = _conv2d_if_supported(input, weight, bias, *options) if self.padding_mode == "zeros" else None
         return super()._conv_forward(input, weight, bias) if y is None else y
 
 
@@ -120,6 +120,18 @@ def merge_batch_dim(tensor: Tensor, dim: int | None, target: int, size: int = 1)
     return tensor.movedim(dim, target).flatten(target, target + 1)
 
 
+def _vmap_images(
+    function: type[Function], info: Any, dims: Dims, images: Tensor, w: Tensor, options: Sequence[Any]
+) -> tuple[Tensor, int]:
+    """Apply C or D to the images of all runs: as more images if they share a weight, otherwise as more groups."""
+    runs, (stride, padding, groups, *size) = info.batch_size, options
+    if dims[1] is None:
+        result = function.apply(merge_batch_dim(images, dims[0], 0), w, stride, padding, groups, *size)
+        return result.unflatten(0, (runs, -1)), 0
+    images, w = merge_batch_dim(images, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0)
+    return function.apply(images, w, stride, padding, groups * runs, *size).unflatten(1, (runs, -1)), 1
+
+
 class _Contraction(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -130,9 +142,7 @@ class _Contraction(Function):
 class Conv(_Contraction):
     """y = C(x, w)."""
 
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor:
-        return conv(x, w, stride, padding, groups)
+    forward = staticmethod(conv)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -142,66 +152,46 @@ class Conv(_Contraction):
         return dx, dw, None, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: Dims, x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> tuple[Tensor, int]:
-        runs = info.batch_size
-        if dims[1] is None:
-            y = Conv.apply(merge_batch_dim(x, dims[0], 0), w, stride, padding, groups)
-            return y.unflatten(0, (runs, -1)), 0
-        w = merge_batch_dim(w, dims[1], 0)
-        if dims[0] is None and groups == 1:  # runs with the same input are output channels of one convolution
-            y = Conv.apply(x, w, stride, padding, 1)
-        else:
-            y = Conv.apply(merge_batch_dim(x, dims[0], 1, runs), w, stride, padding, groups * runs)
-        return y.unflatten(1, (runs, -1)), 1
+    def vmap(info: Any, dims: Dims, x: Tensor, w: Tensor, *options: int) -> tuple[Tensor, int]:
+        if dims[0] is None and options[-1] == 1:  # runs with the same input are output channels of one convolution
+            y = Conv.apply(x, merge_batch_dim(w, dims[1], 0), *options)
+            return y.unflatten(1, (info.batch_size, -1)), 1
+        return _vmap_images(Conv, info, dims, x, w, options)
 
 
 class ConvInputGrad(_Contraction):
     """∂x = D(y, w)."""
 
-    @staticmethod
-    def forward(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
-        return conv_input_grad(y, w, stride, padding, groups, size)
+    forward = staticmethod(conv_input_grad)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         y, w = ctx.saved_tensors
-        options = ctx.options[:3]
+        *options, _ = ctx.options
         dy = Conv.apply(dx, w, *options) if ctx.needs_input_grad[0] else None
         dw = ConvWeightGrad.apply(dx, y, *options, w.shape[-1]) if ctx.needs_input_grad[1] else None
         return dy, dw, None, None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Dims, y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]
-    ) -> tuple[Tensor, int]:
-        runs = info.batch_size
-        if dims[1] is None:
-            x = ConvInputGrad.apply(merge_batch_dim(y, dims[0], 0), w, stride, padding, groups, size)
-            return x.unflatten(0, (runs, -1)), 0
-        y, w = merge_batch_dim(y, dims[0], 1, runs), merge_batch_dim(w, dims[1], 0)
-        x = ConvInputGrad.apply(y, w, stride, padding, groups * runs, size)
-        return x.unflatten(1, (runs, -1)), 1
+    def vmap(info: Any, dims: Dims, y: Tensor, w: Tensor, *options: Any) -> tuple[Tensor, int]:
+        return _vmap_images(ConvInputGrad, info, dims, y, w, options)
 
 
 class ConvWeightGrad(_Contraction):
     """∂w = W(x, y)."""
 
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int) -> Tensor:
-        return conv_weight_grad(x, y, stride, padding, groups, k)
+    forward = staticmethod(conv_weight_grad)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> tuple[Any, ...]:
         x, y = ctx.saved_tensors
-        options = ctx.options[:3]
+        *options, _ = ctx.options
         dx = ConvInputGrad.apply(y, dw, *options, x.shape[-2:]) if ctx.needs_input_grad[0] else None
         dy = Conv.apply(x, dw, *options) if ctx.needs_input_grad[1] else None
         return dx, dy, None, None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Dims, x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int
-    ) -> tuple[Tensor, int]:
-        runs = info.batch_size
+    def vmap(info: Any, dims: Dims, x: Tensor, y: Tensor, *options: int) -> tuple[Tensor, int]:
+        runs, (stride, padding, groups, k) = info.batch_size, options
         x, y = merge_batch_dim(x, dims[0], 1, runs), merge_batch_dim(y, dims[1], 1, runs)
         return ConvWeightGrad.apply(x, y, stride, padding, groups * runs, k).unflatten(0, (runs, -1)), 0

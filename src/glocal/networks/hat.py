@@ -26,8 +26,9 @@ An `nn.Sequential` of layers needs no declaration.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -83,15 +84,15 @@ class GatedNetwork(nn.Module):
     def forward(self, x: Tensor, *gates: Tensor) -> Tensor:
         """Call the network with the gates of one task, one vector per group."""
 
-        def close(layer: GatedLayer, gate: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-            factor = layer.per_feature(gate).view(-1, *layer.kernel)
-            return lambda _, args: (args[0] * factor.to(args[0].dtype), *args[1:])
+        def close(factor: Tensor, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return args[0] * factor.to(args[0].dtype), *args[1:]
 
         with ExitStack() as hooks:
             for layer in self.layers:
                 if layer.reads is not None and not layer.is_norm:
                     module = self.network.get_submodule(layer.name)
-                    hooks.enter_context(module.register_forward_pre_hook(close(layer, gates[layer.reads])))
+                    factor = layer.per_feature(gates[layer.reads]).view(-1, *layer.kernel)
+                    hooks.enter_context(module.register_forward_pre_hook(partial(close, factor)))
             return self.network(x)
 
     def free(self, used: Sequence[Tensor], begun: bool) -> Params:

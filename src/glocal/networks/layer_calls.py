@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -30,16 +31,12 @@ def layer_calls(module: nn.Module, shape: Sequence[int]) -> list[LayerCall]:
     """Return the calls of a network's layers, from one forward pass over an input of zeros."""
     calls: list[LayerCall] = []
 
-    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            assert isinstance(layer, LAYER_TYPES)
-            calls.append(LayerCall(name, layer, args[0].shape[1:]))
-
-        return hook
+    def record(name: str, layer: Layer, args: tuple[Tensor, ...]) -> None:
+        calls.append(LayerCall(name, layer, args[0].shape[1:]))
 
     with ExitStack() as hooks, torch.no_grad(), eval_mode(module.modules()):
         for name, layer in named_layers(module).items():
-            hooks.enter_context(layer.register_forward_pre_hook(record(name)))
+            hooks.enter_context(layer.register_forward_pre_hook(partial(record, name)))
         module(torch.zeros(1, *shape, dtype=dtype_of(module)))
     return calls
 

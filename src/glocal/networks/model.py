@@ -64,7 +64,7 @@ class Model:
         self.criterion = loss
         self.tasks = tasks
         self.batch_size = batch_size
-        self._classes = None if classes is None else cache(classes)  # computing them may load the task
+        self.classes = cache(classes or (lambda task: ()))  # computing them may load the task
         self.has_batchnorm = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.transform = transform or InputTransform()
@@ -107,10 +107,6 @@ class Model:
     def eval_mode(self) -> Model:
         """Return the model in evaluation mode: no augmentation, no dropout, BatchNorm with running statistics."""
         return self.bind(self.buffers, training=False)
-
-    def classes(self, task: int) -> tuple[int, ...]:
-        """Return the classes that occur in a task."""
-        return () if self._classes is None else tuple(self._classes(task))
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return inputs as the network takes them. Prepared inputs are floats and pass through `prepare` unchanged."""

@@ -56,14 +56,9 @@ class InputTransform:
 
 
 def crop(x: Tensor, padding: int, top: Tensor, left: Tensor, flip: Tensor | None) -> Tensor:
-    """Pad images (n, ..., h, w) with zeros and crop h × w pixels from each.
+    """Pad images (n, ..., h, w) with zeros on every side and crop h × w pixels from each.
 
-    Args:
-        x: The images.
-        padding: The number of zeros on every side.
-        top: The first row of each crop, (n,).
-        left: The first column of each crop, (n,).
-        flip: Which crops are mirrored left to right, (n,).
+    `top` and `left` are the first row and column of each crop; those in `flip` are mirrored left to right; all (n,).
     """
     h, w = x.shape[-2:]
     rows = top.unsqueeze(1) + torch.arange(h, device=x.device)

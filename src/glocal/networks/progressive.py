@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,18 +54,15 @@ class ProgressiveNetwork(nn.Module):
     def _run(self, number: int, x: Tensor, inputs: list[list[Tensor]]) -> Tensor:
         """Run one column. `inputs` holds the connected layers' inputs in all earlier columns; its own are appended."""
 
-        def connect(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                earlier = list(inputs[layer])
-                inputs[layer].append(args[0])
-                return output + self.laterals[number - 1][layer](earlier) if earlier else output  # type: ignore[index]
-
-            return hook
+        def connect(layer: int, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            earlier = list(inputs[layer])
+            inputs[layer].append(args[0])
+            return output + self.laterals[number - 1][layer](earlier) if earlier else output  # type: ignore[index]
 
         column = self.columns[number]
         with ExitStack() as hooks:
             for layer, name in enumerate(self.connected):
-                hooks.enter_context(column.get_submodule(name).register_forward_hook(connect(layer)))
+                hooks.enter_context(column.get_submodule(name).register_forward_hook(partial(connect, layer)))
             return column(x)
 
 
