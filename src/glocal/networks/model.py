@@ -53,7 +53,7 @@ class Model:
         batch_size: int = 1,
         *,
         vectorised: bool = False,
-        classes: Callable[[int], Sequence[int]] | None = None,
+        classes: Callable[[int], tuple[int, ...]] | None = None,
         transform: InputTransform | None = None,
         precision: Precision = "fp32",
     ) -> None:
