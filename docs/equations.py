@@ -107,7 +107,7 @@ ENTRIES = [
         "Theorem 4.1, Eq. 10",
         "prop:1",
         "optimal quadratic local continual learning: E(t) = ½ Δᵀ H̄ Δ (`theorem1` in the code)",
-        "glocal/lens/theorem1.py:theorem1 glocal/paper/studies/theorems.py:Theorem1Study",
+        "glocal/lens/theorems.py:theorem1 glocal/paper/studies/theorems.py:Theorem1Study",
         "glocal paper theorem1",
     ),
     Entry(
@@ -156,7 +156,7 @@ ENTRIES = [
         "Theorem 5.1",
         "prop:ogd",
         "OGD minimises the optimal quadratic local objective (`theorem2` in the code)",
-        "glocal/lens/theorem2.py:theorem2 glocal/paper/studies/theorems.py:Theorem2Study",
+        "glocal/lens/theorems.py:theorem2 glocal/paper/studies/theorems.py:Theorem2Study",
         "glocal paper theorem2",
     ),
     Entry(
@@ -198,7 +198,7 @@ ENTRIES = [
         "Eq. 18",
         "forgetting-lowerbound",
         "E(t) = ½ Δᵀ H̄ Δ ≥ 0, in the proof of Theorem 4.1",
-        "glocal/lens/theorem1.py:Theorem1",
+        "glocal/lens/theorems.py:Theorem1",
         "glocal lens --show theorem1",
     ),
     Entry(
@@ -219,14 +219,14 @@ ENTRIES = [
         "Eq. 21",
         "eqt:opt-cond-revisited",
         "the outer-product part vanishes along OGD's updates",
-        "glocal/lens/theorem2.py:Theorem2",
+        "glocal/lens/theorems.py:Theorem2",
         "glocal paper theorem2",
     ),
     Entry(
         "appendix",
         "–",
         "validity of OGD-GTL: the true label's share of the output Hessian",
-        "glocal/lens/theorem2.py:ground_truth glocal/paper/studies/ogd_gtl.py:TrueLabel",
+        "glocal/lens/theorems.py:ground_truth glocal/paper/studies/ogd_gtl.py:TrueLabel",
         "glocal paper ogd-gtl",
     ),
     Entry(

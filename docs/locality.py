@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 
 from checkpoints import make_training  # noqa: E402
+from glocal.report.error_curves import table  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import examine, open_run, training_errors  # noqa: E402
-from glocal.report.error_curves import table  # noqa: E402
 
 NEAR_LR, FAR_LR = 0.1, 0.5
 TEMPLATE = """# How local is my training?

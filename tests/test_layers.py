@@ -38,7 +38,7 @@ KNOWN_FAST_IMPORTS: set[str] = set()
 """Folders of the core that still import `fast`."""
 KNOWN_CURVATURE_IMPORTS: set[str] = set()
 """What `curvature` still imports beyond its list."""
-KNOWN_CYCLES: set[str] = {"lens"}
+KNOWN_CYCLES: set[str] = set()
 """Folders in which modules still import each other in a circle; '' is between folders."""
 
 

@@ -309,7 +309,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     ),
     "lens on one checkpoint": (
         lambda p: ["lens", write(p / "m.py", SUBJECT) + ":make"],
-        ["1 checkpoints were given", "at least θ_0 and θ_1"],
+        ["tasks: 1, checkpoints: 1", "one checkpoint after every task"],
     ),
     "lens on no tasks": (
         lambda p: ["lens", write(p / "m.py", TRAINED.replace("[(torch", "None and [(torch")) + ":make"],

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glocal.lens.trace import Checkpoint, TrainingTrace, trace_checkpoints
+from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.losses import get
 from glocal.networks.mlp import MLP
 from glocal.tree import from_vector, to_vector

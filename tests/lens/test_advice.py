@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glocal.lens.advice import Advice, NextTask, advise
+from glocal.lens.examination import Advice, advise
 
 
 def with_spectrum(eigenvalues: list[float], trace: float, parameters: int = 50) -> Advice:
     """All later solutions are inside, and nothing was forgotten."""
     spectrum, traces = torch.tensor([eigenvalues] * 2), torch.full((2,), trace)
-    after = NextTask(1.0, 0.5, 9.0)
+    after = (1.0, 0.5, 9.0)
     errors, forgetting = torch.tensor([0.01]), torch.zeros(2)
     return advise(0.1, errors, forgetting, spectrum, traces, parameters=parameters, next_task=after)
 

@@ -18,10 +18,10 @@ from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
 from glocal.lens.approximation import error_order, fit_order, losses_on_rays, own_curves, taylor_curves
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import exact_taylor, taylor
-from glocal.lens.trace import trace_checkpoints
 
 
 def run_of(watched: Cohort, every: int = 1) -> RecordedRun:

@@ -21,11 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import glocal
 from glocal.errors import GlocalError
 from glocal.lens import examine
-from glocal.lens.advice import NextTask, advise
-from glocal.lens.examination import examine_trace
+from glocal.lens.examination import advise, examine_trace
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.record import open_run
-from glocal.lens.trace import trace_checkpoints
-from glocal.report.examination import draw
+from glocal.report.lens_figures import draw_examination
 
 matplotlib.use("Agg")
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
@@ -36,7 +35,11 @@ def test_a_quadratic_is_its_expansion_everywhere() -> None:
     found = examine_trace(known.trace, epsilon=1e-3, eigenvalues=8)
     later = torch.ones(4, 4).tril(-1) > 0
     assert torch.equal(found.inside, later)
-    assert found.radius[later].isinf().all() and found.steepest.isinf().all() and found.random.isinf().all()
+    assert (
+        found.radius[later].isinf().all()
+        and found.eigenvector_radius.isinf().all()
+        and found.random_radius.isinf().all()
+    )
     for o in range(4):
         values = np.linalg.eigvalsh(known.hessian(o))
         assert found.eigenvalues[o].numpy() == pytest.approx(np.sort(values)[::-1])
@@ -46,9 +49,6 @@ def test_a_quadratic_is_its_expansion_everywhere() -> None:
             forgot = known.loss(o, known.solution(t)) - known.loss(o, known.solution(o))
             assert float(found.forgetting.measured[t, o]) == pytest.approx(forgot)
             assert float(found.forgetting.predicted[t, o]) == pytest.approx(forgot)
-    assert found.distance_from_init.numpy() == pytest.approx(
-        [np.linalg.norm(t - known.thetas[0]) for t in known.thetas[1:]]
-    )
     assert found.updates.numpy() == pytest.approx([np.linalg.norm(known.update(t)) for t in range(4)])
 
 
@@ -119,7 +119,7 @@ def test_the_radius_on_the_way_is_a_root(b: float) -> None:
 
     assert float(found.distance[1, 0]) == pytest.approx(abs(b - a))
     assert float(found.radius[1, 0]) == pytest.approx(root(math.copysign(1, b - a)), rel=1e-3)
-    assert float(found.steepest[0]) == pytest.approx(min(root(1), root(-1)), rel=1e-3)
+    assert float(found.eigenvector_radius[0]) == pytest.approx(min(root(1), root(-1)), rel=1e-3)
     assert float(found.eigenvalues[0, 0]) == pytest.approx(6 * a**2)
     error = abs(2 * a * (b - a) ** 3 + 0.5 * (b - a) ** 4)
     assert bool(found.inside[1, 0]) == (error < epsilon)
@@ -182,7 +182,7 @@ def test_statistics_of_batchnorm_are_those_of_each_checkpoint() -> None:
     assert abs(measured) > 0.01 and float(found.forgetting.predicted[1, 0]) == 0
     assert float(found.forgetting.statistics[1, 0]) == pytest.approx(measured, rel=1e-5)
     assert bool(found.inside[1, 0]) and abs(float(found.forgetting.error[1, 0])) < 1e-6
-    draw(found, Figure())
+    draw_examination(found, Figure())
     assert examine(module, "cross-entropy", tasks, states, abs(measured) / 2).warning is not None
     assert examine(module, "cross-entropy", tasks, states, abs(measured) * 2).warning is None
 
@@ -251,14 +251,14 @@ def test_a_run_that_diverged_is_outside(point: int, tmp_path: Path) -> None:
     assert found.advice.family == "replay" and "nan" in str(found)
     assert math.isnan(found.eigenvalues[point - 1, 0]) and found.plot(tmp_path / "f.svg").exists()
     other = (2 if point == 1 else 1) - 1
-    assert found.eigenvalues[other].isfinite().all() and float(found.random[other]) > 0
+    assert found.eigenvalues[other].isfinite().all() and float(found.random_radius[other]) > 0
 
 
 def of_numbers(error: Sequence[float], forgotten: Sequence[float], share: float, epsilon: float = 0.1) -> Any:
     errors = torch.tensor(error, dtype=torch.float64)
     spectrum = torch.tensor([[2.0, -1.0]] * 3)
     traces = torch.full((3,), 3.0 / share)
-    after = NextTask(1.0, 0.5, 9.0)
+    after = (1.0, 0.5, 9.0)
     return advise(epsilon, errors, torch.tensor(forgotten), spectrum, traces, parameters=50, next_task=after)
 
 
@@ -280,18 +280,18 @@ def test_what_is_recommended_follows_the_numbers() -> None:
     [(0.4, "quadratic", "stays inside"), (3.0, "replay", "may leave"), (20.0, "replay", "leaves its")],
 )
 def test_of_one_task(far: float, family: str, told: str) -> None:
-    spectrum, after = (torch.ones(1, 2), torch.ones(1)), NextTask(far, 0.5, 9.0)
+    spectrum, after = (torch.ones(1, 2), torch.ones(1)), (far, 0.5, 9.0)
     found = advise(0.1, torch.zeros(0), torch.zeros(1), *spectrum, parameters=50, next_task=after)
     assert found.family == family and told in found.reason
     figure = Figure()
-    draw(examine(*quartic(3.0, 1.0)), figure)
+    draw_examination(examine(*quartic(3.0, 1.0)), figure)
     assert len(figure.axes) == 3
 
 
 def test_a_figure_of_all_pairs(tmp_path: Path) -> None:
     found = examine_trace(network(seed=3, tasks=4, step=0.4), 0.03)
     figure = Figure()
-    draw(found, figure)
+    draw_examination(found, figure)
     where, forgot, bend = figure.axes
     points = [line for line in where.lines if line.get_marker() == "o"]
     assert len(points) == 6 and sorted(float(p.get_ydata()[0]) for p in points) == pytest.approx(  # type: ignore[index,arg-type]
@@ -317,9 +317,9 @@ def test_mistakes_are_told() -> None:
         ((module, "cross-entropi", tasks, states), "unknown loss"),
         ((module, 3, tasks, states), "the loss must be 'cross-entropy'"),
         ((module, summed, tasks, states), "unweighted mean over samples"),
-        ((module, "cross-entropy", tasks, states[:1]), "1 checkpoints"),
-        ((module, "cross-entropy", tasks[:1], states), "4 checkpoints were given for 1 tasks, which need 2"),
-        ((module, "cross-entropy", tasks, states[1:]), "3 checkpoints were given for 3 tasks, which need 4"),
+        ((module, "cross-entropy", tasks, states[:1]), "tasks: 3, checkpoints: 1; give θ_0"),
+        ((module, "cross-entropy", tasks[:1], states), "tasks: 1, checkpoints: 4"),
+        ((module, "cross-entropy", tasks, states[1:]), "tasks: 3, checkpoints: 3"),
         ((module, "cross-entropy", tasks[:1], [{}, {}]), "does not fit the network"),
         ((module, "cross-entropy", [3], states[:2]), "task 0 is a int"),
         ((module, "cross-entropy", [[3]], states[:2]), "batches must be pairs"),
@@ -372,8 +372,8 @@ def test_runs_of_the_store_that_need_more(tmp_path: Path) -> None:
 def test_common_mistakes_with_checkpoints_and_losses_are_named() -> None:
     module, loss, tasks, states = quartic(3.0, 1.0)
     for wrapped, said in (
-        ({"epoch": 3, "model": states[1]}, r"a dict that holds one was given: give its \['model'\]"),
-        ({f"module.{k}": t for k, t in states[1].items()}, r"begin with 'module\.', as DataParallel writes them"),
+        ({"epoch": 3, "model": states[1]}, r"a dict was given that holds one: give its \['model'\]"),
+        ({f"module.{k}": t for k, t in states[1].items()}, r"begin with 'module\.': give"),
     ):
         with pytest.raises(GlocalError, match=said):
             examine(module, loss, tasks, [states[0], wrapped], 0.1)

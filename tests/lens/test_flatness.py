@@ -8,7 +8,7 @@ import torch
 from quadratics import anywhere, dense_hessian, diverged, network, theta_of
 
 from glocal.errors import GlocalError
-from glocal.lens.flatness import flatness
+from glocal.lens.forgetting import flatness
 
 
 @pytest.mark.parametrize("spans", [1, 4])

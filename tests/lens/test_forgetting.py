@@ -117,11 +117,11 @@ def test_shares_sum_to_one_and_follow_the_terms() -> None:
     found = forgetting(network())
     total = found.gradient.abs() + found.quadratic.abs() + found.remainder.abs()
     below = torch.ones(3, 3, dtype=torch.bool).tril(-1)
-    assert torch.equal(found.shares.gradient.isnan(), ~below)
-    torch.testing.assert_close(sum(found.shares)[below], torch.ones(3, dtype=torch.float64))  # type: ignore[index]
-    torch.testing.assert_close(found.shares.quadratic[below], (found.quadratic.abs() / total)[below])
+    assert torch.equal(found.shares["gradient"].isnan(), ~below)
+    torch.testing.assert_close(sum(found.shares.values())[below], torch.ones(3, dtype=torch.float64))  # type: ignore[index]
+    torch.testing.assert_close(found.shares["quadratic"][below], (found.quadratic.abs() / total)[below])
     exact = forgetting(anywhere(0).trace).shares
-    assert exact.remainder[1:, 0].max() < 1e-10
+    assert exact["remainder"][1:, 0].max() < 1e-10
 
 
 def test_in_single_precision_too() -> None:

@@ -19,11 +19,12 @@ from torch import nn
 from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens.examination import examine_trace
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.instruments import INSTRUMENTS, NUM_BINS, Measurement, measure
 from glocal.lens.taylor import EXPANSIONS
-from glocal.lens.trace import TrainingTrace, trace_checkpoints
+from glocal.lens.trace import TrainingTrace
 from glocal.paper.study import read_table
-from glocal.report.instruments import draw, tables
+from glocal.report.lens_figures import draw_measurement, measurement_tables
 
 matplotlib.use("Agg")
 
@@ -119,14 +120,14 @@ def test_every_row_is_drawn(name: str, looks: dict[str, Measurement], tmp_path: 
     found = looks[name]
     how, figure = found.instrument, Figure(layout="constrained")
     assert found.rows and all(set(row) == set(found.rows[0]) for row in found.rows)
-    draw(found, figure)
+    draw_measurement(found, figure)
     named = [axes.get_title(loc="left") or [x.get_label() for x in axes.lines] for axes in figure.axes]
     words = [line.replace("_", " ") for line in how.y]
     assert named == (words if how.group or len(words) == 1 else [words])
     drawn = {line: figure.axes[i if how.group else 0].lines for i, line in enumerate(how.y)}
     for i, line in enumerate(how.y):
         finite = [r for r in found.rows if all(math.isfinite(number(r, k)) for k in (how.x, line))]
-        shown = [r for r in finite if not how.log or min(number(r, how.x), number(r, line)) > 0]
+        shown = [r for r in finite if how.scale != "log" or min(number(r, how.x), number(r, line)) > 0]
         own = drawn[line] if how.group else [drawn[line][i]]
         assert sum(np.size(x.get_xdata()) for x in own) == len(shown) > 0
     assert found.plot(tmp_path / "f.svg").stat().st_size > 1000
@@ -265,7 +266,7 @@ def test_an_empty_panel_leaves_its_neighbour_alone() -> None:
     for name in ("forgetting", "theorem2", "perturbation"):
         how, figure = INSTRUMENTS[name], Figure()
         rows: list[Row] = [{how.x: x, how.y[0]: 0.5 * x, how.y[1]: math.nan, "task": 0} for x in (1, 2, 3)]
-        draw(Measurement(name, how, rows), figure)
+        draw_measurement(Measurement(name, how, rows), figure)
         full, empty = figure.axes[:2]
         assert len(full.get_yticks()) > 1 and not full.texts and len(empty.texts) == 1
 
@@ -274,7 +275,7 @@ def test_a_figure_of_no_numbers_says_so(tmp_path: Path) -> None:
     for name, how in INSTRUMENTS.items():
         row: Row = {how.x: 1, **dict.fromkeys(how.y, math.nan), **({how.group: 0} if how.group else {})}
         figure = Figure()
-        draw(Measurement(name, how, [row]), figure)
+        draw_measurement(Measurement(name, how, [row]), figure)
         assert all([t.get_text() for t in axes.texts] == ["no numbers to draw"] for axes in figure.axes)
         assert Measurement(name, how, [row]).plot(tmp_path / "f.png").stat().st_size > 0
 
@@ -282,7 +283,7 @@ def test_a_figure_of_no_numbers_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_tables_break_no_word(width: int, looks: dict[str, Measurement]) -> None:
     for found in looks.values():
-        made = tables(found, width)
+        made = measurement_tables(found, width)
         text = io.StringIO()
         Console(width=width, file=text).print(*made, sep="\n")
         words = set(text.getvalue().split())
@@ -295,7 +296,7 @@ def test_tables_break_no_word(width: int, looks: dict[str, Measurement]) -> None
 def test_counts_are_whole_numbers_on_their_axis() -> None:
     figure = Figure()
     row: Row = {"learned": 2, "min_epsilon": 0.5, "task": 0}
-    draw(Measurement("assumption", INSTRUMENTS["assumption"], [row]), figure)
+    draw_measurement(Measurement("assumption", INSTRUMENTS["assumption"], [row]), figure)
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
 
 

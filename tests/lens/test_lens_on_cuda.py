@@ -17,18 +17,17 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.loop import train
 from glocal.lens.approximation import error_order, own_curves, taylor_curves
 from glocal.lens.examination import examine_trace
-from glocal.lens.flatness import flatness
-from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.forgetting import flatness, forgetting, recursion
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.local_or_global import locality
-from glocal.lens.locality_assumption import principal_directions, random_directions, region_radii
+from glocal.lens.locality_assumption import region_radii
 from glocal.lens.monitor import Monitor
-from glocal.lens.perturbation import perturbation
+from glocal.lens.perturbation import perturbation, top_eigenpairs, unit_directions
 from glocal.lens.rank import rank
 from glocal.lens.record import record
 from glocal.lens.taylor import taylor
-from glocal.lens.theorem1 import theorem1
-from glocal.lens.theorem2 import ground_truth_of, theorem2
-from glocal.lens.trace import TrainingTrace, trace_checkpoints
+from glocal.lens.theorems import ground_truth_of, theorem1, theorem2
+from glocal.lens.trace import TrainingTrace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 THERE = "cuda"
@@ -54,8 +53,8 @@ def trace() -> TrainingTrace:
 
 
 def regions(trace: TrainingTrace) -> Any:
-    ways = torch.cat([principal_directions(trace, 0, 2), random_directions(trace, 0, 3)])
-    return region_radii(trace, 0, taylor(trace, 0, 2), ways, 0.05).radii
+    ways = torch.cat([top_eigenpairs(trace, 0, 2).vectors, unit_directions(trace, 0, 3)])
+    return region_radii(trace, 0, taylor(trace, 0, 2), ways, 0.05)
 
 
 INSTRUMENTS: dict[str, Callable[[TrainingTrace], Any]] = {
@@ -66,11 +65,11 @@ INSTRUMENTS: dict[str, Callable[[TrainingTrace], Any]] = {
     "theorem 1": theorem1,
     "theorem 2": theorem2,
     "ground truth": lambda s: ground_truth_of(s, 0),
-    "rank": lambda s: rank(s, method="dense"),
-    "rank, estimated": lambda s: rank(s, method="density", steps=10, probes=3),
+    "rank": lambda s: rank(s),
+    "rank, estimated": lambda s: rank(s, max_dense=0, steps=10, probes=3),
     "perturbation": lambda s: perturbation(s, 1, eigenvectors=3, directions=3),
     "regions": regions,
-    "order": lambda s: error_order(s, 0, taylor(s, 0, 1), random_directions(s, 0, 1)[0]),
+    "order": lambda s: error_order(s, 0, taylor(s, 0, 1), unit_directions(s, 0, 1)[0]),
 }
 
 

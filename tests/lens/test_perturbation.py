@@ -15,8 +15,9 @@ from torch.nn import functional
 from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.errors import GlocalError
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.perturbation import RADII, perturbation, top_eigenpairs, unit_directions
-from glocal.lens.trace import TrainingTrace, trace_checkpoints
+from glocal.lens.trace import TrainingTrace
 from glocal.tree import Params
 
 FEATURES, EXAMPLES = 6, 40
@@ -43,7 +44,7 @@ def test_a_quadratic_by_its_closed_form(off: float) -> None:
     x, y, best = correlated()
     theta = best + off * np.random.default_rng(1).normal(size=FEATURES)
     trace = regression(theta, x, y)
-    found = perturbation(trace, 0, eigenvectors=FEATURES, directions=7, chunk=11)
+    found = perturbation(trace, 0, eigenvectors=FEATURES, directions=7)
 
     hessian, slope = x.T @ x / EXAMPLES, x.T @ (x @ theta - y) / EXAMPLES
     values, vectors = np.linalg.eigh(hessian)
@@ -132,8 +133,8 @@ def by_hand(network: nn.Module, trace: TrainingTrace, direction: Tensor, r: floa
 
 def test_losses_of_a_network_in_float32_are_taken_in_float64() -> None:
     network, trace = classifier()
-    found = perturbation(trace, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3], chunk=7)
-    ways = {"eigen": top_eigenpairs(trace, 0, 2, 2_000, 0, 7).vectors, "random": unit_directions(trace, 0, 3, 0)}
+    found = perturbation(trace, 0, eigenvectors=2, directions=3, radii=[1e-3, 1.0, 1e3])
+    ways = {"eigen": top_eigenpairs(trace, 0, 2, chunk_size=500).vectors, "random": unit_directions(trace, 0, 3, 0)}
     for kind, vectors in ways.items():
         expected = [[by_hand(network, trace, v, r) for r in found.radii] for v in vectors]
         np.testing.assert_allclose(found.losses["train"][kind].numpy(), np.array(expected), rtol=1e-12)  # type: ignore[index]
@@ -148,7 +149,7 @@ def test_outputs_beyond_numbers_have_an_infinite_loss() -> None:
 
 def test_eigenvectors_are_those_of_the_dense_hessian() -> None:
     network, trace = classifier(double=True)
-    found = top_eigenpairs(trace, 0, 4, 2_000, 0, 13)
+    found = top_eigenpairs(trace, 0, 4, chunk_size=13)
     theta = torch.cat([p.detach().flatten() for p in network.parameters()])
 
     def loss(theta: Tensor) -> Tensor:
@@ -208,9 +209,10 @@ class Stubborn(nn.Linear):
 
 def test_neither_chunks_nor_neighbours_change_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     _, trace = classifier()
-    together = perturbation(trace, 0, eigenvectors=2, chunk=60).losses["train"]["random"]
+    together = perturbation(trace, 0, eigenvectors=2).losses["train"]["random"]
     monkeypatch.setattr(sys.modules["glocal.lens.approximation"], "MAX_BATCHED_BYTES", 0)
-    torch.testing.assert_close(perturbation(trace, 0, eigenvectors=2, chunk=9).losses["train"]["random"], together)
+    monkeypatch.setattr(sys.modules["glocal.lens.perturbation"], "CHUNK_SIZE", 9)
+    torch.testing.assert_close(perturbation(trace, 0, eigenvectors=2).losses["train"]["random"], together)
 
 
 def test_a_network_that_cannot_be_mapped() -> None:

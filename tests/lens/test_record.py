@@ -44,7 +44,7 @@ def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:
 def test_a_recording_of_every_step() -> None:
     """40 examples in batches of 8: five steps an epoch. What training passes at the ends of epochs stays the same."""
     watched = cohort(blobs(2), EWC(), runs=[(0, 0.1), (1, 0.05)])
-    epochs = record(watched, execution="vectorised")
+    epochs = record(watched)
     for seen, coarse in zip(record(watched, every_steps=1), epochs, strict=True):
         assert [(m.finished, m.step) for m in seen.snapshots] == [
             *((0, step) for step in range(11)),
@@ -100,17 +100,14 @@ def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algori
 def test_steps_that_cannot_be_recorded() -> None:
     with pytest.raises(GlocalError, match="every_steps = 0"):
         record(cohort(blobs(2), SGD()), every_steps=0)
-    with pytest.raises(GlocalError, match="vectorised"):
-        record(cohort(blobs(2), SGD(), runs=[(0, 0.1), (1, 0.1)]), every_steps=1, execution="sequential")
-    with pytest.raises(GlocalError, match=r"or record epochs: vmap: .*\.item\(\)"):
+    with pytest.raises(RuntimeError, match=r"vmap: .*\.item\(\)"):
         record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), every_steps=1)
 
 
-@pytest.mark.parametrize("execution", ["vectorised", "sequential"])
-def test_a_recording_holds_what_training_passed_and_does_not_disturb_it(execution: str) -> None:
+def test_a_recording_holds_what_training_passed_and_does_not_disturb_it() -> None:
     watched = cohort(blobs(), ER(slots=12), runs=[(0, 0.1), (1, 0.05)])
-    plain = train_traces(watched, execution=execution)  # type: ignore[arg-type]
-    for run, seen in enumerate(record(watched, execution=execution)):  # type: ignore[arg-type]
+    plain = train_traces(watched)
+    for run, seen in enumerate(record(watched)):
         for a, b in zip(plain[run].checkpoints, seen.trace.checkpoints, strict=True):
             assert all(torch.equal(p, b.params[k]) for k, p in a.params.items())
         held = [m.memory["count"].item() for m in seen.snapshots]

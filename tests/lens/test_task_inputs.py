@@ -24,13 +24,12 @@ from torch.utils.data import (
 
 from glocal import losses
 from glocal.errors import GlocalError
+from glocal.inputs import read_examples
 from glocal.lens import examine
 from glocal.lens.forgetting import forgetting
-from glocal.lens.inputs import read_task
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.rank import rank
-from glocal.lens.theorem1 import theorem1
-from glocal.lens.theorem2 import ground_truth, ground_truth_of, theorem2
-from glocal.lens.trace import trace_checkpoints
+from glocal.lens.theorems import ground_truth, ground_truth_of, theorem1, theorem2
 from glocal.losses import AutogradLoss
 
 TEN = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
@@ -77,7 +76,7 @@ SPREAD, FIRST = [0, 3, 6, 9], [0, 1, 2, 3]
     ],
 )
 def test_which_examples_are_taken(task: Any, taken: Any) -> None:
-    x, y = read_task(task, 4)
+    x, y = read_examples(task, "the task", 4)
     assert x.flatten().tolist() == y.tolist()
     assert (set(y.tolist()) if isinstance(taken, set) else y.tolist()) == taken
 
@@ -85,7 +84,7 @@ def test_which_examples_are_taken(task: Any, taken: Any) -> None:
 def test_all_examples_unless_said() -> None:
     tasks: list[Any] = [TEN.tensors, TEN, DataLoader(TEN, batch_size=3), Stream()]
     for task in tasks:
-        assert read_task(task).y.tolist() == list(range(10))
+        assert read_examples(task)[1].tolist() == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_all_examples_unless_said() -> None:
 )
 def test_data_that_are_refused(task: Any, told: str) -> None:
     with pytest.raises(GlocalError, match=told):
-        read_task(task, 4)
+        read_examples(task, "the task", 4)
 
 
 def by_hand(outputs: Tensor, y: Tensor) -> Tensor:
@@ -341,7 +340,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
     wrong: list[tuple[tuple[Any, ...], str]] = [
         (
             (module, "cross-entropy", [task], [lightning] * 2),
-            r"a dict that holds one was given: give its \['state_dict'\]",
+            r"a dict was given that holds one: give its \['state_dict'\]",
         ),
         ((module, "cross-entropy", [task], [lightning["state_dict"]] * 2), r"begin with 'model\.': give"),
         ((module, "cross-entropy", [task], [nowhere, state]), "checkpoint 0 has values.*give the initialization"),
@@ -359,7 +358,10 @@ def test_other_mistakes(tmp_path: Path) -> None:
         ((module, "cross-entropy", [task], ["a.pt", "b.pt"]), r"torch\.load\('a\.pt'\)"),
         ((module, "cross-entropy", [task], [tmp_path, tmp_path]), "torch.load"),
         ((module, "cross-entropy", [task], [3, 3]), "a int was given"),
-        ((module, "cross-entropy", [task], [{f"_orig_mod.{k}": t for k, t in state.items()}] * 2), "torch.compile"),
+        (
+            (module, "cross-entropy", [task], [{f"_orig_mod.{k}": t for k, t in state.items()}] * 2),
+            "begin with '_orig_",
+        ),
         ((module, "cross-entropy", [task], [dict.fromkeys(state, 3)] * 2), "does not fit the network"),
         ((nn.Flatten(), "cross-entropy", [task], [{}, {}]), "Flatten has no parameters with requires_grad=True"),
         ((frozen, "cross-entropy", [task], [state, state]), "no parameters with requires_grad=True"),

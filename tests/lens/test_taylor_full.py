@@ -8,9 +8,9 @@ from quadratics import anywhere, at, dense_hessian, network, theta_of
 from torch import nn
 
 from glocal.lens.approximation import error_curves, error_order, taylor_curves
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import exact_taylor, taylor
-from glocal.lens.trace import trace_checkpoints
 from glocal.tree import to_vector
 
 

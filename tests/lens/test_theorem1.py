@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quadratics import anywhere, apart, dense_hessian, diverged, network, of_data, theta_of
 
 from glocal.errors import GlocalError
-from glocal.lens.theorem1 import theorem1
+from glocal.lens.theorems import theorem1
 from glocal.metrics import OVER, Over
 
 SEEDS = st.integers(0, 1000)
@@ -22,11 +22,10 @@ def test_updates_in_the_null_space_forget_nothing(seed: int, tasks: int, over: O
     found = theorem1(apart(seed, tasks).trace, over)
     for zero in (found.measured, found.quadratic, found.condition, found.relative):
         assert zero[1:].abs().max() < 1e-12
-    premises = found.premises
-    assert premises.max_forgetting[1:].abs().max() < 1e-12
-    assert premises.max_gradient[1:].max() < 1e-12
-    assert premises.min_eigenvalue[1:].min() > -1e-12
-    assert premises.max_distance_cubed[1:].min() > 1e-3  # of which quadratics take no notice
+    assert found.max_forgetting[1:].abs().max() < 1e-12
+    assert found.max_gradient[1:].max() < 1e-12
+    assert found.min_eigenvalue[1:].min() > -1e-12
+    assert found.max_distance_cubed[1:].min() > 1e-3  # of which quadratics take no notice
 
 
 @settings(max_examples=15, deadline=None)
@@ -36,8 +35,8 @@ def test_an_update_beyond_it_forgets_the_quadratic(seed: int, tasks: int, over: 
     found = theorem1(known.trace, over)
     count = tasks if over == "t" else tasks - 1
     matrix, delta = sum(known.hessian(o) for o in range(tasks - 1)) / count, known.update(tasks - 1)
-    assert found.premises.max_forgetting[-1] < 1e-12
-    assert found.premises.max_gradient[-1] < 1e-12
+    assert found.max_forgetting[-1] < 1e-12
+    assert found.max_gradient[-1] < 1e-12
     assert found.measured[-1] > 0
     np.testing.assert_allclose(found.measured[-1], delta @ matrix @ delta / 2, rtol=1e-6, atol=1e-14)
     np.testing.assert_allclose(found.quadratic[-1], delta @ matrix @ delta / 2, rtol=1e-9, atol=1e-14)
@@ -59,7 +58,7 @@ def test_an_update_that_leads_back_forgets_less_than_the_quadratic() -> None:
     away = known.thetas[2] + 2.0 * (known.data[0][0][:1].repeat(2, 0).reshape(-1))
     back = of_data(known.data, [*known.thetas[:2], away, known.thetas[2]])
     found = theorem1(back.trace)
-    assert found.premises.max_forgetting[2] > 0.1
+    assert found.max_forgetting[2] > 0.1
     assert found.quadratic[2] > 0.1
     assert abs(found.measured[2]) < 1e-12
 
@@ -78,12 +77,10 @@ def test_premises_and_condition_of_any_walk(seed: int, over: Over) -> None:
         slopes = [np.linalg.norm(known.gradient(o, known.solution(o))) for o in old]
         apart_by = [np.linalg.norm(known.solution(i) - known.solution(k)) for i in range(t + 1) for k in range(i)]
         np.testing.assert_allclose(found.measured[t], averages[t], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(found.premises.max_forgetting[t], max(np.abs(averages[:t])), rtol=1e-9)
-        np.testing.assert_allclose(found.premises.max_gradient[t], max(slopes), rtol=1e-9)
-        np.testing.assert_allclose(
-            found.premises.min_eigenvalue[t], min(spectra[o][0] for o in old), rtol=1e-6, atol=1e-10
-        )
-        np.testing.assert_allclose(found.premises.max_distance_cubed[t], max(apart_by) ** 3, rtol=1e-9)
+        np.testing.assert_allclose(found.max_forgetting[t], max(np.abs(averages[:t])), rtol=1e-9)
+        np.testing.assert_allclose(found.max_gradient[t], max(slopes), rtol=1e-9)
+        np.testing.assert_allclose(found.min_eigenvalue[t], min(spectra[o][0] for o in old), rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(found.max_distance_cubed[t], max(apart_by) ** 3, rtol=1e-9)
         bound = sum(spectra[o][-1] for o in old) * np.linalg.norm(delta)
         np.testing.assert_allclose(found.relative[t], np.linalg.norm(matrix @ delta) / bound, rtol=1e-9)
 
@@ -97,7 +94,7 @@ def test_on_a_network_with_its_dense_hessians() -> None:
         torch.testing.assert_close(found.quadratic[t], delta @ matrix @ delta / 2, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found.condition[t], (matrix @ delta).norm(), rtol=1e-9, atol=1e-12)
         lowest = min(torch.linalg.eigvalsh(dense_hessian(trace, o))[0] for o in range(t))
-        torch.testing.assert_close(found.premises.min_eigenvalue[t], lowest, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(found.min_eigenvalue[t], lowest, rtol=1e-6, atol=1e-8)
 
 
 def test_a_run_that_diverged_is_not_said_to_hold() -> None:
@@ -105,10 +102,10 @@ def test_a_run_that_diverged_is_not_said_to_hold() -> None:
     for part in (found.measured, found.quadratic, found.condition, found.relative):
         assert part[1:].isnan().all()
     for part in (
-        found.premises.max_forgetting,
-        found.premises.max_gradient,
-        found.premises.min_eigenvalue,
-        found.premises.max_distance_cubed,
+        found.max_forgetting,
+        found.max_gradient,
+        found.min_eigenvalue,
+        found.max_distance_cubed,
     ):
         assert part[2].isnan()
 

@@ -76,7 +76,7 @@ class Lens:
 
         from glocal.lens.examination import examine_trace
         from glocal.lens.instruments import INSTRUMENTS
-        from glocal.report.examination import table
+        from glocal.report.lens_figures import examination_table
         from glocal.report.style import require_figure
 
         require_figure(self.output)
@@ -94,7 +94,7 @@ class Lens:
         with progress_bar("lens") as report, self._explain_errors():
             result = examine_trace(trace, self.epsilon, self.eigenvalues, self.seed, report)
         path = result.plot(self.output)
-        print_rendered(table(result))
+        print_rendered(examination_table(result))
         print_lines(str(result.advice), result.warning, f"Wrote {path}")
 
     def _check_options(self) -> None:
@@ -109,7 +109,7 @@ class Lens:
     def _retrace(self, steps: int | None) -> None:
         from glocal.lens.locality_assumption import require_epsilon, training_errors
         from glocal.paper.study import write_table
-        from glocal.report.error_curves import table
+        from glocal.report.lens_figures import errors_table
         from glocal.report.progress import Bars
         from glocal.sweeps import resolve
 
@@ -129,7 +129,7 @@ class Lens:
         with progress_bar("lens") as report, self._explain_errors():
             errors = training_errors(retraced.run, self.epsilon, report)
         path = errors.plot(self.output)
-        print_rendered(table(errors))
+        print_rendered(errors_table(errors))
         rows = write_table(errors.rows(), path.with_suffix(".parquet"))
         print_lines(*_notes(retraced), f"Wrote {path}, {rows}")
 
@@ -138,7 +138,7 @@ class Lens:
 
         from glocal.lens.instruments import measure
         from glocal.paper.study import write_table
-        from glocal.report.instruments import tables
+        from glocal.report.lens_figures import measurement_tables
 
         console, failures = Console(), []
         for name in names:
@@ -151,7 +151,7 @@ class Lens:
             if not result.rows:
                 console.print(f"{name}: needs more than one task.")
                 continue
-            console.print(*tables(result, console.width), sep="\n")
+            console.print(*measurement_tables(result, console.width), sep="\n")
             path = result.plot(self.output.with_stem(f"{self.output.stem}-{name}"))
             console.print(f"Wrote {path}, {write_table(result.rows, path.with_suffix('.parquet'))}")
         if failures:
@@ -167,7 +167,7 @@ class Lens:
     def _trace(self) -> TrainingTrace:
         from torch import nn
 
-        from glocal.lens.trace import trace_checkpoints
+        from glocal.lens.inputs import trace_checkpoints
         from glocal.sweeps import resolve
 
         if not resolve.is_file_spec(self.target):

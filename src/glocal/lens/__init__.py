@@ -21,11 +21,10 @@ Give `examine` your network, its loss, the tasks' data and the checkpoints betwe
 
 from __future__ import annotations
 
-from glocal.lens.advice import Advice, advise
 from glocal.lens.approximation import ErrorCurves, error_curves, error_order, own_curves, taylor_curves
-from glocal.lens.examination import Examination, examine, examine_trace
-from glocal.lens.flatness import flatness
-from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.examination import Advice, Examination, advise, examine, examine_trace
+from glocal.lens.forgetting import flatness, forgetting, recursion
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.instruments import INSTRUMENTS, measure
 from glocal.lens.local_or_global import locality
 from glocal.lens.locality_assumption import locality_assumption, region_radii, training_errors
@@ -34,9 +33,8 @@ from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank
 from glocal.lens.record import RecordedRun, Snapshot, open_run, record, train_traces
 from glocal.lens.taylor import Taylor, exact_taylor, taylor
-from glocal.lens.theorem1 import theorem1
-from glocal.lens.theorem2 import ground_truth, theorem2
-from glocal.lens.trace import Checkpoint, TrainingTrace, trace_checkpoints
+from glocal.lens.theorems import ground_truth, theorem1, theorem2
+from glocal.lens.trace import Checkpoint, TrainingTrace
 
 __all__ = [
     "INSTRUMENTS",

@@ -5,7 +5,19 @@ r"""Measure how local a training was, from a network, its loss, the tasks' data 
     forgetting  predicted by Eq. forgetting-quadratic, and measured
     curvature   the largest eigenvalues of H_o and its trace
 
-and what follows for the choice of an algorithm (`advice`). Tasks are counted from 0.
+and recommend a family of algorithms by what the paper says of each (§3.2, §4, §5). Tasks are counted from 0.
+
+1. A local approximation needs Assumption 3.2, θ ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t. If some θ_t is outside the ε-region of an older
+   task, expansions at solutions do not hold: use replay, whose \hat L_o is global.
+2. If all are inside, a quadratic holds, as a penalty (ewc, laplace, optimal-soft) or as a constraint (ogd,
+   optimal-hard). Theorem 4.1 assumes that nothing was forgotten before, |E(t)| < ε, and a constraint leaves room to
+   learn if few directions are curved: the k largest eigenvalues, of 2k or more, have half of the trace or more. Then
+   use a constraint, else a penalty. The theorem also assumes minima: if the magnitudes of the largest eigenvalues sum
+   to more than the trace, some curvature is negative, and a penalty is recommended.
+3. After a single task the next one is unknown. If it moves as far as the first one did, it stays inside in every
+   direction if that is less than the radius along the top eigenvector; otherwise replay is the safe choice.
+
+This is a rule of thumb, not a theorem, and it ignores costs such as memory, privacy and time.
 """
 
 from __future__ import annotations
@@ -14,27 +26,59 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from glocal.algorithms.algorithm import Locality
 from glocal.curvature.lanczos import lanczos
-from glocal.curvature.spectrum import random_signs
 from glocal.curvature.spectrum import trace as estimate_trace
-from glocal.lens.advice import Advice, NextTask, advise
 from glocal.lens.approximation import rounding_error
 from glocal.lens.forgetting import Forgetting, average, forgetting
-from glocal.lens.inputs import AnyLoss, TaskData, explain_missing_derivatives
+from glocal.lens.inputs import AnyLoss, TaskData, explain_missing_derivatives, trace_checkpoints
 from glocal.lens.locality_assumption import default_epsilon, region_radii, require_epsilon
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.taylor import exact_taylor
-from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive, trace_checkpoints
+from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
 from glocal.precision import full_precision
-from glocal.tree import to_vector
 
+Family: TypeAlias = Literal["quadratic", "constraint", "replay"]
+DESCRIPTIONS = {
+    "quadratic": "a local quadratic penalty",
+    "constraint": "a local orthogonal constraint",
+    "replay": "replay, which is global",
+}
+EXAMPLES = {
+    "quadratic": ("ewc", "laplace", "optimal-soft"),
+    "constraint": ("ogd", "ogd-gtl", "optimal-hard"),
+    "replay": ("er", "agem", "gem"),
+}
+MIN_TRACE_SHARE = 0.5
+"""From this share of the trace on, the largest eigenvalues count as most of the Hessian."""
+MAX_TRACE_SHARE = 1.05
+"""A larger share means negative curvature; the margin is for the estimated trace."""
 NUM_RANDOM_DIRECTIONS = 5
 """Random directions in which the radius of a region is measured."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A family of algorithms and one sentence why."""
+
+    family: Family
+    reason: str
+
+    @property
+    def locality(self) -> Locality:
+        return "global" if self.family == "replay" else "local"
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        return EXAMPLES[self.family]
+
+    def __str__(self) -> str:
+        return f"Recommended: {DESCRIPTIONS[self.family]} ({', '.join(self.algorithms)}). {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -42,32 +86,18 @@ class Examination:
     """Results for N learned tasks: matrices (N, N) are [t, o] for o < t, NaN elsewhere; vectors (N,)."""
 
     epsilon: float
-    parameters: int
-    """P."""
-    losses: Tensor
-    """L_o(θ_o)."""
-    distance_from_init: Tensor
-    """‖θ_t − θ_0‖."""
-    updates: Tensor
-    """‖θ_t − θ_{t−1}‖."""
-    distance: Tensor
-    """‖θ_t − θ_o‖."""
-    radius: Tensor
-    """How far Ω^ε_o extends from θ_o towards θ_t; inf if no border was found."""
-    steepest: Tensor
-    """Its radius along the eigenvector of largest |eigenvalue|, the smaller one of both signs."""
-    random: Tensor
-    """Its median radius in random directions."""
+    parameters: int  # P
+    losses: Tensor  # L_o(θ_o)
+    updates: Tensor  # ‖θ_t − θ_{t−1}‖
+    distance: Tensor  # ‖θ_t − θ_o‖
+    radius: Tensor  # how far Ω^ε_o extends from θ_o towards θ_t; inf if no border was found
+    eigenvector_radius: Tensor  # along the eigenvector of largest |eigenvalue|, the smaller one of both signs
+    random_radius: Tensor  # the median in random directions
     forgetting: Forgetting
-    rounding: Tensor
-    """A bound on the rounding error of ξ_o."""
-    eigenvalues: Tensor
-    """The largest in magnitude first, (N, k)."""
-    residuals: Tensor
-    """‖H_o v − λ v‖, (N, k)."""
+    rounding: Tensor  # a bound on the rounding error of ξ_o
+    eigenvalues: Tensor  # the largest in magnitude first, (N, k)
     trace: Tensor
-    trace_error: Tensor
-    """The standard error of the trace."""
+    trace_error: Tensor  # the standard error of the trace
 
     @property
     def later(self) -> Tensor:
@@ -95,7 +125,11 @@ class Examination:
             self.eigenvalues,
             self.trace,
             parameters=self.parameters,
-            next_task=NextTask(float(self.updates[-1]), float(self.steepest[-1]), float(self.random[-1])),
+            next_task=(
+                float(self.updates[-1]),
+                float(self.eigenvector_radius[-1]),
+                float(self.random_radius[-1]),
+            ),
         )
 
     @property
@@ -129,8 +163,8 @@ class Examination:
                 "trace": float(self.trace[o]),
                 "distance": float(self.distance[last, o]),
                 "radius": float(self.radius[last, o]),
-                "steepest_radius": float(self.steepest[o]),
-                "random_radius": float(self.random[o]),
+                "eigenvector_radius": float(self.eigenvector_radius[o]),
+                "random_radius": float(self.random_radius[o]),
                 "predicted": float(predicted[o]),
                 "measured": float(measured[o]),
                 "inside": bool(self.inside[last, o]) if o < last else None,
@@ -149,9 +183,9 @@ class Examination:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.examination import save
+        from glocal.report.lens_figures import draw_examination, save
 
-        return save(self, path)
+        return save(draw_examination, self, path)
 
 
 @full_precision()
@@ -199,66 +233,94 @@ def examine_trace(
     report = on_progress or (lambda done, total, what: None)
     report(0, n, "forgetting")
     pairs = forgetting(trace)
-    thetas = [to_vector(checkpoint.params).double() for checkpoint in trace.checkpoints]
+    thetas = torch.stack([trace.theta(t).double() for t in range(-1, n)])
+    start, probes = trace.random_start(seed), trace.random_probes(2 * max(2, count), seed)
     distance, radius = torch.full((2, n, n), torch.nan, dtype=torch.float64)
-    results = []
+    eigenvector_radius, random_radius = torch.full((2, n), torch.nan, dtype=torch.float64)
+    spectra, traces = [], []
     for o in range(n):
         report(o, n, f"solution of task {o}")
+        hessian = trace.hessian(o)
+        top = lanczos(hessian, start, count)
+        spectra.append(top.values.double())
+        traces.append(estimate_trace(hessian, probes, trace.hvp_batch_size))
         moves = {t: thetas[t + 1] - thetas[o + 1] for t in range(o + 1, n)}
         for t, move in moves.items():
             distance[t, o] = move.norm()
         # A task that did not move, or that diverged, has no direction.
-        moves = {t: move for t, move in moves.items() if 0 < move.norm() < torch.inf}
-        result = _measure_solution(trace, o, list(moves.values()), epsilon, count, seed)
-        results.append(result)
-        for t, value in zip(moves, result.radii.tolist(), strict=True):
-            radius[t, o] = value
+        later = [t for t in moves if 0 < distance[t, o] < torch.inf]
+        units = [(moves[t] / moves[t].norm()).to(start) for t in later]
+        eigenvectors = [top.vectors[0], -top.vectors[0]] if bool(top.values.isfinite().all()) else []
+        directions = torch.stack([*units, *eigenvectors, *unit_directions(trace, o, NUM_RANDOM_DIRECTIONS, seed)])
+        radii = region_radii(trace, o, exact_taylor(trace, o, directions), directions, epsilon)
+        towards_later, along_top, in_random = radii.split([len(units), len(eigenvectors), NUM_RANDOM_DIRECTIONS])
+        radius[later, o] = towards_later
+        eigenvector_radius[o] = along_top.min() if eigenvectors else torch.nan
+        random_radius[o] = in_random.median()
     with torch.no_grad():
         losses = torch.stack([trace.value(o, trace.solution(o)) for o in range(n)]).double().cpu()
-    updates = torch.stack(thetas[1:]) - torch.stack(thetas[:-1])
     return Examination(
         epsilon=epsilon,
         parameters=trace.num_params,
         losses=losses,
-        distance_from_init=torch.stack([(theta - thetas[0]).norm() for theta in thetas[1:]]).cpu(),
-        updates=updates.norm(dim=1).cpu(),
+        updates=thetas.diff(dim=0).norm(dim=1).cpu(),
         distance=distance,
         radius=radius,
-        steepest=torch.tensor([result.steepest for result in results], dtype=torch.float64),
-        random=torch.tensor([result.random for result in results], dtype=torch.float64),
+        eigenvector_radius=eigenvector_radius,
+        random_radius=random_radius,
         forgetting=pairs,
         rounding=rounding_error(trace, losses + pairs.measured, losses + pairs.predicted),
-        eigenvalues=torch.stack([result.eigenvalues for result in results]).double().cpu(),
-        residuals=torch.stack([result.residuals for result in results]).double().cpu(),
-        trace=torch.stack([result.trace for result in results]).cpu(),
-        trace_error=torch.stack([result.trace_error for result in results]).cpu(),
+        eigenvalues=torch.stack(spectra).cpu(),
+        trace=torch.stack([estimate.value for estimate in traces]).cpu(),
+        trace_error=torch.stack([estimate.error for estimate in traces]).cpu(),
     )
 
 
-class _Solution(NamedTuple):
-    """The region and the curvature at one solution."""
+def advise(
+    epsilon: float,
+    errors: Tensor,
+    average_forgetting: Tensor,
+    eigenvalues: Tensor,
+    trace: Tensor,
+    *,
+    parameters: int,
+    next_task: tuple[float, float, float],
+) -> Advice:
+    """Recommend a family of algorithms.
 
-    radii: Tensor
-    steepest: float
-    random: float
-    eigenvalues: Tensor
-    residuals: Tensor
-    trace: Tensor
-    trace_error: Tensor
-
-
-def _measure_solution(
-    trace: TrainingTrace, task: int, moves: Sequence[Tensor], epsilon: float, count: int, seed: int
-) -> _Solution:
-    product, start = trace.hessian(task), trace.random_start(seed)
-    top = lanczos(product, start, count)
-    signs = random_signs(2 * max(2, count), trace.num_params, torch.Generator().manual_seed(seed), start.dtype)
-    total = estimate_trace(product, signs.to(start.device), trace.hvp_batch_size)
-    units = [(move / move.norm()).to(start) for move in moves]
-    steep = [top.vectors[0], -top.vectors[0]] if bool(top.values.isfinite().all()) else []
-    directions = torch.stack([*units, *steep, *unit_directions(trace, task, NUM_RANDOM_DIRECTIONS, seed)])
-    expansion = exact_taylor(trace, task, directions)
-    radii = region_radii(trace, task, expansion, directions, epsilon).radii
-    along_moves, along_top, random = radii.split([len(units), len(steep), NUM_RANDOM_DIRECTIONS])
-    steepest = float(along_top.min()) if steep else math.nan
-    return _Solution(along_moves, steepest, float(random.median()), top.values, top.residuals, total.value, total.error)
+    Args:
+        epsilon: ε.
+        errors: ξ_o(θ_t) of all pairs o < t, (n,).
+        average_forgetting: E(t) after every task, (N,).
+        eigenvalues: the largest of every Hessian, (N, k).
+        trace: of every Hessian, (N,).
+        parameters: P.
+        next_task: how far the last task moved, and the radii of its region along the top eigenvector and in a random
+            direction; used if a single task was learned.
+    """
+    if not len(errors):
+        distance, top_radius, random_radius = next_task
+        if distance < top_radius:
+            return Advice("quadratic", "Another task that moves as far as the first stays inside its ε-region.")
+        leaves = "may leave" if distance < random_radius else "leaves"
+        return Advice("replay", f"Another task that moves as far as the first {leaves} its ε-region.")
+    finite = errors.isfinite()
+    if not bool(finite.all()):
+        diverged = f"Training diverged: the errors of {int((~finite).sum())} of {len(errors)} pairs are not finite."
+        return Advice("replay", f"{diverged} Lower the learning rate first.")
+    outside = int((errors.abs() >= epsilon).sum())
+    if outside:
+        return Advice("replay", f"Training left the ε-region in {outside} of {len(errors)} pairs of tasks.")
+    share = float((eigenvalues.abs().sum(1) / trace).median())
+    largest = float(average_forgetting[average_forgetting.abs().argmax()])
+    inside = "All later solutions are inside the ε-regions of earlier tasks"
+    top = f"the {eigenvalues.shape[1]} largest eigenvalues are {100 * share:.0f} % of the trace"
+    if not abs(largest) < epsilon:
+        return Advice("quadratic", f"{inside}, but E(t) reaches {largest:.3g}, where Theorem 4.1 assumes 0.")
+    if not 0 <= share <= MAX_TRACE_SHARE and not math.isnan(share):
+        return Advice("quadratic", f"{inside}, but some curvature is negative, where Theorem 4.1 assumes minima.")
+    if not MIN_TRACE_SHARE <= share < math.inf:
+        return Advice("quadratic", f"{inside}, but many directions are curved: {top}.")
+    if 2 * eigenvalues.shape[1] > parameters:
+        return Advice("quadratic", f"{inside}, but {parameters} parameters leave few directions free.")
+    return Advice("constraint", f"{inside}, and few directions are curved: {top}.")

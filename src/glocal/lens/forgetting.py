@@ -14,27 +14,24 @@ before it averages over t − 1; then the factors are (t−2)/(t−1) and 1/(t�
 Matrices are (N, N) over the N learned tasks, [t, o] for task o after task t, both counted from 0, NaN where o > t.
 BatchNorm statistics change L_o too, which no expansion in θ describes. This part of the remainder is L_o(θ_t) with the
 statistics of θ_t minus L_o(θ_t) with those of θ_o.
+
+`flatness` measures the top eigenvalue and the trace of every H_o and the forgetting that followed: under a quadratic
+approximation, the flatter L_o is at θ_o, the larger is the space of updates that forget little (Section 4). The trace
+is P times the mean curvature of a random direction, the top eigenvalue the largest curvature.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from glocal.errors import require_known
-from glocal.lens.trace import TrainingTrace, dot
+from glocal.curvature.lanczos import lanczos
+from glocal.curvature.spectrum import trace as estimate_trace
+from glocal.errors import require, require_known
+from glocal.lens.trace import TrainingTrace, dot, require_positive
 from glocal.metrics import OVER, Over
-
-
-class Shares(NamedTuple):
-    """The share of each term by magnitude; they sum to 1, and are NaN where all terms are 0."""
-
-    gradient: Tensor
-    quadratic: Tensor
-    remainder: Tensor
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,16 @@ class Forgetting:
         return self.remainder - self.statistics
 
     @property
-    def shares(self) -> Shares:
+    def shares(self) -> dict[str, Tensor]:
+        """The share of each term by magnitude; they sum to 1, and are NaN where all terms are 0."""
         terms = torch.stack([self.gradient, self.quadratic, self.remainder]).abs()
-        return Shares(*(terms / terms.sum(0)))
+        return dict(zip(("gradient", "quadratic", "remainder"), terms / terms.sum(0), strict=True))
 
 
 @dataclass(frozen=True)
 class Recursion:
     """Eq. eqt:forgetting-rec after every task t, each (N,); `predicted` is the sum of the four terms after it."""
 
-    over: Over
     measured: Tensor  # E(t)
     predicted: Tensor  # E(t) by Eq. forgetting-quadratic
     before: Tensor  # E(t−1) times its factor
@@ -135,7 +132,7 @@ def recursion(pairs: Forgetting, over: Over = "t") -> Recursion:
     sums = [_row_sums(pairs.measured), predicted, before]
     sums += [_row_sums(part) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v)]
     count = task_counts(len(predicted), over)
-    return Recursion(over, *(part / count for part in sums))
+    return Recursion(*(part / count for part in sums))
 
 
 def average(pairs: Tensor, over: Over) -> Tensor:
@@ -153,3 +150,35 @@ def task_counts(tasks: int, over: Over) -> Tensor:
     require_known("average of forgetting over", over, OVER)
     first = 1 if over == "t" else 0
     return torch.arange(first, first + tasks, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Flatness:
+    """Curvature and forgetting of every learned task o, each (N,); forgetting and distance of the last one are NaN."""
+
+    top: Tensor
+    top_error: Tensor  # ‖H v − λ v‖ with a bound on rounding: some eigenvalue is within this distance
+    trace: Tensor
+    trace_error: Tensor  # its standard error
+    after_next: Tensor  # E_o(θ_{o+1})
+    at_end: Tensor  # E_o(θ_N)
+    moved: Tensor  # ‖θ_N − θ_o‖
+
+
+def flatness(trace: TrainingTrace, steps: int = 30, probes: int = 20, seed: int = 0) -> Flatness:
+    """Measure every task with `steps` products for the top eigenvalue and 1.5 `probes` for the trace (Hutch++)."""
+    require_positive(steps=steps)
+    require(probes >= 4 and probes % 2 == 0, f"probes = {probes} was given; it must be even and at least 4.")
+    n, start, signs = trace.num_learned, trace.random_start(seed), trace.random_probes(probes, seed)
+    curvature = []
+    for o in range(n):
+        hessian = trace.hessian(o)
+        top = lanczos(hessian, start, 1, steps, largest="algebraic")
+        total = estimate_trace(hessian, signs, trace.hvp_batch_size)
+        curvature.append(torch.stack([top.values[0].double(), top.residuals[0].double(), *total]))
+    pairs = measured_forgetting(trace)
+    nan = torch.full((1,), torch.nan, dtype=torch.float64)
+    end = trace.theta(n - 1)
+    moved = torch.stack([(end - trace.theta(o)).double().norm() for o in range(n)]).cpu()
+    followed = [torch.cat([part, nan]) for part in (pairs.diagonal(-1), pairs[-1, :-1], moved[:-1])]
+    return Flatness(*torch.stack(curvature, 1).cpu(), *followed)

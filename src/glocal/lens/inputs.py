@@ -1,11 +1,14 @@
-"""Check that a user's network, loss and data fit each other and are what the instruments assume."""
+"""Make a trace of a user's training, and check that network, loss, data and checkpoints fit each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from glocal import losses
 from glocal.challenges.challenge import Data
-from glocal.errors import GlocalError, require
+from glocal.engine.cohort import constants
+from glocal.errors import GlocalError, first_line, require
 from glocal.inputs import check_finite, describe, evenly_spaced_indices, is_tensor_pair, read_examples
+from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
 from glocal.precision import full_precision
-
-if TYPE_CHECKING:
-    from glocal.lens.trace import TrainingTrace
 
 TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
 AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
@@ -31,7 +33,76 @@ MAX_CLASSES = 64
 NOT_A_MEAN = "the loss must be the unweighted mean over samples; this one sums or weighs them."
 
 
-def as_list(what: str, given: Any) -> list[Any]:
+def trace_checkpoints(
+    module: nn.Module,
+    loss: AnyLoss,
+    tasks: Sequence[TaskData],
+    checkpoints: Sequence[Mapping[str, Any]],
+    examples: int | None = None,
+    complete: bool = False,
+) -> TrainingTrace:
+    """Make a trace of your own training.
+
+    Args:
+        module: the network; it is copied.
+        loss: a name, or a function (outputs, y) that returns the mean over samples.
+        tasks: (x, y), a DataLoader or a Dataset for every task.
+        checkpoints: state dicts θ_0, θ_1, … of the network.
+        examples: the largest number of examples per task; all if None.
+        complete: require θ_0 and one checkpoint per task, and that every task changed something.
+    """
+    require(isinstance(module, nn.Module), f"the network must be an nn.Module; a {type(module).__name__} was given.")
+    states, task_list = _as_list("checkpoints", checkpoints), _as_list("tasks", tasks)
+    require(
+        not complete or len(states) == len(task_list) + 1,
+        f"tasks: {len(task_list)}, checkpoints: {len(states)}; give θ_0, the initialization, and one checkpoint after "
+        "every task. If training is still running, give the finished tasks only.",
+    )
+    module = copy.deepcopy(module)
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            layer.sparse = False  # sparse gradients have no second derivatives
+    learned = [p for p in module.parameters() if p.requires_grad]
+    name = type(module).__name__
+    require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
+    half = {p.dtype for p in learned} & {torch.bfloat16, torch.float16}
+    require(
+        not half,
+        f"the network {name} has parameters of {', '.join(map(str, half))}, too coarse for curvature: give "
+        "module.float().",
+    )
+    resolved_loss = _resolve_loss(loss)
+    data = []
+    for o, task in enumerate(task_list):
+        x, y = read_examples(task, f"task {o}", examples)
+        data.append(Data(x.to(learned[0].device), y.to(learned[0].device)))
+    points = [_read_state_dict(module, state) for state in states]
+    _check_checkpoints(module, points)
+    trace = TrainingTrace(module, resolved_loss, data, points)
+    for o in range(len(data)):
+        _check_task(trace, o)
+    for t, (before, after) in enumerate(pairwise(points) if complete else ()):
+        require(
+            not all(torch.equal(p, part[k]) for part, now in zip(before, after, strict=True) for k, p in now.items()),
+            f"checkpoints {t} and {t + 1} are equal. state_dict() returns references to the live tensors: keep "
+            "copy.deepcopy(module.state_dict()).",
+        )
+    return trace
+
+
+@contextmanager
+def explain_missing_derivatives() -> Iterator[None]:
+    """Turn torch's error about layers without second derivatives into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = first_line(error)
+        if isinstance(error, NotImplementedError) or "derivative" in reason or "autograd" in reason:
+            raise GlocalError(f"curvature needs layers that can be differentiated twice: {reason}") from error
+        raise
+
+
+def _as_list(what: str, given: Any) -> list[Any]:
     """Return tasks or checkpoints as a list, and refuse a single one."""
     single = isinstance(given, str | Mapping | Tensor | Dataset | DataLoader | nn.Module) or is_tensor_pair(given)
     require(
@@ -41,15 +112,7 @@ def as_list(what: str, given: Any) -> list[Any]:
     return list(given)
 
 
-def read_task(
-    task: TaskData, examples: int | None = None, device: torch.device | str = "cpu", name: str = "the task"
-) -> Data:
-    """Return at most `examples` examples of a task (all by default) as tensors on a device; see `read_examples`."""
-    x, y = read_examples(task, name, examples)
-    return Data(x.to(device), y.to(device))
-
-
-def resolve_loss(given: AnyLoss) -> Loss:
+def _resolve_loss(given: AnyLoss) -> Loss:
     """Return the loss of a name or of a function."""
     if isinstance(given, str):
         return losses.get(given)
@@ -65,109 +128,94 @@ def resolve_loss(given: AnyLoss) -> Loss:
     return AutogradLoss(given)
 
 
-def check(trace: TrainingTrace) -> None:
-    """Check that network and loss accept every task's data, and that a user's loss is a mean over samples.
-
-    Checked at θ_0, at the task's solution and at the last checkpoint. A user's loss is shown some outputs and labels,
-    from which it derives whether its curvature depends on the label.
-    """
-    last = len(trace.checkpoints) - 1
-    for o, (x, y) in enumerate(trace.tasks):
-        check_finite(x, f"x of task {o}")
-        require(y.is_floating_point() or not _weighs_classes(trace.loss), NOT_A_MEAN)
-        for t in sorted({0, min(o + 1, last), last}) if isinstance(trace.loss, AutogradLoss) else (0,):
-            try:
-                with torch.no_grad():
-                    outputs = torch.cat([trace.outputs(trace.checkpoints[t], part) for part in x.split(CHUNK_SIZE)])
-                _check_labels(o, trace.loss, outputs, y)
-                with torch.no_grad():
-                    sample_losses = trace.loss.per_sample(outputs, y)
-                    means = _means(trace.loss, outputs, y)
-            except GlocalError:
-                raise
-            except Exception as error:
-                reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-                raise GlocalError(f"the network or the loss fails on the data of task {o}: {reason}") from error
-            if outputs.isfinite().all():  # outputs that are not finite say nothing about the data
-                _check_not_nan(o, sample_losses, y)
-                require(all(_is_mean(mean, sample_losses[part]) for part, mean in means), NOT_A_MEAN)
-            if t == 0 and isinstance(trace.loss, AutogradLoss):
-                rows = _diverse_examples(sample_losses, y)
-                trace.loss.examples.append((outputs[rows], y[rows]))
-        _check_deterministic(trace, x[:CHUNK_SIZE])
-
-
-@contextmanager
-def explain_missing_derivatives() -> Iterator[None]:
-    """Turn torch's error about layers without second derivatives into one sentence."""
+def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
+    problem = f"a checkpoint must be a state dict; a {type(state).__name__} was given"
+    require(not isinstance(state, nn.Module), f"{problem}: give a copy of its state_dict().")
+    require(not isinstance(state, str | Path), f"{problem}: give torch.load('{state}').")
+    require(isinstance(state, Mapping), f"{problem}.")
+    names, keys = set(module.state_dict()), [str(key) for key in state]
+    if not names & set(keys):
+        nested = [k for k, part in state.items() if isinstance(part, Mapping)]
+        require(not nested, f"{problem} that holds one: give its {nested[:1]}.")
+        # As torch.compile, DataParallel and Lightning write them.
+        starts = [key[: i + 1] for key in keys[:1] for i, letter in enumerate(key) if letter == "."]
+        prefix = next((start for start in starts if {start + name for name in names} == set(keys)), None)
+        require(
+            prefix is None,
+            f"the names in a checkpoint begin with '{prefix}': give "
+            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}.",
+        )
     try:
-        yield
-    except RuntimeError as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        if isinstance(error, NotImplementedError) or "derivative" in reason or "autograd" in reason:
-            raise GlocalError(f"curvature needs layers that can be differentiated twice: {reason}") from error
-        raise
+        module.load_state_dict(state)
+    except (RuntimeError, AttributeError) as error:  # AttributeError: values that are not tensors
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
+    params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
+    return Checkpoint(params, {k: b.clone() for k, b in constants(module).items()})
 
 
-def _weighs_classes(loss: Loss) -> bool:
-    """Whether a loss of torch divides by the sum of class weights, which cancel for a single sample."""
-    weight = getattr(loss.mean, "weight", None) if isinstance(loss, AutogradLoss) and _takes_classes(loss) else None
-    return isinstance(weight, Tensor) and bool((weight != weight.flatten()[0]).any())
-
-
-def _check_not_nan(task: int, sample_losses: Tensor, y: Tensor) -> None:
-    nan = sample_losses.isnan()
-    if nan.any():
-        first = int(nan.int().argmax())
-        raise GlocalError(
-            f"the loss of {int(nan.sum())} examples of task {task} is NaN, first of example {first}, whose y is "
-            f"{y[first].tolist()!r:.60}: remove them."
+def _check_checkpoints(module: nn.Module, checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise if parameters are not finite, or if one without requires_grad differs between checkpoints."""
+    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
+    for t, (params, constant) in enumerate(checkpoints):
+        names = [k for k, p in params.items() if not bool(p.isfinite().all())]
+        advice = "training diverged. Give the checkpoints before it." if t else "give the initialization."
+        require(not names, f"checkpoint {t} has values that are not finite, first in '{''.join(names[:1])}': {advice}")
+        changed = [k for k in frozen if not torch.equal(checkpoints[0].buffers[k], constant[k])]
+        require(
+            not changed,
+            f"'{''.join(changed[:1])}' has requires_grad=False in the given network but differs between checkpoints "
+            f"0 and {t}: give the network as it was trained.",
         )
 
 
-@full_precision()
+def _check_task(trace: TrainingTrace, task: int) -> None:
+    """Check that network and loss accept a task's data, and that a user's loss is a mean over samples.
+
+    A user's loss is checked at θ_0, at the task's solution and at the last checkpoint, since weights may cancel at one
+    of them. It is shown some outputs and labels, from which it derives whether its curvature depends on the label.
+    """
+    (x, y), last = trace.tasks[task], len(trace.checkpoints) - 1
+    check_finite(x, f"x of task {task}")
+    require(y.is_floating_point() or not _weighs_classes(trace.loss), NOT_A_MEAN)
+    if not isinstance(trace.loss, AutogradLoss):
+        _outputs_and_losses(trace, task, 0)
+    else:
+        for t in sorted({0, min(task + 1, last), last}):
+            outputs, sample_losses = _outputs_and_losses(trace, task, t)
+            if t == 0:
+                rows = _diverse_examples(sample_losses, y)
+                trace.loss.examples.append((outputs[rows], y[rows]))
+    _check_deterministic(trace, x[:CHUNK_SIZE])
+
+
 @torch.no_grad()
-def _check_deterministic(trace: TrainingTrace, x: Tensor) -> None:
-    """Check that the outputs are a function of θ and of their own sample: repeat them, alone and in another batch."""
-    checkpoint, half = trace.checkpoints[-1], (len(x) + 1) // 2
-    outputs, repeated = (trace.outputs(checkpoint, x) for _ in range(2))
-    close = partial(torch.allclose, rtol=1e-2, atol=1e-2 * float(outputs.abs().max()), equal_nan=True)
-    require(
-        close(repeated, outputs),
-        "the network's outputs change between two passes: it is random in eval mode too, for example "
-        "functional.dropout without training=self.training.",
-    )
-    try:
-        fewer = trace.outputs(checkpoint, x[:half])
-    except Exception:  # a network for batches of some sizes only may raise anything
-        return
-    require(
-        fewer.shape != outputs[:half].shape or close(fewer, outputs[:half]),
-        "an example's outputs depend on the other examples of its batch, for example BatchNorm with "
-        "track_running_stats=False: the loss would depend on the batch size.",
-    )
-
-
-def _is_mean(mean: Tensor, sample_losses: Tensor) -> bool:
-    return mean.numel() == 1 and torch.allclose(mean.flatten(), sample_losses.mean().flatten(), rtol=1e-3)
-
-
-def _means(loss: Loss, outputs: Tensor, y: Tensor) -> list[tuple[slice, Tensor]]:
-    """Return a user's loss of all samples and of either half, which together reveal weights."""
+def _outputs_and_losses(trace: TrainingTrace, task: int, t: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs and losses of a task's examples at checkpoint t; check labels, losses and their mean."""
+    x, y = trace.tasks[task]
     half = len(y) // 2
-    parts = [slice(None), slice(half), slice(half, None)] if half else [slice(None)]
-    return [(part, loss.mean(outputs[part], y[part])) for part in parts] if isinstance(loss, AutogradLoss) else []
-
-
-def _diverse_examples(sample_losses: Tensor, y: Tensor) -> Tensor:
-    """Return indices of examples with losses from the smallest to the largest, and of every class."""
-    rows = evenly_spaced_indices(len(sample_losses), MAX_CHECKED_OUTPUTS).to(sample_losses.device)
-    rows = sample_losses.argsort()[rows]
-    if y.dim() == 1 and not y.is_floating_point():
-        classes = y.unique()
-        classes = classes[evenly_spaced_indices(len(classes), MAX_CLASSES).to(y.device)]
-        rows = torch.cat([rows, (y == classes.unsqueeze(1)).int().argmax(1)])
-    return rows
+    parts = (slice(None), slice(half), slice(half, None)) if half else (slice(None),)  # together they reveal weights
+    try:
+        outputs = torch.cat([trace.outputs(trace.checkpoints[t], part) for part in x.split(CHUNK_SIZE)])
+        _check_labels(task, trace.loss, outputs, y)
+        sample_losses = trace.loss.per_sample(outputs, y)
+        mean = trace.loss.mean if isinstance(trace.loss, AutogradLoss) else None
+        means = [(mean(outputs[part], y[part]), sample_losses[part].mean()) for part in parts] if mean else []
+    except GlocalError:
+        raise
+    except Exception as error:
+        raise GlocalError(f"the network or the loss fails on the data of task {task}: {first_line(error)}") from error
+    nan = sample_losses.isnan()
+    if outputs.isfinite().all():  # outputs that are not finite say nothing about the data
+        if nan.any():
+            first = int(nan.int().argmax())
+            raise GlocalError(
+                f"the loss of {int(nan.sum())} examples of task {task} is NaN, first of example {first}, whose y is "
+                f"{y[first].tolist()!r:.60}: remove them."
+            )
+        equal = (a.numel() == 1 and torch.allclose(a.flatten(), b.flatten(), rtol=1e-3) for a, b in means)
+        require(all(equal), NOT_A_MEAN)
+    return outputs, sample_losses
 
 
 def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:
@@ -196,3 +244,43 @@ def _takes_classes(loss: Loss) -> bool:
         return isinstance(loss, CrossEntropy)
     functions = (functional.cross_entropy, functional.nll_loss)
     return loss.mean in functions or isinstance(loss.mean, nn.CrossEntropyLoss | nn.NLLLoss)
+
+
+def _weighs_classes(loss: Loss) -> bool:
+    """Whether a loss of torch divides by the sum of class weights, which cancel for a single sample."""
+    weight = getattr(loss.mean, "weight", None) if isinstance(loss, AutogradLoss) and _takes_classes(loss) else None
+    return isinstance(weight, Tensor) and bool((weight != weight.flatten()[0]).any())
+
+
+def _diverse_examples(sample_losses: Tensor, y: Tensor) -> Tensor:
+    """Return indices of examples with losses from the smallest to the largest, and of every class."""
+    rows = evenly_spaced_indices(len(sample_losses), MAX_CHECKED_OUTPUTS).to(sample_losses.device)
+    rows = sample_losses.argsort()[rows]
+    if y.dim() == 1 and not y.is_floating_point():
+        classes = y.unique()
+        classes = classes[evenly_spaced_indices(len(classes), MAX_CLASSES).to(y.device)]
+        rows = torch.cat([rows, (y == classes.unsqueeze(1)).int().argmax(1)])
+    return rows
+
+
+@full_precision()
+@torch.no_grad()
+def _check_deterministic(trace: TrainingTrace, x: Tensor) -> None:
+    """Check that the outputs are a function of θ and of their own sample: repeat them, alone and in another batch."""
+    checkpoint, half = trace.checkpoints[-1], (len(x) + 1) // 2
+    outputs, repeated = (trace.outputs(checkpoint, x) for _ in range(2))
+    close = partial(torch.allclose, rtol=1e-2, atol=1e-2 * float(outputs.abs().max()), equal_nan=True)
+    require(
+        close(repeated, outputs),
+        "the network's outputs change between two passes: it is random in eval mode too, for example "
+        "functional.dropout without training=self.training.",
+    )
+    try:
+        fewer = trace.outputs(checkpoint, x[:half])
+    except Exception:  # a network for batches of some sizes only may raise anything
+        return
+    require(
+        fewer.shape != outputs[:half].shape or close(fewer, outputs[:half]),
+        "an example's outputs depend on the other examples of its batch, for example BatchNorm with "
+        "track_running_stats=False: the loss would depend on the batch size.",
+    )

@@ -1,19 +1,5 @@
 r"""Every instrument by its name, on any trace: rows of numbers, a table, a figure.
 
-    error         ξ_o after every task, of expansions of order 0, 1 and 2 with the exact Hessian and its approximations
-                  that the network supports, and the order p of its growth (Eq. taylor-p)
-    assumption    the smallest ε for which θ_t ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t (Assumption 3.2), and the task that determines it
-    forgetting    L_o(θ_t) − L_o(θ_o) of every pair, predicted and measured, and the share of each term
-                  (Eq. forgetting-quadratic)
-    recursion     E(t) predicted and measured, term by term (Eq. eqt:forgetting-rec)
-    theorem1      E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the premises of Theorem 4.1
-    theorem2      Δ_tᵀ H_o Δ_t and its outer-product and functional parts (Theorem 5.1)
-    ground-truth  the true label's entry of ∇²_f ℓ (appendix)
-    perturbation  the scores of eigenvectors and of random directions (Eq. score-ptb)
-    flatness      λ_max and tr H_o, and the forgetting that followed
-    rank          the rank of \bar H_{<t} = (1/t) Σ_{o<t} H_o, a sum over t − 1 tasks, by several definitions
-    spectrum      the distribution of its eigenvalues
-
     measure(trace, "theorem1").plot("theorem1.png")
 
 Tasks are counted from 0; the column `learned` is the number of learned tasks.
@@ -21,28 +7,29 @@ Tasks are counted from 0; the column `learned` is the number of learned tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from glocal.errors import require_known
 from glocal.lens.approximation import error_curves, error_order
-from glocal.lens.flatness import flatness
-from glocal.lens.forgetting import forgetting, recursion
+from glocal.lens.forgetting import flatness, forgetting, recursion
 from glocal.lens.inputs import explain_missing_derivatives
 from glocal.lens.locality_assumption import Rows
-from glocal.lens.perturbation import Kind, Split, perturbation
+from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank, spectra
 from glocal.lens.record import snapshots_of
 from glocal.lens.taylor import EXPANSIONS, exact_taylor, expansions
-from glocal.lens.theorem1 import theorem1
-from glocal.lens.theorem2 import ground_truth_of, theorem2
+from glocal.lens.theorems import ground_truth_of, theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.precision import full_precision
+
+NUM_BINS = 41
+"""Bins of the eigenvalues, between ± the largest magnitude; 0 is in the middle of one."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +42,8 @@ class Instrument:
     y: tuple[str, ...]
     group: str | None = None
     """The column of which every value is a line of its own."""
-    log: bool = False
-    """Whether both axes are logarithmic."""
-    symlog: bool = False
-    """Whether the y axis is logarithmic above 1."""
+    scale: Literal["linear", "log", "symlog"] = "linear"
+    """log: of both axes; symlog: of the y axis, above 1."""
     connect: bool = True
     """Whether points are connected by lines."""
     share_y: bool = False
@@ -75,9 +60,9 @@ class Measurement:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.instruments import save
+        from glocal.report.lens_figures import draw_measurement, save
 
-        return save(self, path)
+        return save(draw_measurement, self, path)
 
 
 @full_precision()
@@ -88,14 +73,9 @@ def measure(trace: TrainingTrace, name: str) -> Measurement:
     return Measurement(name, INSTRUMENTS[name], INSTRUMENTS[name].measure(trace))
 
 
-SUFFIXES: dict[Split, str] = {"train": "", "test": "_test"}
-KINDS: tuple[Kind, ...] = ("eigen", "random")
-NUM_BINS = 41
-"""Bins of the eigenvalues, between ± the largest magnitude; 0 is in the middle of one."""
-
-
 def _error(trace: TrainingTrace) -> Rows:
-    """ξ_o after every task but the first, and its order along the direction from θ_1 to θ_2."""
+    """ξ_o after every task but the first, of expansions of order 0, 1 and 2 with the exact Hessian and those of its
+    approximations that the network supports, and the order of its growth from θ_1 towards θ_2 (Eq. taylor-p)."""
     if trace.num_learned < 2:
         return []
     exact = trace.double()
@@ -107,7 +87,7 @@ def _error(trace: TrainingTrace) -> Rows:
             p = error_order(exact, 0, EXPANSIONS[name](exact, 0), update).exponent if moved else torch.nan
         except RuntimeError:
             p = torch.nan  # for example a network that creates float32 tensors itself
-        columns = {k: getattr(curves, k) for k in ("distance", "error", "true", "approximate")}
+        columns = _columns(curves, "distance", "error", "true", "approximate")
         for i, finished in enumerate(curves.finished.tolist()):
             for o in range(finished - 1):
                 values = {k: float(column[i, o]) for k, column in columns.items()}
@@ -116,7 +96,8 @@ def _error(trace: TrainingTrace) -> Rows:
 
 
 def _assumption(trace: TrainingTrace) -> Rows:
-    """The smallest ε by exact second-order expansions, at every θ_t, t > 1, for the tasks before the last."""
+    """The smallest ε for which θ_t ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t (Assumption 3.2) by exact second-order expansions, t > 1, and
+    the task that determines it."""
     if trace.num_learned < 2:
         return []
     exact = [exact_taylor(trace, o) for o in range(trace.num_learned)]
@@ -130,28 +111,91 @@ def _assumption(trace: TrainingTrace) -> Rows:
 
 
 def _forgetting(trace: TrainingTrace) -> Rows:
+    """L_o(θ_t) − L_o(θ_o) of every pair, predicted and measured, and each term's share (Eq. forgetting-quadratic)."""
     result = forgetting(trace)
-    columns = _columns(result, ("measured", "predicted", "gradient", "quadratic", "remainder"))
-    return _pair_rows(columns | {f"{name}_share": part for name, part in result.shares._asdict().items()})
+    columns = _columns(result, "measured", "predicted", "gradient", "quadratic", "remainder")
+    return _pair_rows(columns | {f"{name}_share": part for name, part in result.shares.items()})
 
 
 def _recursion(trace: TrainingTrace) -> Rows:
-    result = recursion(forgetting(trace))
-    return _task_rows(_columns(result, ("measured", "predicted", "before", "gradient", "quadratic", "v")))
+    """E(t) predicted and measured, term by term (Eq. eqt:forgetting-rec)."""
+    return _task_rows(vars(recursion(forgetting(trace))))
 
 
 def _theorem1(trace: TrainingTrace) -> Rows:
-    result = theorem1(trace)
-    columns = _columns(result, ("measured", "quadratic", "condition", "relative"))
-    premises = ("max_forgetting", "max_gradient", "min_eigenvalue", "max_distance_cubed")
-    return _task_rows(columns | _columns(result.premises, premises))
+    r"""E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the premises of Theorem 4.1."""
+    return _task_rows(vars(theorem1(trace)))
 
 
 def _theorem2(trace: TrainingTrace) -> Rows:
-    return _pair_rows(_columns(theorem2(trace), ("hessian", "outer", "functional", "functional_share", "relative")))
+    """Δ_tᵀ H_o Δ_t and its outer-product and functional parts (Theorem 5.1)."""
+    return _pair_rows(_columns(theorem2(trace), "hessian", "outer", "functional", "functional_share", "relative"))
 
 
-def _columns(result: Any, names: Sequence[str]) -> dict[str, Tensor]:
+def _ground_truth(trace: TrainingTrace) -> Rows:
+    """The true label's entry of ∇²_f ℓ (appendix): medians over a task's examples at its solution; `of_total_trace` is
+    over all of them together."""
+    rows: Rows = []
+    for o in range(trace.num_learned):
+        result = ground_truth_of(trace, o)
+        columns = _columns(result, "confidence", "dominance", "of_trace", "of_squares")
+        medians = {k: float(v.nanmedian()) for k, v in columns.items()}
+        rows.append({"task": o, **medians, "of_total_trace": float(result.of_total_trace)})
+    return rows
+
+
+def _perturbation(trace: TrainingTrace) -> Rows:
+    """The median scores of eigenvectors and of random directions (Eq. score-ptb); on test data too if known."""
+    rows: Rows = []
+    for o in range(trace.num_learned):
+        test = trace.tests[o] if trace.tests else None
+        result = perturbation(trace, o, test, eigenvectors=min(10, trace.num_params))
+        scores = {
+            f"{kind}{'_test' if split == 'test' else ''}": result.score(split, kind).nanmedian(0).values
+            for split, kinds in result.losses.items()
+            for kind in kinds
+        }
+        for i, r in enumerate(result.radii):
+            rows.append({"task": o, "radius": r, **{name: float(score[i]) for name, score in scores.items()}})
+    return rows
+
+
+def _flatness(trace: TrainingTrace) -> Rows:
+    """λ_max and tr H_o, and the forgetting that followed."""
+    columns = vars(flatness(trace))
+    return [{"task": o, **{k: float(v[o]) for k, v in columns.items()}} for o in range(trace.num_learned)]
+
+
+def _rank(trace: TrainingTrace) -> Rows:
+    r"""The rank of \bar H_{<t} = (1/t) Σ_{o<t} H_o, a sum over t − 1 tasks, by several definitions."""
+    result = rank(trace)
+    ranks = {f"|λ| > {x:g}": estimate for x, estimate in result.absolute.items()}
+    ranks |= {f"|λ| > {x:g} of the largest": estimate for x, estimate in result.relative.items()}
+    ranks |= {"effective": result.effective, "participation": result.participation}
+    return [
+        {"tasks": t + 1, "definition": name, "rank": float(value[t]), "error": float(error[t])}
+        for t in range(len(result.top))
+        for name, (value, error) in ranks.items()
+    ]
+
+
+def _spectrum(trace: TrainingTrace) -> Rows:
+    """A histogram of the eigenvalues of the same matrices."""
+    rows: Rows = []
+    for t, density in enumerate(spectra(trace)):
+        radius = float(density.radius)
+        if not 0 < radius < torch.inf:
+            continue
+        bins = ((density.nodes.cpu() / radius + 1) * (NUM_BINS / 2)).long().clamp(max=NUM_BINS - 1)
+        counts = torch.zeros(NUM_BINS, dtype=torch.float64)
+        counts.index_add_(0, bins.flatten(), density.weights.cpu().flatten().double() / len(bins))
+        for i, count in enumerate(counts.tolist()):
+            middle = radius * ((2 * i + 1) / NUM_BINS - 1)
+            rows.append({"tasks": t + 1, "eigenvalue": middle, "eigenvalues": count})
+    return rows
+
+
+def _columns(result: Any, *names: str) -> dict[str, Tensor]:
     return {name: getattr(result, name) for name in names}
 
 
@@ -171,96 +215,16 @@ def _pair_rows(columns: dict[str, Tensor]) -> Rows:
     ]
 
 
-def _ground_truth(trace: TrainingTrace) -> Rows:
-    """Medians over a task's examples at its solution; `of_total_trace` is over all of them together."""
-    rows: Rows = []
-    for o in range(trace.num_learned):
-        result = ground_truth_of(trace, o)
-        columns = _columns(result, ("confidence", "dominance", "of_trace", "of_squares"))
-        medians = {k: float(v.nanmedian()) for k, v in columns.items()}
-        rows.append({"task": o, **medians, "of_total_trace": float(result.of_total_trace)})
-    return rows
-
-
-def _perturbation(trace: TrainingTrace) -> Rows:
-    """The median scores over directions, at every task's solution; on test data too if known."""
-    rows: Rows = []
-    for o in range(trace.num_learned):
-        test = trace.tests[o] if trace.tests else None
-        result = perturbation(trace, o, test, eigenvectors=min(10, trace.num_params))
-        scores = {
-            f"{kind}{suffix}": result.score(split, kind).nanmedian(0).values
-            for split, suffix in SUFFIXES.items()
-            if split in result.losses
-            for kind in KINDS
-        }
-        for i, r in enumerate(result.radii):
-            rows.append({"task": o, "radius": r, **{name: float(score[i]) for name, score in scores.items()}})
-    return rows
-
-
-def _flatness(trace: TrainingTrace) -> Rows:
-    names = ("top", "top_error", "trace", "trace_error", "after_next", "at_end", "moved")
-    columns = _columns(flatness(trace), names)
-    return [{"task": o, **{k: float(v[o]) for k, v in columns.items()}} for o in range(trace.num_learned)]
-
-
-def _rank(trace: TrainingTrace) -> Rows:
-    """Ranks with standard errors, which are 0 if all eigenvalues are known."""
-    rows: Rows = []
-    result = rank(trace)
-    absolute, relative = (list(enumerate(x)) for x in (result.absolute_thresholds, result.relative_thresholds))
-    for t in range(len(result.top)):
-        ranks = {
-            **{f"|λ| > {x:g}": (result.absolute[t, i], result.absolute_errors[t, i]) for i, x in absolute},
-            **{
-                f"|λ| > {x:g} of the largest": (result.relative[t, i], result.relative_errors[t, i])
-                for i, x in relative
-            },
-            "effective": (result.effective[t], result.effective_errors[t]),
-            "participation": (result.participation[t], result.participation_errors[t]),
-        }
-        for kind, (value, error) in ranks.items():
-            rows.append({"tasks": t + 1, "definition": kind, "rank": float(value), "error": float(error)})
-    return rows
-
-
-def _spectrum(trace: TrainingTrace) -> Rows:
-    """A histogram of the eigenvalues."""
-    rows: Rows = []
-    for t, density in enumerate(spectra(trace)):
-        radius = float(density.radius)
-        if not 0 < radius < torch.inf:
-            continue
-        bins = ((density.nodes.cpu() / radius + 1) * (NUM_BINS / 2)).long().clamp(max=NUM_BINS - 1)
-        counts = torch.zeros(NUM_BINS, dtype=torch.float64)
-        counts.index_add_(0, bins.flatten(), density.weights.cpu().flatten().double() / len(bins))
-        for i, count in enumerate(counts.tolist()):
-            middle = radius * ((2 * i + 1) / NUM_BINS - 1)
-            rows.append({"tasks": t + 1, "eigenvalue": middle, "eigenvalues": count})
-    return rows
-
-
+BOTH = ("measured", "predicted")
 INSTRUMENTS: dict[str, Instrument] = {
     "error": Instrument(
-        "error of expansions as tasks are learned",
-        _error,
-        "distance",
-        ("error",),
-        "expansion",
-        log=True,
-        connect=False,
+        "error of expansions as tasks are learned", _error, "distance", ("error",), "expansion", "log", connect=False
     ),
     "assumption": Instrument("smallest ε of the locality assumption", _assumption, "learned", ("min_epsilon",)),
     "forgetting": Instrument(
-        "forgetting of every pair, predicted and measured",
-        _forgetting,
-        "learned",
-        ("measured", "predicted"),
-        "task",
-        share_y=True,
+        "forgetting of every pair, predicted and measured", _forgetting, "learned", BOTH, "task", share_y=True
     ),
-    "recursion": Instrument("forgetting, predicted and measured", _recursion, "learned", ("measured", "predicted")),
+    "recursion": Instrument("forgetting, predicted and measured", _recursion, "learned", BOTH),
     "theorem1": Instrument("Theorem 4.1: E(t) and its quadratic form", _theorem1, "learned", ("measured", "quadratic")),
     "theorem2": Instrument(
         "Theorem 5.1: curvature of old losses along updates", _theorem2, "learned", ("outer", "functional"), "task"
@@ -269,7 +233,7 @@ INSTRUMENTS: dict[str, Instrument] = {
         "true label's entry of the outputs' Hessian", _ground_truth, "task", ("confidence", "of_trace", "of_squares")
     ),
     "perturbation": Instrument(
-        "perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", log=True, share_y=True
+        "perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", "log", share_y=True
     ),
     "flatness": Instrument("curvature and the forgetting that followed", _flatness, "top", ("at_end",), connect=False),
     "rank": Instrument(
@@ -281,6 +245,6 @@ INSTRUMENTS: dict[str, Instrument] = {
         "eigenvalue",
         ("eigenvalues",),
         "tasks",
-        symlog=True,
+        "symlog",
     ),
 }

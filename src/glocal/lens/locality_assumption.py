@@ -35,10 +35,9 @@ from glocal.lens.approximation import (
     own_loss,
     rounding_error,
 )
-from glocal.lens.perturbation import top_eigenpairs, unit_directions
 from glocal.lens.record import RecordedRun
 from glocal.lens.taylor import Approximation, expansions
-from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace
+from glocal.lens.trace import TrainingTrace
 from glocal.precision import full_precision
 
 Rows: TypeAlias = list[dict[str, str | int | float | bool | None]]
@@ -52,18 +51,6 @@ DEFAULT_EPSILON_FRACTION = 0.1
 """The default ε is this fraction of L_o(θ_0) − L_o(θ_o), averaged over the tasks."""
 
 
-class RegionRadii(NamedTuple):
-    """How far ξ_o stays below ε along unit vectors (k, P): the largest radius before the first crossing, (k,).
-
-    0 where ξ_o(θ_o) is not below ε; inf where no radius up to `limit` has an error of ε or more.
-    """
-
-    epsilon: float
-    directions: Tensor
-    radii: Tensor
-    limit: float
-
-
 def region_radii(
     trace: TrainingTrace,
     task: int,
@@ -73,11 +60,12 @@ def region_radii(
     grid: tuple[float, ...] = GRID,
     *,
     tolerance: float = 1e-4,
-) -> RegionRadii:
-    r"""Measure the radius of Ω^ε_o along directions.
+) -> Tensor:
+    r"""Return how far ξ_o stays below ε along directions: the largest radius before the first crossing, (k,).
 
-    The first radius of the grid with an error of ε or more is found, and the crossing before it by bisection. The grid
-    is refined where errors are near ε; a region that is left and reentered within a refined interval is missed.
+    It is 0 where ξ_o(θ_o) is not below ε, and inf where no radius of the grid has an error of ε or more. The first
+    radius of the grid with such an error is found, and the crossing before it by bisection. The grid is refined where
+    errors are near ε; a region that is left and reentered within a refined interval is missed.
 
     Args:
         trace: the training.
@@ -93,8 +81,7 @@ def region_radii(
     increasing = len(grid) > 0 and all(a < b for a, b in zip((0.0, *grid), grid, strict=False)) and grid[-1] < torch.inf
     require(increasing, f"the grid must be of increasing radii above 0; {grid} was given.")
     lengths = directions.norm(dim=-1, keepdim=True)
-    valid = directions.dim() == 2 and bool(((lengths > 0) & lengths.isfinite()).all())
-    require(valid, "directions must be rows (k, P) of finite lengths above 0.")
+    require(bool(((lengths > 0) & lengths.isfinite()).all()), "directions must have finite lengths above 0.")
     units = directions / lengths
 
     def errors(rows: Tensor, radii: Tensor) -> Tensor:
@@ -121,30 +108,15 @@ def region_radii(
             above = ~(errors(near, finer[1:].expand(len(near), -1)) < epsilon)
             crossed, index = near[above.any(1)], above.long().argmax(1)[above.any(1)]
             inside[crossed], outside[crossed] = finer[index], finer[index + 1]
-    while len(wide := _wider_than(inside, outside, tolerance)):
+    while True:
+        unknown = outside.isfinite() & (outside - inside > tolerance * outside.clamp(min=ZERO_RADIUS))
+        if not unknown.any():
+            return torch.where(outside.isfinite(), inside, torch.inf)
+        wide = unknown.nonzero().flatten()
         middle = (inside[wide] + outside[wide]) / 2
         below = errors(wide, middle.unsqueeze(-1))[:, 0] < epsilon
         inside[wide] = torch.where(below, middle, inside[wide])
         outside[wide] = torch.where(below, outside[wide], middle)
-    return RegionRadii(epsilon, units, torch.where(outside.isfinite(), inside, torch.inf), grid[-1])
-
-
-def _wider_than(inside: Tensor, outside: Tensor, tolerance: float) -> Tensor:
-    wide = outside.isfinite() & (outside - inside > tolerance * outside.clamp(min=ZERO_RADIUS))
-    return wide.nonzero().flatten()
-
-
-def principal_directions(
-    trace: TrainingTrace, task: int, count: int = 10, samples: int = MAX_EXAMPLES, seed: int = 0
-) -> Tensor:
-    """Return v_1, …, v_k, −v_1, …, −v_k: the eigenvectors of H_o at θ_o of largest |eigenvalue|, (2k, P)."""
-    vectors = top_eigenpairs(trace, task, count, samples, seed).vectors
-    return torch.cat([vectors, -vectors])
-
-
-def random_directions(trace: TrainingTrace, task: int, count: int = 10, seed: int = 0) -> Tensor:
-    """Return random unit vectors, uniform on the sphere, (count, P)."""
-    return unit_directions(trace, task, count, seed)
 
 
 class TrajectoryRadii(NamedTuple):
@@ -252,9 +224,9 @@ class TrainingErrors:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.error_curves import save
+        from glocal.report.lens_figures import draw_errors, save
 
-        return save(self, path)
+        return save(draw_errors, self, path)
 
     def __str__(self) -> str:
         lines = [f"{self.algorithm}, ε = {self.epsilon:.3g}"]
@@ -283,8 +255,9 @@ def training_errors(
     report(0, len(snapshots), OWN)
     curves = {OWN: own_curves(run), OWN_RELATIVE: own_curves(run, relative_to_solution=True)}
     if not isinstance(run.algorithm, Partition):
-        progress = lambda done: report(done, len(snapshots), "expansions")  # noqa: E731
-        curves |= error_curves(trace, snapshots, expansions(trace), progress)
+        curves |= error_curves(
+            trace, snapshots, expansions(trace), lambda done: report(done, len(snapshots), "expansions")
+        )
     return TrainingErrors(run.algorithm.name, epsilon, curves)
 
 

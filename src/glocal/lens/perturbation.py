@@ -32,7 +32,7 @@ from glocal.curvature.lanczos import Eigenpairs, eigenpairs, start_vector
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, require_known
 from glocal.lens.approximation import map_rays
-from glocal.lens.trace import Checkpoint, TrainingTrace, require_positive
+from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, require_positive
 from glocal.risk import Risk
 from glocal.rng import generator
 from glocal.tree import from_vector, to_vector
@@ -40,6 +40,8 @@ from glocal.tree import from_vector, to_vector
 Split: TypeAlias = Literal["train", "test"]
 Kind: TypeAlias = Literal["eigen", "random"]
 RADII = tuple(10.0**exponent for exponent in range(-3, 7))
+CHUNK_SIZE = 500
+"""Examples that pass through the network at once; with batch statistics, the batch."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,7 @@ class Perturbation:
         NaN where no ratio is defined (`num_ratios` is 0); inf where an infinite change is divided by a finite one, or
         any change by 0.
         """
-        ratios = self._ratios(split, kind)
-        defined = ~ratios.isnan()
-        return torch.where(defined, ratios, 0).sum(1) / defined.sum(1)
+        return self._ratios(split, kind).nanmean(1)
 
     def num_ratios(self, split: Split = "train", kind: Kind = "eigen") -> Tensor:
         """Return how many random directions each score averages: those where not both changes are 0 or inf."""
@@ -72,13 +72,11 @@ class Perturbation:
 
     def _ratios(self, split: Split, kind: Kind) -> Tensor:
         """Return (directions, random directions, radii); NaN where undefined."""
-        for what, name, names in (("split", split, self.losses), ("kind", kind, ("eigen", "random"))):
-            require_known(what, name, names)
+        require_known("split", split, self.losses)
         changes = {k: (losses - self.base[split]).abs() for k, losses in self.losses[split].items()}
         ratios = changes[kind].unsqueeze(1) / changes["random"]
         if kind == "random":
-            diagonal = torch.eye(len(ratios), dtype=torch.bool).unsqueeze(-1)
-            ratios = ratios.masked_fill(diagonal, torch.nan)
+            ratios = ratios.masked_fill(torch.eye(len(ratios), dtype=torch.bool).unsqueeze(-1), torch.nan)
         return ratios
 
 
@@ -90,9 +88,8 @@ def perturbation(
     eigenvectors: int = 10,
     directions: int = 10,
     radii: Sequence[float] = RADII,
-    samples: int = 2_000,
+    samples: int = MAX_EXAMPLES,
     examples: int | None = None,
-    chunk: int = 500,
     seed: int = 0,
 ) -> Perturbation:
     """Measure a task's losses around its solution.
@@ -106,45 +103,44 @@ def perturbation(
         radii: the radii r.
         samples: examples, drawn at random, of which the Hessian is made.
         examples: losses are means over at most this many evenly spaced examples; all if None.
-        chunk: examples that pass through the network at once; with batch statistics, the batch.
         seed: of the random numbers.
     """
-    point, size = trace.solution(task), trace.num_params
+    point, size, radii = trace.solution(task), trace.num_params, tuple(map(float, radii))
     require(
         1 <= eigenvectors <= size,
         f"eigenvectors = {eigenvectors} was given; a network of {size} parameters has 1 to {size}.",
     )
     require(directions >= 2, f"directions = {directions} was given; at least 2 random directions are needed.")
-    require_positive(samples=samples, examples=1 if examples is None else examples, chunk=chunk)
-    radii = tuple(float(r) for r in radii)
-    require(
-        bool(radii) and all(0 < radius < torch.inf for radius in radii),
-        f"radii must be positive and finite; {radii} was given.",
-    )
-    splits: dict[Split, Data] = {"train": trace.tasks[task]}
-    if test is not None:
-        splits["test"] = test
+    require_positive(samples=samples, examples=1 if examples is None else examples)
+    positive = bool(radii) and all(0 < radius < torch.inf for radius in radii)
+    require(positive, f"radii must be positive and finite; {radii} was given.")
+    splits: dict[Split, Data] = {"train": trace.tasks[task], **({} if test is None else {"test": test})}
     if examples is not None:
         splits = {split: evenly_spaced(data, examples) for split, data in splits.items()}
     zero = torch.zeros(1, size, device=trace.device)
     try:
-        base = {s: float(_float64_losses(trace, point, data, chunk, zero, (0.0,))) for s, data in splits.items()}
+        base = {split: float(_float64_losses(trace, point, data, zero, (0.0,))) for split, data in splits.items()}
     except RuntimeError as error:  # for example a network that creates float32 tensors itself
         raise GlocalError(f"perturbed losses are computed in float64, where the network fails: {error}") from error
     for split, value in base.items():
         require(value < torch.inf, f"the {split} loss of task {task} is not finite at its solution: the run diverged.")
-    top = top_eigenpairs(trace, task, eigenvectors, samples, seed, chunk)
+    top = top_eigenpairs(trace, task, eigenvectors, samples, seed, CHUNK_SIZE)
     require(bool(top.values.isfinite().all()), f"the Hessian of task {task} is not finite at its solution.")
     vectors: dict[Kind, Tensor] = {"eigen": top.vectors, "random": unit_directions(trace, task, directions, seed)}
     losses = {
-        split: {kind: _float64_losses(trace, point, data, chunk, rows, radii) for kind, rows in vectors.items()}
+        split: {kind: _float64_losses(trace, point, data, rows, radii) for kind, rows in vectors.items()}
         for split, data in splits.items()
     }
     return Perturbation(radii, top.values.cpu(), top.residuals.cpu(), base, losses)
 
 
 def top_eigenpairs(
-    trace: TrainingTrace, task: int, count: int, samples: int, seed: int, chunk: int | None = None
+    trace: TrainingTrace,
+    task: int,
+    count: int,
+    samples: int = MAX_EXAMPLES,
+    seed: int = 0,
+    chunk_size: int | None = None,
 ) -> Eigenpairs:
     """Return the eigenpairs of the task's Hessian at its solution, the largest magnitude first.
 
@@ -153,23 +149,21 @@ def top_eigenpairs(
     (params, buffers), data = trace.solution(task), trace.tasks[task]
     rows = torch.randperm(len(data.y), generator=generator(seed, "perturbation", "samples", task))[:samples]
     x, y = (part[rows.to(part.device)] for part in data)
-    theta = to_vector(params)
-    start = start_vector(theta.numel(), generator(seed, "perturbation", "lanczos", task)).to(theta)
-    top = eigenpairs(Risk(trace.module, params, buffers, x, y, trace.loss, chunk), count, start=start)
+    start = start_vector(trace.num_params, generator(seed, "perturbation", "lanczos", task)).to(trace.theta(task))
+    top = eigenpairs(Risk(trace.module, params, buffers, x, y, trace.loss, chunk_size), count, start=start)
     largest = top.vectors.gather(1, top.vectors.abs().argmax(1, keepdim=True))
     return top._replace(vectors=top.vectors * torch.where(largest < 0, -1, 1))
 
 
-def unit_directions(trace: TrainingTrace, task: int, count: int, seed: int) -> Tensor:
+def unit_directions(trace: TrainingTrace, task: int, count: int, seed: int = 0) -> Tensor:
     """Return random directions μ, uniform on the unit sphere, (count, P)."""
-    like = to_vector(trace.solution(task).params)
-    stream = generator(seed, "perturbation", "directions", task)
-    rows = torch.stack([torch.randn(like.numel(), dtype=torch.float64, generator=stream) for _ in range(count)])
+    like, stream = trace.theta(task), generator(seed, "perturbation", "directions", task)
+    rows = torch.stack([torch.randn(len(like), dtype=torch.float64, generator=stream) for _ in range(count)])
     return (rows / rows.norm(dim=1, keepdim=True)).to(like)
 
 
 def _float64_losses(
-    trace: TrainingTrace, checkpoint: Checkpoint, data: Data, chunk: int, directions: Tensor, radii: Sequence[float]
+    trace: TrainingTrace, checkpoint: Checkpoint, data: Data, directions: Tensor, radii: Sequence[float]
 ) -> Tensor:
     """Return L(θ + r v) in float64, (directions, radii), on the CPU; inf where outputs are not finite."""
     params, buffers = ({k: _double(t) for k, t in part.items()} for part in checkpoint)
@@ -177,7 +171,7 @@ def _float64_losses(
     def loss(theta: Tensor) -> tuple[Tensor]:
         total = theta.new_zeros(())
         point = {**from_vector(theta, params), **buffers}
-        for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
+        for x, y in zip(data.x.split(CHUNK_SIZE), data.y.split(CHUNK_SIZE), strict=True):
             outputs = functional_call(trace.module, point, (_double(x),))
             total = total + trace.loss.per_sample(outputs, _double(y)).sum()
         return (total / len(data.y),)

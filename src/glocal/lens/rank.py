@@ -11,9 +11,8 @@ computed; for larger ones the density is estimated from Hessian-vector products 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,45 +20,36 @@ from torch import Tensor
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
 from glocal.curvature.operators import Operator
-from glocal.curvature.spectrum import Density, density, exact_density, random_signs
-from glocal.errors import require, require_known
+from glocal.curvature.spectrum import Density, Estimate, density, exact_density
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
-
-Method: TypeAlias = Literal["auto", "dense", "density"]
-METHODS: tuple[Method, ...] = ("auto", "dense", "density")
 
 MAX_DENSE_PARAMS = 20_000
 """Largest P of a dense P × P Hessian; 20,000 need 1.6 GB in single precision, twice that with its eigenvalues."""
-
-ABSOLUTE = (1e-1, 1e-2, 1e-3, 1e-4)
-RELATIVE = (1e-1, 1e-2, 1e-3, 1e-4)
+THRESHOLDS = (1e-1, 1e-2, 1e-3, 1e-4)
 MAX_OUTLIERS = 20
 MAX_RELATIVE_RESIDUAL = 1e-3
 
 
 @dataclass(frozen=True)
 class Ranks:
-    r"""Row t − 1 is of \bar H_{<t}, t = 1 … N: the first row has the Hessian of task 0 only, the last one all."""
+    r"""Ranks with standard errors, which are 0 if all eigenvalues are known, each (N,).
 
-    size: int  # P
-    absolute_thresholds: tuple[float, ...]
-    relative_thresholds: tuple[float, ...]
-    top: Tensor  # (N,), the largest |λ|
-    absolute: Tensor  # (N, A), the number of |λ| above each threshold
-    relative: Tensor  # (N, R), above each threshold times the largest |λ|
-    absolute_errors: Tensor  # (N, A); all errors are 0 where all eigenvalues are known
-    relative_errors: Tensor  # (N, R)
-    effective: Tensor  # (N,), the exponential of the entropy
-    participation: Tensor  # (N,)
-    effective_errors: Tensor  # (N,)
-    participation_errors: Tensor  # (N,)
+    Entry t − 1 is of \bar H_{<t}, t = 1 … N: the first one has the Hessian of task 0 only, the last one all.
+    """
+
+    top: Tensor  # the largest |λ|
+    absolute: dict[float, Estimate]  # the number of |λ| above each threshold
+    relative: dict[float, Estimate]  # above each threshold times the largest |λ|
+    effective: Estimate  # the exponential of the entropy
+    participation: Estimate
 
 
 def rank(
     trace: TrainingTrace,
-    absolute: Sequence[float] = ABSOLUTE,
-    relative: Sequence[float] = RELATIVE,
-    method: Method = "auto",
+    absolute: Sequence[float] = THRESHOLDS,
+    relative: Sequence[float] = THRESHOLDS,
+    *,
+    max_dense: int = MAX_DENSE_PARAMS,
     steps: int = 100,
     probes: int = 10,
     seed: int = 0,
@@ -70,48 +60,37 @@ def rank(
         trace: the training.
         absolute: absolute thresholds of |λ|.
         relative: thresholds relative to the largest |λ|.
-        method: 'dense', 'density', or 'auto' by the size of the network.
+        max_dense: the largest number of parameters for which all eigenvalues are computed; above it, their density.
         steps: Lanczos steps of the density.
         probes: random vectors of the density.
         seed: of the random vectors.
     """
-    return ranks(spectra(trace, method, steps, probes, seed), trace.num_params, absolute, relative)
+    return ranks(spectra(trace, max_dense, steps, probes, seed), absolute, relative)
 
 
 def spectra(
-    trace: TrainingTrace, method: Method = "auto", steps: int = 100, probes: int = 10, seed: int = 0
+    trace: TrainingTrace, max_dense: int = MAX_DENSE_PARAMS, steps: int = 100, probes: int = 10, seed: int = 0
 ) -> list[Density]:
     r"""Return the eigenvalues of \bar H_{<t} for t = 1 … N, all of them or a density."""
-    require_known("method", method, METHODS)
     require_positive(steps=steps, probes=probes)
-    size = trace.num_params
-    if method == "auto":
-        method = "dense" if size <= MAX_DENSE_PARAMS else "density"
-    require(
-        method == "density" or size <= MAX_DENSE_PARAMS,
-        f"method = 'dense' allows up to {MAX_DENSE_PARAMS:,} parameters; the network has {size:,}. Use 'density'.",
-    )
-    return _dense(trace) if method == "dense" else _estimated(trace, steps, probes, seed)
+    return _dense(trace) if trace.num_params <= max_dense else _estimated(trace, steps, probes, seed)
 
 
 def ranks(
-    densities: Sequence[Density], size: int, absolute: Sequence[float] = ABSOLUTE, relative: Sequence[float] = RELATIVE
+    densities: Sequence[Density], absolute: Sequence[float] = THRESHOLDS, relative: Sequence[float] = THRESHOLDS
 ) -> Ranks:
     """Compute the ranks of spectra by all definitions."""
-    tops = torch.stack([density.radius for density in densities]).cpu()
-    fixed = [[density.count_above(threshold) for threshold in absolute] for density in densities]
-    parts = [
-        [density.count_above(r * float(top)) for r in relative] for density, top in zip(densities, tops, strict=True)
-    ]
-    tables = [
-        torch.tensor([[float(cell[which]) for cell in row] for row in table], dtype=torch.float64)
-        for which in (0, 1)
-        for table in (fixed, parts)
-    ]
-    measures = (effective_rank, participation_ratio)
-    each = [torch.stack([measure(density) for density in densities]).cpu() for measure in measures]
-    each += [torch.stack([_error(measure, density) for density in densities]).cpu() for measure in measures]
-    return Ranks(size, tuple(absolute), tuple(relative), tops, *tables, *each)
+
+    def stack(estimates: Iterable[Estimate]) -> Estimate:
+        return Estimate(*(torch.stack(part).double().cpu() for part in zip(*estimates, strict=True)))
+
+    return Ranks(
+        torch.stack([d.radius for d in densities]).cpu(),
+        {x: stack(d.count_above(x) for d in densities) for x in absolute},
+        {x: stack(d.count_above(x * float(d.radius)) for d in densities) for x in relative},
+        stack(Estimate(effective_rank(d), _error(effective_rank, d)) for d in densities),
+        stack(Estimate(participation_ratio(d), _error(participation_ratio, d)) for d in densities),
+    )
 
 
 def effective_rank(spectrum: Density) -> Tensor:
@@ -157,21 +136,14 @@ def _dense(trace: TrainingTrace) -> list[Density]:
         part = hessian(replace(trace.risk(o), chunk_size=chunk), block)
         total = part if total is None else total.add_(part)
         del part
-        densities.append(exact_density(_eigenvalues(total) / (o + 2)))
+        finite = bool(total.isfinite().all())
+        values = torch.linalg.eigvalsh(total) if finite else torch.full_like(total[0], torch.nan)
+        densities.append(exact_density(values / (o + 2)))
     return densities
 
 
-def _eigenvalues(matrix: Tensor) -> Tensor:
-    """Return the eigenvalues, or NaN if the matrix is not finite."""
-    if not matrix.isfinite().all():
-        return torch.full_like(matrix[0], torch.nan)
-    return torch.linalg.eigvalsh(matrix)
-
-
 def _estimated(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list[Density]:
-    like = trace.theta(0)
-    signs = random_signs(probes, trace.num_params, torch.Generator().manual_seed(seed), like.dtype).to(like.device)
-    densities = []
+    signs, densities = trace.random_probes(probes, seed), []
     for t in range(1, trace.num_learned + 1):
         average = trace.average_hessian(t)
         known = _outliers(average, trace.random_start(seed), steps)

@@ -8,13 +8,13 @@ retraced = open_run("runs/runs/0123456789abcdef").retrace()  # train a stored ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from glocal import challenges, losses, tree
 from glocal.algorithms.algorithm import Algorithm, Memory
@@ -26,7 +26,7 @@ from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require
-from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
+from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
 from glocal.networks.model import Model
 from glocal.store.run import Run
 from glocal.store.store import Store
@@ -54,8 +54,6 @@ class RecordedRun:
     algorithm: Algorithm
     model: Model
     snapshots: Sequence[Snapshot]
-    measurements: Mapping[str, Tensor]
-    """The arrays of a stored run (`engine.measurements`)."""
 
 
 def snapshots_of(trace: TrainingTrace) -> list[Snapshot]:
@@ -68,9 +66,7 @@ def record(
     every_epochs: int = 1,
     every_steps: int | None = None,
     *,
-    keep_memory: bool = True,
     examples: int = MAX_EXAMPLES,
-    execution: Execution = "auto",
     progress: Progress | None = None,
 ) -> list[RecordedRun]:
     """Train a cohort and record every run.
@@ -82,92 +78,65 @@ def record(
         cohort: the runs to train.
         every_epochs: take a snapshot after every so many epochs and after a task's last one; 0: between tasks only.
         every_steps: also take one after every so many steps of an epoch (CPU only; several runs must be vectorizable).
-        keep_memory: whether snapshots keep the algorithm's memory.
         examples: the largest number of examples per task in the trace.
-        execution: how the cohort is trained.
         progress: told about tasks and steps.
     """
     require(every_epochs >= 0, f"every_epochs = {every_epochs} was given; it must be 0 (between tasks only) or more.")
-    require(every_steps is None or every_steps >= 1, f"every_steps = {every_steps} was given; it must be at least 1.")
-    _require_examples(examples)
+    require_positive(every_steps=1 if every_steps is None else every_steps, examples=examples)
+    execution: Execution = "auto"
+    if every_steps is not None:
+        require(cohort.device.type == "cpu", "steps are recorded on a CPU only: choose device 'cpu', or record epochs.")
+        execution = "sequential" if len(cohort) == 1 else "vectorised"
     snapshots: list[list[Snapshot]] = [[] for _ in cohort.members]
     checkpoints: list[list[Checkpoint]] = [[] for _ in cohort.members]
-    model = cohort.model(vectorised=False)
+    finished = 0
 
-    def keep(finished: int, state: State, steps_since: int = 0) -> None:
+    def keep(state: State, steps_since: int = 0) -> None:
         for run, history in enumerate(snapshots):
-            leaves = tree.map_tree(torch.clone, state.select(run).as_tree())
-            checkpoint, memory = (
-                Checkpoint(leaves["params"], leaves["buffers"]),
-                leaves["memory"] if keep_memory else {},
-            )
-            snapshot = Snapshot(finished, state.clock + steps_since, checkpoint, memory)
+            memory = tree.map_tree(torch.clone, tree.select(state.memory, run))
+            snapshot = Snapshot(finished, state.clock + steps_since, copy_checkpoint(state, run), memory)
             if history and history[-1][:2] == snapshot[:2]:
                 history.pop()  # the step that ended an epoch
             history.append(snapshot)
 
     def after_epoch(task: int, epoch: int, state: State, _: Loader) -> None:
         if every_epochs and ((epoch + 1) % every_epochs == 0 or epoch + 1 == cohort.epochs):
-            keep(task, state)
+            keep(state)
 
     def after_step(state: State, step: int) -> None:
         if every_steps is not None and step % every_steps == 0:
-            keep(finished, state, step)
+            keep(state, step)
 
-    finished = 0
-    if every_steps is not None:
-        require(cohort.device.type == "cpu", "steps are recorded on a CPU only: choose device 'cpu', or record epochs.")
-        single = len(cohort) == 1
-        require(
-            single or execution != "sequential", "steps of several runs are recorded with execution 'vectorised' only."
-        )
-        if execution == "auto":
-            execution = "sequential" if single else "vectorised"
-    training = loop.train(
-        cohort,
-        execution=execution,
-        progress=progress,
-        watch=after_epoch,
-        on_step=None if every_steps is None else after_step,
-    )
-    for boundary in _require_vectorised(training) if every_steps and execution == "vectorised" else training:
+    on_step = None if every_steps is None else after_step
+    for boundary in loop.train(cohort, None, execution, progress, after_epoch, on_step):
         finished = boundary.finished
-        keep(finished, boundary.state)
+        keep(boundary.state)
         for solutions, history in zip(checkpoints, snapshots, strict=True):
             solutions.append(history[-1].checkpoint)
-        arrays = boundary.record.arrays()
+    model = cohort.model(vectorised=False)
     return [
-        RecordedRun(
-            _trace_member(cohort, run, checkpoints[run], examples),
-            member.algorithm,
-            model,
-            snapshots[run],
-            {k: v[run] for k, v in arrays.items()},
-        )
+        RecordedRun(_trace_member(cohort, run, checkpoints[run], examples), member.algorithm, model, snapshots[run])
         for run, member in enumerate(cohort.members)
     ]
 
 
-def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snapshot]:
-    """Explain why the steps of a cohort that cannot be vectorized cannot be recorded."""
-    try:
-        first = next(training)
-    except GlocalError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise GlocalError(
-            f"steps of runs that cannot be vectorised are recorded one run at a time, or record epochs: {reason}"
-        ) from error
-    yield first
-    yield from training
+def train_traces(cohort: Cohort, examples: int = MAX_EXAMPLES) -> list[TrainingTrace]:
+    """Train a cohort and return the trace of every run: θ between tasks, without memories."""
+    checkpoints: list[list[Checkpoint]] = [[] for _ in cohort.members]
+    for boundary in loop.train(cohort):
+        for run, solutions in enumerate(checkpoints):
+            solutions.append(copy_checkpoint(boundary.state, run))
+    return [_trace_member(cohort, run, solutions, examples) for run, solutions in enumerate(checkpoints)]
+
+
+def copy_checkpoint(state: State, run: int) -> Checkpoint:
+    """Copy θ and the buffers of one run of a cohort."""
+    return Checkpoint(*(tree.map_tree(torch.clone, tree.select(part, run)) for part in (state.params, state.buffers)))
 
 
 def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], examples: int) -> TrainingTrace:
     """Return the trace of one run with at most `examples` evenly spaced examples per task."""
     challenge, seed = cohort.challenge, cohort.members[run].seed
-    make = cohort.algorithm.network(cohort.make_network, challenge.tasks)
-    module = seeded_network(make, challenge, seed).to(cohort.device)
 
     def subset(data: Data) -> Data:
         x, y = evenly_spaced(data, examples)
@@ -175,19 +144,12 @@ def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], e
 
     tasks = [challenge.task(t, seed) for t in range(challenge.tasks)]
     train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
-    return TrainingTrace(module, losses.get(challenge.loss), train, checkpoints, test)
+    return TrainingTrace(_network(cohort, seed), losses.get(challenge.loss), train, checkpoints, test)
 
 
-def _require_examples(examples: int) -> None:
-    require(examples >= 1, f"examples = {examples} was given; it must be at least 1.")
-
-
-def train_traces(
-    cohort: Cohort, examples: int = MAX_EXAMPLES, execution: Execution = "auto", progress: Progress | None = None
-) -> list[TrainingTrace]:
-    """Train a cohort and return the trace of every run: θ between tasks, without memories."""
-    runs = record(cohort, 0, keep_memory=False, examples=examples, execution=execution, progress=progress)
-    return [run.trace for run in runs]
+def _network(cohort: Cohort, seed: int) -> nn.Module:
+    make = cohort.algorithm.network(cohort.make_network, cohort.challenge.tasks)
+    return seeded_network(make, cohort.challenge, seed).to(cohort.device)
 
 
 class Retraced(NamedTuple):
@@ -212,12 +174,20 @@ class StoredRun:
 
     def trace(self, examples: int = MAX_EXAMPLES) -> TrainingTrace:
         """Return the trace of a run that was trained with `keep_parameters`."""
-        _require_examples(examples)
-        if isinstance(self.cohort.algorithm, Partition):
-            raise GlocalError(
-                f"{self.run.algorithm} predicts with a task's number and its memory, which a stored run does not keep."
-            )
-        return _trace_member(self.cohort, 0, self._checkpoints(), examples)
+        require_positive(examples=examples)
+        cohort, run = self.cohort, self.run
+        require(
+            not isinstance(cohort.algorithm, Partition),
+            f"{run.algorithm} predicts with a task's number and its memory, which a stored run does not keep.",
+        )
+        learned = {k for k, p in _network(cohort, run.seed).named_parameters() if p.requires_grad}
+        checkpoints = []
+        for task in range(run.tasks + 1):
+            state = {k: t.to(cohort.device) for k, t in run.state(task).items()}
+            require(learned <= state.keys(), f"the run '{run.path}' lacks parameters of its network: train it again.")
+            params = {k: t for k, t in state.items() if k in learned}
+            checkpoints.append(Checkpoint(params, {k: t for k, t in state.items() if k not in learned}))
+        return _trace_member(cohort, 0, checkpoints, examples)
 
     def retrace(
         self,
@@ -232,7 +202,7 @@ class StoredRun:
             examples: the largest number of examples per task in the trace.
             progress: called with the algorithm's name, the number of tasks and of all steps; returns the progress bar.
         """
-        _require_examples(examples)
+        require_positive(examples=examples, every_steps=1 if every_steps is None else every_steps)
         cohort, challenge = self.cohort, self.cohort.challenge
         require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
         sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]
@@ -243,44 +213,21 @@ class StoredRun:
         start, *solutions = recorded.trace.checkpoints
         now = torch.stack([distance(checkpoint, start) for checkpoint in solutions]).cpu()
         stored = torch.as_tensor(self.run.arrays["distance_from_init"]).double()
-        if bool((now.isfinite() != stored.isfinite()).any()):
-            return Retraced(recorded, math.inf, sizes)
-        finite = now.isfinite()
-        relative = (now - stored).abs()[finite] / stored[finite].clamp(min=torch.finfo(torch.float64).tiny)
-        return Retraced(recorded, float(relative.max()) if len(relative) else 0.0, sizes)
-
-    def _checkpoints(self) -> list[Checkpoint]:
-        cohort, run = self.cohort, self.run
-        make = cohort.algorithm.network(cohort.make_network, cohort.challenge.tasks)
-        network = seeded_network(make, cohort.challenge, run.seed)
-        learned = {k for k, p in network.named_parameters() if p.requires_grad}
-        checkpoints = []
-        for task in range(run.tasks + 1):
-            state = {k: t.to(cohort.device) for k, t in run.state(task).items()}
-            require(learned <= state.keys(), f"the run '{run.path}' lacks parameters of its network: train it again.")
-            params = {k: t for k, t in state.items() if k in learned}
-            checkpoints.append(Checkpoint(params, {k: t for k, t in state.items() if k not in learned}))
-        return checkpoints
+        relative = ((now - stored).abs() / stored.clamp(min=torch.finfo(torch.float64).tiny)).nan_to_num(torch.inf)
+        both_diverged = ~now.isfinite() & ~stored.isfinite()
+        return Retraced(recorded, float(relative.masked_fill(both_diverged, 0.0).max()), sizes)
 
     def _require_memory(self, epoch_steps: list[int], every_steps: int | None) -> None:
         """Raise if the snapshots would take more than MAX_SNAPSHOT_BYTES."""
         epochs = self.cohort.epochs
-        params, buffers = self.cohort.initial()
-        size = sum(t.numel() * t.element_size() for t in (*params.values(), *buffers.values()))
-        size += self.run.info["cost"]["memory_bytes"]
-        count = boundaries = 1 + len(epoch_steps) * (epochs + 1)  # every epoch, and every task once more
+        size = sum(tree.nbytes(part) for part in self.cohort.initial()) + self.run.info["cost"]["memory_bytes"]
+        count = 1 + len(epoch_steps) * (epochs + 1)  # every epoch, and every task once more
         if every_steps is not None:
-            count += epochs * sum(n // max(1, every_steps) for n in epoch_steps)
-        limit = MAX_SNAPSHOT_BYTES // size
-        advice = "The network and its memory are too large."
-        if limit == boundaries:
-            advice = "Record epochs only."
-        elif limit > boundaries:
-            advice = f"Set every_steps to {math.ceil(epochs * sum(epoch_steps) / (limit - boundaries))} or more."
+            count += epochs * sum(n // every_steps for n in epoch_steps)
         require(
-            count <= limit,
+            count * size <= MAX_SNAPSHOT_BYTES,
             f"{count:,} snapshots of θ and memory take {count * size / 1e9:.2g} GB; at most "
-            f"{MAX_SNAPSHOT_BYTES / 1e9:.2g} GB are allowed. {advice}",
+            f"{MAX_SNAPSHOT_BYTES / 1e9:.2g} GB are allowed. Record fewer steps, or epochs only.",
         )
 
 

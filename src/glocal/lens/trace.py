@@ -10,12 +10,10 @@ After task t (counted from 0) there are t + 1 tasks, so the paper's average Hess
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +23,8 @@ from glocal import tree
 from glocal.challenges.challenge import Data
 from glocal.curvature.lanczos import start_vector
 from glocal.curvature.operators import Operator, hessian_operator
-from glocal.engine.cohort import constants
-from glocal.errors import GlocalError, require
-from glocal.lens import inputs
-from glocal.lens.inputs import AnyLoss, TaskData
+from glocal.curvature.spectrum import random_signs
+from glocal.errors import require
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, to_vector
@@ -142,6 +138,11 @@ class TrainingTrace:
         start = start_vector(self.num_params, torch.Generator().manual_seed(seed), torch.float64)
         return start.to(self.theta(-1))
 
+    def random_probes(self, count: int, seed: int) -> Tensor:
+        """Return random vectors of ±1 for estimates of traces, (count, P), the same on every device."""
+        like = self.theta(-1)
+        return random_signs(count, len(like), torch.Generator().manual_seed(seed), like.dtype).to(like.device)
+
     def to(self, device: torch.device | str) -> TrainingTrace:
         """Return the trace on another device."""
         return self._map(lambda leaf: leaf.to(device), self.module.to(device))
@@ -172,127 +173,3 @@ def require_positive(**options: int) -> None:
     """Raise if one of the named integers is below 1."""
     for name, value in options.items():
         require(value >= 1, f"{name} = {value} was given; it must be at least 1.")
-
-
-def trace_checkpoints(
-    module: nn.Module,
-    loss: AnyLoss,
-    tasks: Sequence[TaskData],
-    checkpoints: Sequence[Mapping[str, Any]],
-    examples: int | None = None,
-    complete: bool = False,
-) -> TrainingTrace:
-    """Make a trace of your own training.
-
-    Args:
-        module: the network; it is copied.
-        loss: a name, or a function (outputs, y) that returns the mean over samples.
-        tasks: (x, y), a DataLoader or a Dataset for every task.
-        checkpoints: state dicts θ_0, θ_1, … of the network.
-        examples: the largest number of examples per task; all if None.
-        complete: require θ_0 and one checkpoint per task, and that every task changed something.
-    """
-    require(isinstance(module, nn.Module), f"the network must be an nn.Module; a {type(module).__name__} was given.")
-    states, task_list = inputs.as_list("checkpoints", checkpoints), inputs.as_list("tasks", tasks)
-    if complete:
-        require(len(states) >= 2, f"{len(states)} checkpoints were given; at least θ_0 and θ_1 are needed.")
-        require(
-            len(states) == len(task_list) + 1,
-            f"{len(states)} checkpoints were given for {len(task_list)} tasks, which need {len(task_list) + 1}: θ_0, "
-            "the initialization, and one after every task. If training is still running, give the finished tasks only.",
-        )
-    module = copy.deepcopy(module)
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding):
-            layer.sparse = False  # sparse gradients have no second derivatives
-    learned = [p for p in module.parameters() if p.requires_grad]
-    name = type(module).__name__
-    require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
-    half = {p.dtype for p in learned} & {torch.bfloat16, torch.float16}
-    require(
-        not half,
-        f"the network {name} has parameters of {', '.join(map(str, half))}, too coarse for curvature: give "
-        "module.float().",
-    )
-    resolved_loss = inputs.resolve_loss(loss)
-    device = learned[0].device
-    data = [inputs.read_task(task, examples, device, f"task {o}") for o, task in enumerate(task_list)]
-    points = [_read_state_dict(module, state) for state in states]
-    _check_finite(points)
-    _check_frozen(module, points)
-    trace = TrainingTrace(module, resolved_loss, data, points)
-    inputs.check(trace)
-    if complete:
-        _check_distinct(points)
-    return trace
-
-
-def _check_finite(checkpoints: Sequence[Checkpoint]) -> None:
-    for t, (params, _) in enumerate(checkpoints):
-        names = [k for k, p in params.items() if not bool(p.isfinite().all())]
-        advice = "training diverged. Give the checkpoints before it." if t else "give the initialization."
-        require(not names, f"checkpoint {t} has values that are not finite, first in '{''.join(names[:1])}': {advice}")
-
-
-def _check_frozen(module: nn.Module, checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise if a parameter without requires_grad differs between checkpoints."""
-    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
-    for t, (before, after) in enumerate(pairwise({**c.params, **c.buffers} for c in checkpoints)):
-        changed = [k for k in frozen if not torch.equal(before[k], after[k])]
-        require(
-            not changed,
-            f"'{''.join(changed[:1])}' has requires_grad=False in the given network but differs between checkpoints "
-            f"{t} and {t + 1}: give the network as it was trained.",
-        )
-
-
-def _check_distinct(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise if two checkpoints are equal: usually one state dict that training overwrote."""
-    for t, (before, after) in enumerate(pairwise({**c.params, **c.buffers} for c in checkpoints)):
-        require(
-            any(not torch.equal(before[k], p) for k, p in after.items()),
-            f"checkpoints {t} and {t + 1} are equal. state_dict() returns references to the live tensors: keep "
-            "copy.deepcopy(module.state_dict()).",
-        )
-
-
-def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
-    problem = f"a checkpoint must be a state dict; a {type(state).__name__} was given"
-    require(not isinstance(state, nn.Module), f"{problem}: give a copy of its state_dict().")
-    require(not isinstance(state, str | Path), f"{problem}: give torch.load('{state}').")
-    require(isinstance(state, Mapping), f"{problem}.")
-    names = set(module.state_dict())
-    nested = [k for k, part in state.items() if isinstance(part, Mapping) and _has_tensors(part)]
-    if nested and not set(state) & names:
-        raise GlocalError(f"a checkpoint must be a state dict; a dict that holds one was given: give its {nested[:1]}.")
-    prefix = _common_prefix(state, names)
-    if prefix:
-        source = f", as {PREFIXES[prefix]} writes them" if prefix in PREFIXES else ""
-        raise GlocalError(
-            f"the names in a checkpoint begin with '{prefix}'{source}: give "
-            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}."
-        )
-    try:
-        module.load_state_dict(state)
-    except (RuntimeError, AttributeError) as error:  # AttributeError: values that are not tensors
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
-    params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
-    return Checkpoint(params, {k: b.clone() for k, b in constants(module).items()})
-
-
-PREFIXES = {"module.": "DataParallel", "_orig_mod.": "torch.compile"}
-
-
-def _has_tensors(part: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, Tensor) for value in part.values())
-
-
-def _common_prefix(state: Mapping[str, Any], names: set[str]) -> str:
-    """Return the prefix without which most of the checkpoint's names are the network's, or ''."""
-    keys = [str(k) for k in state]
-    if not keys or set(keys) & names:
-        return ""
-    prefixes = sorted(keys[0][: -len(name)] for name in names if keys[0].endswith(f".{name}"))
-    common = [prefix for prefix in prefixes if all(key.startswith(prefix) for key in keys)]
-    return max(common, key=lambda prefix: len({key.removeprefix(prefix) for key in keys} & names), default="")

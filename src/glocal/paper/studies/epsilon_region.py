@@ -15,13 +15,8 @@ import numpy as np
 import torch
 
 from glocal.lens.approximation import ErrorCurves, error_curves
-from glocal.lens.locality_assumption import (
-    locality_assumption,
-    principal_directions,
-    random_directions,
-    region_radii,
-    trajectory_radii,
-)
+from glocal.lens.locality_assumption import locality_assumption, region_radii, trajectory_radii
+from glocal.lens.perturbation import top_eigenpairs, unit_directions
 from glocal.lens.record import record
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import TrainingTrace
@@ -133,21 +128,22 @@ STUDIES = (EpsilonRegion(),)
 def _radius_rows(trace: TrainingTrace, task: int, principal: int, random: int) -> Iterator[Row]:
     """Radii of Ω^ε_o along rays, for every order and ε; NaN if the run diverged."""
     update = trace.update(task + 1)
-    eigenvectors, drawn = principal_directions(trace, task, principal), random_directions(trace, task, random)
+    top, drawn = top_eigenpairs(trace, task, principal).vectors, unit_directions(trace, task, random)
+    eigenvectors = torch.cat([top, -top])
     directions = torch.cat([eigenvectors, drawn, update[None]])
     kinds = ["principal"] * len(eigenvectors) + ["random"] * len(drawn) + ["update"]
     lengths = directions.norm(dim=1)
     known = bool(((lengths > 0) & lengths.isfinite()).all())
     for order in (0, 1, 2):
         # An eigenvector and its opposite have the same curvature.
-        independent = torch.cat([eigenvectors[:principal], drawn, update[None]])
+        independent = torch.cat([top, drawn, update[None]])
         expansion = (
             exact_taylor(trace, task, independent) if known and order == 2 else taylor(trace, task, min(order, 1))
         )
         for epsilon in EPSILONS:
             values = torch.full((len(kinds),), torch.nan)
             if known:
-                values = region_radii(trace, task, expansion, directions, epsilon, GRID, tolerance=TOLERANCE).radii
+                values = region_radii(trace, task, expansion, directions, epsilon, GRID, tolerance=TOLERANCE)
             for kind, radius in zip(kinds, values.tolist(), strict=True):
                 row = _row("radius", task=task, order=order, epsilon=epsilon, direction=kind, radius=radius)
                 yield row | {"distance": float(update.double().norm())}

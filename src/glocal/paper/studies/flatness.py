@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from glocal.lens.flatness import flatness
+from glocal.lens.forgetting import flatness
 from glocal.paper.studies.common import (
     column,
     distinct,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from glocal.lens.rank import ABSOLUTE, RELATIVE, Ranks, rank
+from glocal.lens.rank import THRESHOLDS, Ranks, rank
 from glocal.networks import MLP
 from glocal.paper.studies.common import (
     column,
@@ -76,8 +76,9 @@ class HessianRank:
         rows: list[Row] = []
         for member, trace in item_traces(item, context, network=network):
             numerical = trace.num_params * torch.finfo(torch.float32).eps
-            ranks = rank(trace.double(), ABSOLUTE, (*RELATIVE, numerical), method="dense")
+            ranks = rank(trace.double(), relative=(*THRESHOLDS, numerical))
             run: Row = {"challenge": item["challenge"], "seed": member.seed, "lr": member.lr}
+            run |= {"parameters": trace.num_params}
             rows += [run | row for row in _rows(ranks)]
         return rows
 
@@ -157,16 +158,16 @@ class Definition(NamedTuple):
 
 def _rows(ranks: Ranks) -> list[Row]:
     """A row for each number of tasks and each definition."""
-    *fractions, numerical = ranks.relative_thresholds
-    definitions = [("absolute", x, ranks.absolute[:, i]) for i, x in enumerate(ranks.absolute_thresholds)]
-    definitions += [("relative", x, ranks.relative[:, i]) for i, x in enumerate(fractions)]
-    definitions += [("numerical", numerical, ranks.relative[:, -1])]
+    *fractions, numerical = ranks.relative
+    definitions = [("absolute", x, estimate) for x, estimate in ranks.absolute.items()]
+    definitions += [("relative", x, ranks.relative[x]) for x in fractions]
+    definitions += [("numerical", numerical, ranks.relative[numerical])]
     others = [("effective", None, ranks.effective), ("participation", None, ranks.participation)]
     rows: list[Row] = []
-    for kind, threshold, values in [*definitions, *others]:
+    for kind, threshold, estimate in [*definitions, *others]:
         for tasks in range(len(ranks.top)):
-            row: Row = {"parameters": ranks.size, "tasks": tasks + 1, "kind": kind, "threshold": threshold}
-            rows.append(row | {"rank": float(values[tasks]), "top": float(ranks.top[tasks])})
+            row: Row = {"tasks": tasks + 1, "kind": kind, "threshold": threshold}
+            rows.append(row | {"rank": float(estimate.value[tasks]), "top": float(ranks.top[tasks])})
     return rows
 
 

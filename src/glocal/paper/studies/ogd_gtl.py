@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from glocal.challenges.challenge import Challenge, Data, Task
-from glocal.lens.theorem2 import GroundTruth, equal_split, ground_truth_of
+from glocal.lens.theorems import GroundTruth, equal_split, ground_truth_of
 from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies.common import (
     column,

@@ -31,8 +31,9 @@ from glocal.challenges.challenge import Data
 from glocal.engine.cohort import seeded_network
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import require
+from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.perturbation import RADII, Kind, Perturbation, Split, perturbation, with_batch_statistics
-from glocal.lens.trace import TrainingTrace, trace_checkpoints
+from glocal.lens.trace import TrainingTrace
 from glocal.networks import ResNet18
 from glocal.networks.model import MakeNetwork
 from glocal.networks.preprocess import InputTransform

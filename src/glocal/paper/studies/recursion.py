@@ -144,7 +144,7 @@ def exactness_gap(pairs: Sequence[Row]) -> float:
 def _pair_rows(pairs: Forgetting) -> Iterator[Row]:
     """Task o after task t, both counted from 0, for o < t."""
     matrices = {name: getattr(pairs, name) for name in ("measured", "predicted", "remainder", "gradient", "quadratic")}
-    matrices |= {f"{term}_share": share for term, share in pairs.shares._asdict().items()}
+    matrices |= {f"{term}_share": share for term, share in pairs.shares.items()}
     for t in range(1, len(pairs.measured)):
         for o in range(t):
             yield _row("pair", task=o, learnt=t + 1, **{name: float(matrix[t, o]) for name, matrix in matrices.items()})

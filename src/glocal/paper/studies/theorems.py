@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
-from glocal.lens.theorem1 import theorem1
-from glocal.lens.theorem2 import theorem2
+from glocal.lens.theorems import theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies.common import (
     column,
@@ -133,10 +132,10 @@ class Theorem1Study:
                 "second_order": expansion.predicted,
                 "condition": sides.condition,
                 "relative": sides.relative,
-                "forgotten": sides.premises.max_forgetting,
-                "gradient_norm": sides.premises.max_gradient,
-                "lowest": sides.premises.min_eigenvalue,
-                "reach": sides.premises.max_distance_cubed,
+                "forgotten": sides.max_forgetting,
+                "gradient_norm": sides.max_gradient,
+                "lowest": sides.min_eigenvalue,
+                "reach": sides.max_distance_cubed,
             }
 
         return task_rows(item, context, columns)

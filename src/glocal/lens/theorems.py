@@ -1,6 +1,17 @@
-r"""Theorem 5.1 (prop:ogd): updates orthogonal to the gradients of old outputs meet the constraint of Theorem 4.1, with
+r"""Theorems 4.1 and 5.1, measured on a training.
 
-    Δ_tᵀ H_o Δ_t = Δ_tᵀ G_o Δ_t + Δ_tᵀ F_o Δ_t,   G_o = (1/n) Σ_i J_iᵀ [∇²_f ℓ_i] J_i,
+**Theorem 4.1** (prop:1). If every θ_o is a local minimum of L_o, third powers of the distances between solutions are
+negligible, and nothing was forgotten before, E(1) = … = E(t−1) = 0, then (Eq. forgetting-lowerbound)
+
+    E(t) = ½ Δ_tᵀ \bar H_{<t} Δ_t ≥ 0,   \bar H_{<t} = (1/t) Σ_{o<t} H_o,
+
+and E(t) = 0 exactly if \bar H_{<t} Δ_t = 0, since \bar H is positive semi-definite at minima. This is E(t) averaged
+over t tasks; averaged over t − 1, as in the base case of the proof, both have 1/(t−1) instead of 1/t. If something was
+forgotten before, the right side is no bound: an update back to the old solution has E(t) = 0 and a positive quadratic.
+
+**Theorem 5.1** (prop:ogd). Updates orthogonal to the gradients of old outputs meet this constraint, with
+
+    Δ_tᵀ H_o Δ_t = Δ_tᵀ G_o Δ_t + Δ_tᵀ F_o Δ_t,   G_o = (1/n) Σ_i J_iᵀ [∇²_f ℓ_i] J_i.
 
 The proof drops the functional part F_o, which is small at a minimum, and takes Δ_tᵀ G_o Δ_t = 0 from J_i Δ_t = 0
 (Eq. eqt:opt-cond-revisited). `theorem2` measures all three for any updates.
@@ -18,12 +29,87 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.operators import functional_operator, ggn_operator
+from glocal.curvature.spectrum import quadrature
 from glocal.errors import require
+from glocal.lens.forgetting import average, measured_forgetting, task_counts
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, dot, require_positive
 from glocal.losses import AutogradLoss, Loss
+from glocal.metrics import Over
+
+
+@dataclass(frozen=True)
+class Theorem1:
+    r"""Both sides of the theorem and its premises, after every task t, each (N,).
+
+    Under the premises the last four are 0, except the smallest eigenvalue, which is at least 0.
+    """
+
+    measured: Tensor  # E(t)
+    quadratic: Tensor  # ½ Δ_tᵀ \bar H Δ_t
+    condition: Tensor  # ‖\bar H Δ_t‖
+    relative: Tensor  # ‖Σ_o H_o Δ_t‖ / (Σ_o ‖H_o‖ ‖Δ_t‖), from 0 to 1 up to the precision of ‖H_o‖
+    max_forgetting: Tensor  # max_{τ<t} |E(τ)|
+    max_gradient: Tensor  # max_{o<t} ‖∇L_o(θ_o)‖
+    min_eigenvalue: Tensor  # min_{o<t} of the smallest eigenvalue of H_o
+    max_distance_cubed: Tensor  # max_{i,k≤t} ‖θ_i − θ_k‖³
+
+
+def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int = 0) -> Theorem1:
+    """Measure both sides and the premises.
+
+    Args:
+        trace: the training.
+        over: whether E(t) is averaged over 't' or 't-1' tasks.
+        steps: Lanczos steps per task for the extreme eigenvalues, beside one Hessian-vector product per pair o < t.
+        seed: of the start vector.
+    """
+    n, count = trace.num_learned, task_counts(trace.num_learned, over)
+    require_positive(steps=steps)
+    forgetting = average(measured_forgetting(trace), over)
+    start = trace.random_start(seed)
+    updates = [trace.update(t) for t in range(n)]
+    products = [torch.zeros_like(start) for _ in range(n)]  # Σ_{o<t} H_o Δ_t
+    gradients, smallest, norms = [], [], []
+    for o in range(n):
+        hessian = trace.hessian(o)
+        nodes, _ = quadrature(hessian, start, steps)
+        gradients.append(trace.gradient(o).double().norm())
+        smallest.append(nodes[0])
+        norms.append(nodes.abs().max())
+        for t in range(o + 1, n):
+            products[t] += hessian @ updates[t]
+    quadratic = torch.stack([dot(a, b) for a, b in zip(updates, products, strict=True)]).cpu()
+    product_norms, lengths = (torch.stack([v.double().norm() for v in part]).cpu() for part in (products, updates))
+    norm_sums = pad(torch.stack(norms).cpu().cumsum(0)[:-1], (1, 0))
+    past = pad(forgetting[1:].abs(), (1, 0))  # E(1) = 0 by both definitions
+    return Theorem1(
+        forgetting,
+        quadratic / 2 / count,
+        product_norms / count,
+        product_norms / (norm_sums * lengths),
+        _before(past.cummax(0).values),
+        _before(torch.stack(gradients).cpu().cummax(0).values),
+        _before(torch.stack(smallest).cpu().cummin(0).values),
+        _max_distance_cubed(trace),
+    )
+
+
+def _before(values: Tensor) -> Tensor:
+    """Return the values before each task; NaN before the first."""
+    return pad(values[:-1], (1, 0), value=torch.nan)
+
+
+def _max_distance_cubed(trace: TrainingTrace) -> Tensor:
+    thetas = [trace.theta(t) for t in range(trace.num_learned)]
+    farthest = torch.zeros(len(thetas), dtype=torch.float64)
+    for t in range(1, len(thetas)):
+        distances = torch.stack([(thetas[t] - theta).double().norm() for theta in thetas[:t]])
+        farthest[t] = torch.maximum(farthest[t - 1], distances.max().cpu())
+    return farthest**3
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,295 @@
+"""Figures and tables of `glocal lens`: an examination, the errors along a training, and single instruments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from glocal.lens.examination import DESCRIPTIONS
+from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, require_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+    from glocal.lens.approximation import ErrorCurves
+    from glocal.lens.examination import Examination
+    from glocal.lens.instruments import Measurement
+    from glocal.lens.locality_assumption import TrainingErrors
+
+Result = TypeVar("Result")
+COLUMNS = 3
+"""Panels of error curves side by side."""
+MAX_BELOW_EPSILON = 300
+"""Panels of error curves begin at ε divided by this factor."""
+MAX_LEGEND_TASKS = 10
+"""Of more tasks, only the first and the last are in the legend."""
+
+
+def save(draw: Callable[[Result, Figure], None], result: Result, path: str | Path) -> Path:
+    """Draw a result and save the figure."""
+    return save_figure(lambda figure: draw(result, figure), require_figure(path))
+
+
+def _new_table(title: str | None, *columns: str) -> Table:
+    """Return an empty table; the columns are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _task_colours(tasks: int) -> list[Any]:
+    """Return a color for every task, brighter for later ones."""
+    import matplotlib
+
+    return list(matplotlib.colormaps["plasma"](np.linspace(0.0, 0.85, max(tasks, 2))))
+
+
+def draw_examination(result: Examination, figure: Figure) -> None:
+    """Draw three panels below the recommendation."""
+    advice = result.advice
+    figure.set_size_inches(11.4, 3.7)
+    title = f"Recommended: {DESCRIPTIONS[advice.family]} ({', '.join(advice.algorithms)})"
+    figure.suptitle(title, x=0.008, ha="left", fontweight="bold", color=TITLE_COLOURS[advice.locality])
+    distances, forgetting, curvature = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+    colours = _task_colours(len(result.losses))
+    _draw_distances(distances, result, colours)
+    _draw_forgetting(forgetting, result, colours)
+    _draw_curvature(curvature, result)
+
+
+def _draw_distances(axes: Axes, result: Examination, colours: list[Any]) -> None:
+    """Draw the distances of later solutions over every task, and the radius of its region in their directions."""
+    n = len(result.losses)
+    radii = np.array([result.eigenvector_radius.numpy(), result.random_radius.numpy()])
+    lengths = np.concatenate([result.distance.flatten(), result.radius.flatten(), radii.flatten(), result.updates])
+    lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
+    low, high = (lengths.min() / 2, lengths.max() * 2) if len(lengths) else (0.1, 10.0)
+    for o in range(n):
+        ends = [min(max(r, low), high) for r in radii[:, o] if not np.isnan(r)]
+        if ends:
+            axes.bar(o, max(ends) - min(ends), 0.56, min(ends), color="#E4E4E4", zorder=1)
+        for t in range(o + 1, n):
+            x = o + 0.56 * ((t - o) / (n - o) - 0.5)
+            far, border = float(result.distance[t, o]), float(result.radius[t, o])
+            if not np.isnan(border):
+                axes.plot([x, x], [low, min(border, high)], color=colours[t], linewidth=1.1, alpha=0.55, zorder=2)
+                mark = "_" if border < np.inf else "^"
+                axes.plot(x, min(border, high), mark, color=colours[t], markersize=8, zorder=2)
+            face = colours[t] if bool(result.inside[t, o]) else "white"
+            if 0 < far < np.inf:
+                axes.plot(x, far, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4, zorder=3)
+    axes.set(yscale="log", ylim=(low, high), xlim=(-0.6, n - 0.4), xticks=range(n))
+    axes.set(xlabel="task $o$", ylabel=r"distance from $\theta_o$")
+    note = r"● $\theta_t$ inside $\Omega^\epsilon_o$   ○ outside   — radius towards it   ▒ along $v_1$ to random"
+    _set_title(axes, "Distances and ε-regions", note)
+
+
+def _draw_forgetting(axes: Axes, result: Examination, colours: list[Any]) -> None:
+    """Draw measured over predicted forgetting, a point for every pair."""
+    n = len(result.losses)
+    measured, predicted = result.forgetting.measured, result.forgetting.predicted
+    shown = [(t, o) for t in range(n) for o in range(t) if bool((measured[t, o] + predicted[t, o]).isfinite())]
+    left_out = n * (n - 1) // 2 - len(shown)
+    values = np.array([[float(predicted[p]), float(measured[p])] for p in shown]).reshape(-1, 2)
+    low, high = min(values.min(initial=0), 0), max(values.max(initial=0), result.epsilon)
+    margin = 0.07 * (high - low)
+    ends = np.array([low - margin, high + margin])
+    axes.fill_between(ends, ends - result.epsilon, ends + result.epsilon, color="#E4E4E4", linewidth=0)
+    axes.plot(ends, ends, color=FAINT, linewidth=0.8)
+    for (t, o), (x, y) in zip(shown, values, strict=True):
+        face = colours[t] if bool(result.inside[t, o]) else "white"
+        axes.plot(x, y, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4)
+    axes.set(xlim=ends, ylim=ends, xlabel="forgetting predicted to the second order", ylabel="forgetting measured")
+    note = rf"grey: within $\epsilon${f'; {left_out} not finite' if left_out else ''}"
+    _set_title(axes, "Forgetting", note if n > 1 else "no later task")
+    if n > 1:
+        for t in range(1, n) if n <= 7 else (1, n - 1):
+            axes.plot([], [], "o", color=colours[t], label=f"after task {t}")
+        axes.legend(loc="best", handletextpad=0.1)
+
+
+def _draw_curvature(axes: Axes, result: Examination) -> None:
+    """Draw the largest eigenvalues of every task's Hessian and its trace."""
+    values, trace = result.eigenvalues.abs().numpy(), result.trace.numpy()
+    for o, row in enumerate(values):
+        negative = result.eigenvalues[o].numpy() < 0
+        for below, face in ((False, INK), (True, "white")):
+            chosen = row[negative == below]
+            axes.plot([o] * len(chosen), chosen, "o", color=INK, markersize=4, markerfacecolor=face)
+        if trace[o] > 0:
+            axes.plot(o, trace[o], "_", color=TITLE_COLOURS["local"], markersize=16, markeredgewidth=2)
+    axes.set_yscale("log", nonpositive="mask")
+    axes.set(xlim=(-0.6, len(values) - 0.4), xticks=range(len(values)))
+    axes.set(xlabel="task $o$", ylabel=r"$|\lambda|$ of $H_o$ at $\theta_o$")
+    _set_title(axes, "Curvature", f"red: trace   ● the {values.shape[1]} largest eigenvalues   ○ negative")
+
+
+def _set_title(axes: Axes, title: str, note: str) -> None:
+    axes.set_title(title, loc="left", pad=18)
+    axes.text(0, 1.02, note, transform=axes.transAxes, color=FAINT, fontsize=7.5, va="bottom")
+
+
+def examination_table(result: Examination) -> Table:
+    """Return a row for every task, measured after the last one."""
+    names = "task", "loss", "λ_max", "trace", "distance", "radius", "along v_1\n– random", "forgetting\n(predicted)"
+    table = _new_table(f"After the last task, ε = {result.epsilon:.3g}", *names)
+    table.add_column("inside", overflow="fold")
+    for row in result.rows():
+        values = [str(row["task"]), *(f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace"))]
+        radii = f"{row['eigenvector_radius']:.2g} – {row['random_radius']:.2g}"
+        if row["inside"] is None:  # the last task
+            table.add_row(*values, "", "", radii, "", "")
+        else:
+            distances = [f"{row[k]:.3g}" for k in ("distance", "radius")]
+            forgetting = f"{row['measured']:.2g} ({row['predicted']:.2g})"
+            inside = "[green]yes[/]" if row["inside"] else "[red]no[/]"
+            table.add_row(*values, *distances, radii, forgetting, inside)
+    return table
+
+
+def draw_errors(errors: TrainingErrors, figure: Figure) -> None:
+    """Draw a line for every task; vertical grey lines are the beginnings of tasks, the dashed one is ε."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    panels = 1 + len(errors.curves)
+    columns = min(COLUMNS, panels)
+    rows = -(-panels // columns)
+    figure.set_size_inches(2.75 * columns + 0.9, 2.3 * rows + 0.5)
+    title = f"{errors.algorithm}: approximation errors of old losses"
+    figure.suptitle(title, x=0.008, ha="left", fontweight="bold")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    first = next(iter(errors.curves.values()))
+    _draw_lines(grid[0], first, first.true.numpy(), "$L_o$")
+    low, high = grid[0].get_ylim()
+    if grid[0].get_yscale() == "log" and high < 20 * low:  # powers of ten would give one tick or none
+        grid[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        grid[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        grid[0].yaxis.set_minor_formatter(NullFormatter())
+    values = np.concatenate([c.error.numpy().reshape(-1) for c in errors.curves.values()])
+    largest = max(values[np.isfinite(values)].max(initial=0.0), errors.epsilon)
+    for axes, (name, curves) in zip(grid[1:], errors.curves.items(), strict=False):
+        _draw_lines(axes, curves, curves.error.numpy(), f"$\\xi_o$, {name}")
+        axes.set_ylim(errors.epsilon / MAX_BELOW_EPSILON, 2 * largest)
+        axes.axhline(errors.epsilon, color=INK, linestyle="--", linewidth=1)
+        violation = errors.assumptions[name].first_violation
+        if violation is not None:
+            axes.axvline(violation.step, color=WARM[0], linewidth=1)
+    for axes in list(grid)[panels:]:
+        axes.set_axis_off()
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper")
+
+
+def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> None:
+    step, finished = curves.step.numpy(), curves.finished.numpy()
+    tasks, hues = values.shape[1] - 1, _task_colours(values.shape[1])  # without the last one
+    for t in range(1, int(finished.max())):
+        axes.axvline(step[finished == t][0], color="#C8C8C8", linewidth=0.8, zorder=0)
+    for o in range(tasks):
+        named = tasks <= MAX_LEGEND_TASKS or o in (0, tasks - 1)
+        label = f"task {o}" if named else None
+        shown = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
+        axes.plot(step[finished > o], shown[finished > o], color=hues[o], linewidth=1.2, label=label)
+    known = values[:, :tasks][finished[:, None] > np.arange(tasks)]
+    if (np.isfinite(known) & (known > 0)).any():
+        axes.set_yscale("log")
+    else:
+        text = "0 everywhere" if (known == 0).all() else "not finite"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT)
+        axes.set_yticks([])
+    first, last = step[finished > 0].min(), step.max()
+    axes.set_xlim(first, last + 0.02 * max(last - first, 1))
+    axes.set_title(title.replace("θ_o", r"$\theta_o$"), loc="left")
+    axes.set_xlabel("step", color=FAINT)
+
+
+def errors_table(errors: TrainingErrors) -> Table:
+    """Return a row for every approximation: its largest error, the radius it held in, and its first violation."""
+    table = _new_table(f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}")
+    table.add_column("approximation", overflow="fold")
+    for name in ("largest ξ", "holds up to\n‖θ − θ_o‖", "violated\nat step", "tasks\nlearned", "of task", "ξ there"):
+        table.add_column(name, justify="right", overflow="fold")
+    for name, check in errors.assumptions.items():
+        radii, violation = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
+        radius = radii.max() if violation is None else radii[violation.tasks[0]]
+        row = [name, f"{float(check.min_epsilon.max()):.3g}", f"{float(radius):.3g}"]
+        if violation is None:
+            table.add_row(*row, "[green]never[/]")
+        else:
+            between = 0 <= violation.last_step_inside < violation.step - 1
+            steps = f"{violation.last_step_inside + 1} – {violation.step}" if between else f"{violation.step}"
+            tasks = ", ".join(map(str, violation.tasks))
+            table.add_row(*row, f"[red]{steps}[/]", str(violation.task), tasks, f"{violation.error:.3g}")
+    return table
+
+
+def draw_measurement(result: Measurement, figure: Figure) -> None:
+    """Draw a panel for each quantity with a line for each group, or one panel without groups."""
+    from matplotlib.ticker import MaxNLocator
+
+    instrument, rows = result.instrument, result.rows
+    panels = [(name,) for name in instrument.y] if instrument.group else [instrument.y]
+    figure.set_size_inches(2.0 + 3.4 * len(panels), 3.4)
+    figure.suptitle(f"{instrument.title[0].upper()}{instrument.title[1:]}", x=0.012, ha="left", fontweight="bold")
+    groups = list(dict.fromkeys(row[instrument.group] for row in rows)) if instrument.group else [None]
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=instrument.share_y)[0]
+    for axes, names in zip(grid, panels, strict=True):
+        for i, (name, group) in enumerate(product(names, groups)):
+            own = [row for row in rows if instrument.group is None or row[instrument.group] == group]
+            x, y = (np.array([row[k] for row in own], dtype=float) for k in (instrument.x, name))
+            shown = np.isfinite(x) & np.isfinite(y) & ((x > 0) & (y > 0) if instrument.scale == "log" else True)
+            x, y = x[shown], y[shown]
+            order = np.argsort(x, kind="stable")
+            label = f"{instrument.group} {group}" if isinstance(group, int) else group or _label(name)
+            (line,) = axes.plot(x[order], y[order], label=label, color=(*COOL, *WARM)[i % 12], markersize=4)
+            line.set(marker=MARKERS["global"][i % 4], linestyle="-" if instrument.connect else "")
+        if not any(len(line.get_xdata()) for line in axes.lines):
+            axes.text(0.5, 0.5, "no numbers to draw", transform=axes.transAxes, ha="center", color=FAINT)
+            axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
+        elif instrument.scale == "log":
+            axes.set(xscale="log", yscale="log")
+        elif instrument.scale == "symlog":
+            axes.set_yscale("symlog", linthresh=1)
+        elif all(isinstance(row[instrument.x], int) for row in rows):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.set_xlabel(_label(instrument.x))
+        if len(names) == 1:
+            axes.set_title(_label(names[0]), loc="left")
+    if instrument.group or len(instrument.y) > 1:
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+
+
+def measurement_tables(result: Measurement, width: int) -> list[Table]:
+    """Return all rows; columns that do not fit into the width go to further tables, with the same row labels."""
+    first = result.rows[0] if result.rows else {}
+    cells = {k: [f"{x:.3g}" if isinstance(x := row[k], float) else str(x) for row in result.rows] for k in first}
+    widths = {k: max(map(len, (*_label(k).split(), *column))) for k, column in cells.items()}  # breaks no word
+    labels = [k for k, x in first.items() if not isinstance(x, float)]
+    groups = [labels]
+    for name in (k for k in cells if k not in labels):
+        if len(groups[-1]) > len(labels) and 1 + sum(2 + widths[k] for k in (*groups[-1], name)) > width:
+            groups.append(labels)
+        groups[-1] = [*groups[-1], name]
+    tables: list[Table] = []
+    for names in groups:
+        table = _new_table(None if tables else result.instrument.title)
+        for name in names:
+            table.add_column(_label(name), justify="right", overflow="fold", min_width=widths[name])
+        for row in zip(*(cells[name] for name in names), strict=True):
+            table.add_row(*row)
+        tables.append(table)
+    return tables
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")
