@@ -21,7 +21,7 @@ from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_m
 from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
 from glocal.report import table
 from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables
-from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_json
+from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_csv, to_json
 from glocal.store.run import Run, Runs
 
 MAX_Z = 2.0
@@ -174,7 +174,7 @@ def render(comparison: Comparison, format: str) -> RenderableType:
     if format == "json":
         return to_json({"cells": cells, "test": [trend.record() for trend in comparison.trends]})
     if format == "csv":
-        return Table((), (), records=tuple(cells)).csv()
+        return to_csv(cells)
     several = len(comparison.challenges) > 1
     tables = [paper_layout(comparison)] if several and format != "rich" else []
     tables += [comparison_table(comparison.select(challenge)) for challenge in comparison.challenges]
@@ -190,12 +190,11 @@ def write_tables(comparison: Comparison, folder: str | Path, name: str = "table1
     folder = Path(folder)
     text = io.StringIO()
     Console(file=text, width=TEXT_WIDTH, color_system=None).print(render(comparison, "rich"))
-    test = Table((), (), records=tuple(trend.record() for trend in comparison.trends))
     texts = {
         f"{name}.md": render(comparison, "markdown"),
         f"{name}.tex": render(comparison, "latex"),
         f"{name}.csv": render(comparison, "csv"),
-        f"{name}-test.csv": test.csv(),
+        f"{name}-test.csv": to_csv([trend.record() for trend in comparison.trends]),
         f"{name}.txt": text.getvalue(),
     }
     try:

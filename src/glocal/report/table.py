@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -23,25 +24,24 @@ COLORS = {"global": "blue", "local": "red"}  # as in the paper
 MAX_LABEL_WIDTH = 24
 MIN_TITLE_WIDTH = 14
 FORMATS = ("rich", "json", "csv", "latex", "markdown")
-LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "·": r"$\cdot$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "§": r"\S",
-    "√": r"$\surd$",
-    "²": "$^2$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "Δ": r"$\Delta$",
-    "λ": r"$\lambda$",
-    "γ": r"$\gamma$",
-}
+LATEX_ESCAPES = str.maketrans(
+    {
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "–": "--",
+        "§": r"\S",
+        "·": r"$\cdot$",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "√": r"$\surd$",
+        "²": "$^2$",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+        "Δ": r"$\Delta$",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -112,37 +112,42 @@ class Table:
         grouped = [i for i in shown if self.columns[i].group]
         table = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="")
         table.title, table.title_justify = self.title or None, "left"
-        titles = {i: self._group_title(i) for i in shown}
-        height = max(len(lines) for lines in titles.values())
-        table.add_column(Text("\n" * height + self.label), max_width=MAX_LABEL_WIDTH)
-        for i in shown:
-            title = Text("\n".join([""] * (height - len(titles[i])) + titles[i]), style="bold")
-            header = title.append(f"\n{self.columns[i].name}" if height else self.columns[i].name, style="not bold")
-            header.justify = "left"
-            table.add_column(header, justify=self.columns[i].align, no_wrap=self.columns[i].align == "right")
+        headers = [Text(self.label), *map(self._header, shown)]
+        height = max(header.plain.count("\n") for header in headers)
+        label, *names = (Text("\n" * (height - header.plain.count("\n"))) + header for header in headers)
+        table.add_column(label, max_width=MAX_LABEL_WIDTH)
+        for i, name in zip(shown, names, strict=True):
+            name.justify = "left"
+            table.add_column(name, justify=self.columns[i].align, no_wrap=self.columns[i].align == "right")
         rules = any(len(section.rows) > 1 for section in self.sections)
         for section in self.sections:
             rows = [r for r in section.rows if not grouped or any(r[i].text != ABSENT for i in grouped)]
             if rows and rules and table.row_count:
                 table.add_section()
-            for row, label in zip(rows, _terminal_labels(section, len(rows)), strict=True):
-                table.add_row(label, *(_terminal_cell(row[i], star, self.columns[i]) for i in shown))
+            color, locality = COLORS.get(section.locality, ""), f" ({section.locality})" if section.locality else ""
+            first = Text.assemble((section.label, f"bold {color}"), (locality, color))
+            for number, row in enumerate(rows):
+                cells = (_terminal_cell(row[i], star, self.columns[i]) for i in shown)
+                table.add_row(Text("") if number else first, *cells)
         return table
 
-    def _group_title(self, index: int) -> list[str]:
-        """Return the lines of the group's title that stand above a column: above the first of the group, if any."""
+    def _header(self, index: int) -> Text:
+        """Return the name of a column below the title of its group, if it is the first column of one."""
+        header = Text("")
+        if self._begins_group(index):
+            widest = max(len(str(row[index])) for section in self.sections for row in section.rows)
+            width = max(widest, MIN_TITLE_WIDTH)
+            lines = textwrap.wrap(self.columns[index].group, width, break_long_words=False, break_on_hyphens=False)
+            header.append("\n".join([*lines, ""]), style="bold")
+        return header.append(self.columns[index].name)
+
+    def _begins_group(self, index: int) -> bool:
         group = self.columns[index].group
-        if not group or (index and self.columns[index - 1].group == group):
-            return []
-        widest = max((len(str(row[index])) for section in self.sections for row in section.rows), default=0)
-        return textwrap.wrap(group, max(widest, MIN_TITLE_WIDTH), break_long_words=False, break_on_hyphens=False)
+        return bool(group) and (index == 0 or self.columns[index - 1].group != group)
 
     def markdown(self) -> str:
         """Render a Markdown table with the notes below it."""
-        names = [
-            f"{c.group}: {c.name}" if c.group and (not i or self.columns[i - 1].group != c.group) else c.name
-            for i, c in enumerate(self.columns)
-        ]
+        names = [f"{c.group}: {c.name}" if self._begins_group(i) else c.name for i, c in enumerate(self.columns)]
         rules = ["---:" if column.align == "right" else "---" for column in self.columns]
         lines = [[self.label, *names], ["---", *rules]]
         for section in self.sections:
@@ -156,10 +161,7 @@ class Table:
 
     def latex(self) -> str:
         """Render a `table` environment (booktabs, multirow, xcolor) with the notes as its caption."""
-        groups: list[tuple[str, int]] = []
-        for column in self.columns:
-            same = bool(groups) and groups[-1][0] == column.group
-            groups[-1:] = [(column.group, groups[-1][1] + 1)] if same else [*groups[-1:], (column.group, 1)]
+        groups = [(name, len(list(own))) for name, own in groupby(column.group for column in self.columns)]
         spans = [rf"\multicolumn{{{n}}}{{c}}{{\textbf{{{escape(g)}}}}}" if g else "& " * (n - 1) for g, n in groups]
         header = [f" & {' & '.join(spans)} \\\\"] if any(column.group for column in self.columns) else []
         names = [escape(name) for name in (self.label, *(column.name for column in self.columns))]
@@ -182,16 +184,6 @@ class Table:
             ]
         )
 
-    def csv(self) -> str:
-        """Write `records` as CSV."""
-        import polars
-
-        return polars.DataFrame(self.records, infer_schema_length=None).write_csv() if self.records else ""
-
-    def json(self) -> str:
-        """Write `records` as a JSON list."""
-        return to_json(self.records)
-
 
 def render(tables: Sequence[Table], format: str) -> RenderableType:
     """Render tables one below the other: a rich renderable for 'rich', else a string.
@@ -205,15 +197,22 @@ def render(tables: Sequence[Table], format: str) -> RenderableType:
     if format == "latex":
         return "\n\n".join([r"% \usepackage{booktabs, multirow, xcolor}", *(table.latex() for table in tables)]) + "\n"
     if format == "json":
-        return tables[0].json()
+        return to_json(tables[0].records)
     if format == "csv":
-        return tables[0].csv()
+        return to_csv(tables[0].records)
     raise unknown("format", format, FORMATS)
 
 
 def to_json(value: object) -> str:
     """Write strict JSON: NaN and infinity are errors."""
     return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Write records as CSV with a header; nothing without records."""
+    import polars
+
+    return polars.DataFrame(records, infer_schema_length=None).write_csv() if records else ""
 
 
 def mean_std(mean: float | None, std: float | None, marked: bool = False) -> Cell:
@@ -235,17 +234,7 @@ def format_lr(lr: float) -> str:
 
 def escape(text: str) -> str:
     """Escape text for LaTeX."""
-    return "".join(LATEX_ESCAPES.get(c, c) for c in text)
-
-
-def _terminal_labels(section: Section, rows: int) -> list[Text]:
-    """Return the label and, on the next row if there is one, the locality."""
-    color = COLORS.get(section.locality, "")
-    locality = f"({section.locality})" if section.locality else ""
-    if rows == 1:
-        return [Text.assemble((section.label, f"bold {color}"), (f" {locality}".rstrip(), color))]
-    filling = [Text("")] * (rows - 2)
-    return [Text(section.label, style=f"bold {color}"), Text(locality, style=color), *filling][:rows]
+    return text.translate(LATEX_ESCAPES)
 
 
 def _terminal_cell(cell: Cell, star: bool, column: Column) -> Text:
