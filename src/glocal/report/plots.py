@@ -21,7 +21,7 @@ from glocal.report.style import (
     require_figure,
     save_figure,
 )
-from glocal.report.summary import DEFAULT_VIEW, Group, View, by_algorithm, by_challenge, group_runs
+from glocal.report.summary import DEFAULT_VIEW, Group, View, group_runs, split_groups
 from glocal.report.table import format_lr
 from glocal.store.run import Run
 
@@ -59,7 +59,7 @@ def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str)
     styles = line_styles((group.algorithm, group.locality) for group in groups)
     defined = _defined(groups, view, name)
     for axes, members in _challenge_panels(figure, groups, 3.9, 3.4):
-        for own in by_algorithm(group for group in members if group in defined):
+        for own in split_groups((group for group in members if group in defined), "title"):
             style = styles[own[0].algorithm, own[0].locality]
             lrs = np.array([group.lr for group in own])
             mean, std = np.array([group.statistics(view)[name] for group in own]).T
@@ -79,7 +79,7 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
     defined = _defined(groups, view, "acc", "forgetting")
     for axes, members in _challenge_panels(figure, groups, 3.9, 3.8):
         lrs = sorted({group.lr for group in members})
-        for own in by_algorithm(group for group in members if group in defined):
+        for own in split_groups((group for group in members if group in defined), "title"):
             style = styles[own[0].algorithm, own[0].locality]
             statistics = [group.statistics(view) for group in own]
             x, y = (np.array([s[name] for s in statistics]).T for name in ("forgetting", "acc"))
@@ -140,10 +140,11 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw the mean of obj_t over each epoch at each algorithm's most accurate learning rate."""
     styles = line_styles((group.algorithm, group.locality) for group in groups)
+    lrs: dict[str, list[str]] = {}
     for axes, members in _challenge_panels(figure, groups, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
-        for own in by_algorithm(group for group in members if group.finished):
+        for own in split_groups((group for group in members if group.finished), "title"):
             best = _most_accurate(own, view)
             style = styles[best.algorithm, best.locality]
             curves = np.stack([run.arrays["epoch_loss"] for run in best.finished])
@@ -151,8 +152,8 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
             mean, std = (f(curves, axis=0).ravel() for f in (np.mean, np.std))
             task_ends = {"markevery": (epochs - 1, epochs), "markersize": 4.5, **style.point()}
-            label = f"{best.title}, lr {format_lr(best.lr)}"
-            axes.plot(x, mean, **style.line(), linewidth=1.2, label=label, **task_ends)
+            lrs.setdefault(best.title, []).append(format_lr(best.lr))
+            axes.plot(x, mean, **style.line(), linewidth=1.2, label=best.title, **task_ends)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
             low, high = min(low, np.nanmin(mean - std)), max(high, np.nanmax(mean))
         axes.set_xlim(0, tasks)
@@ -166,7 +167,10 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             axes.set_yscale("log")
         axes.set_xlabel("task $t$, epoch by epoch")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
-    legend(figure)
+    legend(
+        figure,
+        {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in _titles(groups) if title in lrs},
+    )
 
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
@@ -183,7 +187,7 @@ def _challenge_panels(
     figure: Figure, groups: Sequence[Group], width: float, height: float
 ) -> list[tuple[Axes, list[Group]]]:
     """Make a titled panel per challenge, with space for a legend; return each with its groups."""
-    parts = by_challenge(groups)
+    parts = split_groups(groups, "challenge")
     figure.set_size_inches(len(parts) * width + 1.5, height)
     cells = list(zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True))
     lines = max(len(_subtitle(members)) for members in parts)
@@ -198,18 +202,17 @@ def _algorithm_panels(
     figure: Figure, groups: Sequence[Group], width: float, height: float, **more: Any
 ) -> list[tuple[SubFigure, list[tuple[Axes, list[Group]]]]]:
     """Make a titled section per challenge, one below the other, with a panel per algorithm that has finished runs."""
-    parts = by_challenge(groups)
-    inside = [by_algorithm(group for group in members if group.finished) for members in parts]
-    parts, inside = [p for p, own in zip(parts, inside, strict=True) if own], [own for own in inside if own]
+    inside = [split_groups(own, "title") for own in split_groups((g for g in groups if g.finished), "challenge")]
     columns = max(-(-len(own) // -(-len(own) // MAX_PANELS_PER_ROW)) for own in inside)
     rows = [-(-len(own) // columns) for own in inside]
     heights = [n * height + 0.6 for n in rows]
     figure.set_size_inches(max(columns * width + 1.1, 4.2), sum(heights))
-    below = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+    below = figure.subfigures(len(inside), 1, squeeze=False, height_ratios=heights)[:, 0]
     sections = []
-    for subfigure, members, algorithms, count in zip(below, parts, inside, rows, strict=True):
-        title = f"{members[0].challenge} · " + "\n".join(_subtitle(members))
-        subfigure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+    for subfigure, algorithms, count in zip(below, inside, rows, strict=True):
+        challenge = algorithms[0][0].challenge
+        subtitle = "\n".join(_subtitle([group for group in groups if group.challenge == challenge]))
+        subfigure.suptitle(f"{challenge} · {subtitle}", x=0.012, ha="left", fontweight="bold")
         cells = list(subfigure.subplots(count, columns, squeeze=False, **more).flat)
         for axes in cells[len(algorithms) :]:
             axes.set_visible(False)

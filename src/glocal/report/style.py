@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,28 +102,25 @@ def save_figure(draw: Callable[[Figure], None], path: Path) -> Path:
     return path
 
 
-def legend(figure: Figure, order: Sequence[str] | None = None, note: str | None = None) -> None:
-    """Add one legend beside all panels, in this order or in that of the panels, with a note above it."""
+def legend(figure: Figure, names: Iterable[str] | Mapping[str, str], note: str | None = None) -> None:
+    """Add one legend beside all panels for the lines of these names, in their order, with a note above it.
+
+    A mapping gives the texts to show instead of the names.
+    """
     handle_of: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         handle_of |= dict(zip(labels, handles, strict=True))
-    names = [name for name in (handle_of if order is None else order) if name in handle_of]
-    shown = [handle_of[name] for name in names]
-    spacing = {"handlelength": 2.8, "labelspacing": 0.7}
-    figure.legend(shown, names, loc="outside right center", title=note, alignment="left", **spacing)
+    texts = names if isinstance(names, Mapping) else {name: name for name in names}
+    shown = {texts[name]: handle_of[name] for name in texts if name in handle_of}
+    options: dict[str, Any] = {"title": note, "alignment": "left", "handlelength": 2.8, "labelspacing": 0.7}
+    figure.legend(shown.values(), shown, loc="outside right center", **options)
 
 
 def draw_path(axes: Axes, x: np.ndarray, y: np.ndarray, style: LineStyle, sizes: Sequence[float], label: str) -> None:
-    """Draw a path through points over learning rates, with error bars.
+    """Draw a path through points with error bars.
 
-    Args:
-        axes: Where to draw.
-        x: Means and standard deviations, as two rows.
-        y: The same for the other axis.
-        style: Colour, dashes and marker.
-        sizes: The area of each point.
-        label: The label in the legend.
+    x and y hold means and standard deviations, as two rows; `sizes` are the areas of the points.
     """
     axes.errorbar(x[0], y[0], y[1], x[1], fmt="none", ecolor=style.colour, elinewidth=0.7, alpha=0.3)
     axes.plot(x[0], y[0], **style.line(), linewidth=1.1, alpha=0.85)

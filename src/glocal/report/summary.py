@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import RenderableType
+from rich.filesize import decimal
 
 from glocal.metrics import (
     CONFIDENCE,
@@ -74,16 +77,10 @@ class Group:
     """The runs of one (challenge, algorithm, lr), one per seed, and the labels to show them under."""
 
     challenge: str
+    locality: str
     algorithm: str
+    lr: float
     runs: tuple[Run, ...]
-
-    @property
-    def locality(self) -> str:
-        return self.runs[0].locality
-
-    @property
-    def lr(self) -> float:
-        return self.runs[0].lr
 
     @property
     def tasks(self) -> int:
@@ -128,26 +125,12 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     members: dict[tuple[str, str, str, float], list[Run]] = {}
     for challenge, algorithm, run in zip(challenges, algorithms, distinct, strict=True):
         members.setdefault((challenge, run.locality, algorithm, run.lr), []).append(run)
-    return [
-        Group(challenge, algorithm, tuple(sorted(own, key=lambda run: run.seed)))
-        for (challenge, _, algorithm, _), own in sorted(members.items())
-    ]
+    return [Group(*key, tuple(sorted(own, key=lambda run: run.seed))) for key, own in sorted(members.items())]
 
 
-def split_groups(groups: Iterable[Group], key: Callable[[Group], object]) -> list[list[Group]]:
-    """Split groups by a key, in the order in which its values first occur."""
-    parts: dict[object, list[Group]] = {}
-    for group in groups:
-        parts.setdefault(key(group), []).append(group)
-    return list(parts.values())
-
-
-def by_challenge(groups: Iterable[Group]) -> list[list[Group]]:
-    return split_groups(groups, lambda group: group.challenge)
-
-
-def by_algorithm(groups: Iterable[Group]) -> list[list[Group]]:
-    return split_groups(groups, lambda group: (group.locality, group.algorithm))
+def split_groups(groups: Iterable[Group], *attributes: str) -> list[list[Group]]:
+    """Split sorted groups into lists that have equal attributes."""
+    return [list(own) for _, own in groupby(groups, attrgetter(*attributes))]
 
 
 def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -269,7 +252,7 @@ def markdown_tables(rows: Sequence[Row]) -> list[Table]:
         sections = []
         for (locality, algorithm), lines in _arrange(members, "challenge", "lr").items():
             own = [row for row in members if (row["locality"], row["algorithm"]) == (locality, algorithm)]
-            memory = _format_bytes(max(row["memory_bytes"] for row in own))
+            memory = decimal(max(row["memory_bytes"] for row in own))
             seconds = f"{sum(row['seconds'] for row in own) / len(own):.2g} s"
             sections.append(Section(algorithm, locality, ((*lines[challenge], Cell(memory), Cell(seconds)),)))
         tables.append(Table((*columns, Column("memory"), Column("time")), tuple(sections), challenge))
@@ -336,14 +319,6 @@ def diverged_note(rows: Iterable[tuple[str, float, str, int, int]]) -> str:
     return f"Diverged, and left out of the means: {', '.join(where)}." if where else "No run diverged."
 
 
-def _format_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def matrix_table(run: Run) -> Table:
     """Lay out one run's test accuracies in percent: a row per task trained, a column per task tested."""
     R = accuracy_of(run)
@@ -395,7 +370,7 @@ def round_finite(x: float | None) -> float | None:
 def trends(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[TrendRow]:
     """Run the paper's test on every algorithm that has at least four learning rates."""
     found = []
-    for groups in split_groups(group_runs(runs), lambda group: (group.challenge, group.title)):
+    for groups in split_groups(group_runs(runs), "challenge", "title"):
         forgetting = {g.lr: {seed: own["forgetting"] for seed, own in g.by_seed(view).items()} for g in groups}
         trend = learning_rate_test(forgetting, groups[0].locality)
         if trend is not None:
