@@ -51,7 +51,9 @@ def model_and_params(seed: int = 0, tasks: Sequence[Sequence[int]] = TASKS) -> t
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = MLP(WIDTH, OUTPUTS, (4,)).double()
-    model = Model(module, losses.get("cross-entropy"), len(tasks), batch_size=8, classes=lambda task: tasks[task])
+    model = Model(
+        module, losses.get("cross-entropy"), len(tasks), batch_size=8, classes=lambda task: tuple(tasks[task])
+    )
     return model, {k: p.detach().clone() for k, p in module.named_parameters()}
 
 
