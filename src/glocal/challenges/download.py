@@ -99,9 +99,6 @@ def data_folders(data: str | Path | None = None) -> list[Path]:
     return list(dict.fromkeys(Path(folder).expanduser() for folder in folders if folder))
 
 
-# --- Finding and verifying files --------------------------------------------------------------------------------------
-
-
 def checksum(path: Path, algorithm: Literal["md5", "sha256"] = "md5") -> str:
     """Return the hexadecimal checksum of a file."""
     with path.open("rb") as file:
@@ -243,14 +240,13 @@ def fetch(
     wanted = [file for file in source.files if file.name not in complete]
     if source.archive and wanted:
         wanted = [] if survey.archive else [source.archive]
-    total = sum(file.bytes for file in wanted)
-    finished = 0
+    total, finished = sum(file.bytes for file in wanted), 0
+
+    def report(done: int, _: int) -> None:
+        if progress is not None:
+            progress(finished + done, total)
+
     for file in wanted:
-
-        def report(done: int, _: int, finished: int = finished) -> None:
-            if progress is not None:
-                progress(finished + done, total)
-
         urls = [f"{mirror.rstrip('/')}/{file.name}" for mirror in (source.mirrors if mirrors is None else mirrors)]
         download(urls, folder / file.name, size=file.bytes, md5=file.md5, progress=report)
         finished += file.bytes
@@ -262,27 +258,24 @@ def fetch(
     return locate(name, data)
 
 
-# --- Writing files ----------------------------------------------------------------------------------------------------
-
-
 @contextmanager
-def disk_errors(path: Path, hint: str = "use another data folder") -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Report that a file cannot be written."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise GlocalError(f"cannot write {path} ({reason}); free some space, or {hint}.") from error
+        remedy = "free some space, or set GLOCAL_DATA and XDG_CACHE_HOME to other folders"
+        raise GlocalError(f"cannot write {path} ({error.strerror or error}); {remedy}.") from error
 
 
 @contextmanager
-def atomic_write(target: Path, hint: str = "use another data folder") -> Iterator[Path]:
+def atomic_write(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`, and rename it to `target` if the block succeeds.
 
     Readers see the old file or the new one, and two processes may write the same file.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    with disk_errors(target, hint):
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield part
@@ -316,9 +309,6 @@ def unpack(source: Source, archive: Path, folder: Path) -> None:
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GlocalError(f"{archive} cannot be unpacked: {reason}; replace it with the original file.") from error
-
-
-# --- Downloading one file ---------------------------------------------------------------------------------------------
 
 
 class _MirrorFailed(Exception):

@@ -13,6 +13,8 @@ from glocal.challenges.challenge import Challenge, Data, LossName, Setting, Task
 from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import as_inputs, as_labels, as_targets, describe, read_examples
 
+SPLITS = "train", "test"
+
 
 def from_tasks(
     name: str,
@@ -35,20 +37,16 @@ def from_tasks(
         outputs: the network's number of outputs; by default the smallest that fits the labels.
         loss: 'cross-entropy' or 'squared-error'.
     """
-    require(
-        isinstance(name, str) and bool(name.strip()),
-        f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.",
-    )
+    named = isinstance(name, str) and bool(name.strip())
+    require(named, f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.")
     require_known("setting", setting, get_args(Setting))
     require_known("loss", loss, get_args(LossName))
     require(
         loss != "squared-error" or setting == "domain",
         f"setting is '{setting}' with loss 'squared-error', which has no classes; give setting='domain'.",
     )
-    require(
-        isinstance(tasks, list | tuple) and bool(tasks),
-        f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.",
-    )
+    listed = isinstance(tasks, list | tuple) and bool(tasks)
+    require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
     checked = [_read_task(number, task, loss) for number, task in enumerate(tasks)]
     _check_shapes(checked)
     if loss == "cross-entropy":
@@ -71,9 +69,7 @@ def _read_task(number: int, task: Any, loss: LossName) -> Task:
         isinstance(task, list | tuple) and len(task) == 2,
         f"task {number} is {describe(task)}; give a pair (train, test), each (x, y), a Dataset or a DataLoader.",
     )
-    train, test = (
-        _read_data(part, f"task {number} ({split})", loss) for part, split in zip(task, ("train", "test"), strict=True)
-    )
+    train, test = (_read_data(part, f"task {number} ({name})", loss) for part, name in zip(task, SPLITS, strict=True))
     labels = torch.cat([train.y, test.y]) if loss == "cross-entropy" else torch.zeros(0)
     return Task(train, test, tuple(int(c) for c in torch.unique(labels).tolist()))
 
@@ -88,7 +84,7 @@ def _check_shapes(tasks: Sequence[Task]) -> None:
     """Require one shape and dtype of all inputs, because one network reads them all, and of all targets."""
     first = tasks[0].train
     for number, task in enumerate(tasks):
-        for split, data in (("train", task.train), ("test", task.test)):
+        for split, data in zip(SPLITS, (task.train, task.test), strict=True):
             for kind, values, expected in (("inputs", data.x, first.x), ("targets", data.y, first.y)):
                 require(
                     values.shape[1:] == expected.shape[1:] and values.dtype == expected.dtype,

@@ -29,10 +29,7 @@ def permuted(name: str, dataset: Dataset, tasks: int, *, identity_first: bool = 
 
     identity_first: whether task 0 shows the original images.
     """
-    require(
-        isinstance(identity_first, bool),
-        f"identity_first is {identity_first!r}; allowed: True (task 0 is not permuted) or False.",
-    )
+    require(isinstance(identity_first, bool), f"identity_first is {identity_first!r}; allowed: True or False.")
     height, width = dataset.input_shape[-2:]
 
     def index_map(index: int, seed: int) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from glocal.challenges.challenge import Augment, Challenge, Normalise, Setting
 from glocal.challenges.datasets import Dataset, open_cifar10, open_digits, open_mnist, open_tinyimagenet
@@ -30,23 +30,18 @@ class ChallengeInfo:
     source: str
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A data set: its number of examples and how it is trained on by default."""
+class _Source(NamedTuple):
+    """A data set: its number of examples, and the fields of its challenges that say how to train on it."""
 
     name: str
     description: str
     train: int
     test: int
     open: Callable[[str | Path | None], Dataset]
-    epochs: int = 5
-    batch_size: int = 128
-    normalise: Normalise | None = None
-    augment: Augment | None = None
+    training: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """A way to make tasks of a data set; its options are the keyword-only arguments of `build`."""
 
     name: str
@@ -55,23 +50,17 @@ class _Kind:
     build: Callable[..., Challenge]
 
 
-_photographs = partial(_Source, batch_size=32, augment=Augment(padding=4, flip=True))
+_PHOTOGRAPHS = {"batch_size": 32, "augment": Augment(padding=4, flip=True)}
 _CIFAR10_STATISTICS = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
 _TINYIMAGENET_STATISTICS = Normalise((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
+_CIFAR10_TRAINING = {**_PHOTOGRAPHS, "epochs": 50, "normalise": _CIFAR10_STATISTICS}
+_TINYIMAGENET_TRAINING = {**_PHOTOGRAPHS, "epochs": 100, "normalise": _TINYIMAGENET_STATISTICS}
 
 _DIGITS = _Source("digits", "5,000 embedded digits", 4_000, 1_000, open_digits)
 _MNIST = _Source("mnist", "MNIST digits", 60_000, 10_000, open_mnist)
-_CIFAR10 = _photographs(
-    "cifar10", "CIFAR-10 photographs", 50_000, 10_000, open_cifar10, epochs=50, normalise=_CIFAR10_STATISTICS
-)
-_TINYIMAGENET = _photographs(
-    "tinyimagenet",
-    "Tiny-ImageNet photographs",
-    100_000,
-    10_000,
-    open_tinyimagenet,
-    epochs=100,
-    normalise=_TINYIMAGENET_STATISTICS,
+_CIFAR10 = _Source("cifar10", "CIFAR-10 photographs", 50_000, 10_000, open_cifar10, _CIFAR10_TRAINING)
+_TINYIMAGENET = _Source(
+    "tinyimagenet", "Tiny-ImageNet photographs", 100_000, 10_000, open_tinyimagenet, _TINYIMAGENET_TRAINING
 )
 
 _ROTATED = _Kind("rotated", "domain", "each task rotated by a random angle in [0, 180) degrees", rotated)
@@ -124,20 +113,12 @@ def make(name: str, tasks: int | None = None, data: str | Path | None = None, **
     allowed = {p.name: p.default for p in signature(kind.build).parameters.values() if p.kind is Parameter.KEYWORD_ONLY}
     for option in options:
         require_known(f"option of {name}", option, allowed)
-    require(
-        tasks is None or (isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1),
-        f"{tasks!r} tasks of {name} were requested; allowed: 1 or more.",
-    )
+    countable = tasks is None or (isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1)
+    require(countable, f"{tasks!r} tasks of {name} were requested; allowed: 1 or more.")
     dataset = source.open(data)
     if tasks is None:
         tasks = _implied_tasks(dataset, **{**allowed, **options}) or default_tasks
-    return replace(
-        kind.build(name, dataset, tasks, **options),
-        epochs=source.epochs,
-        batch_size=source.batch_size,
-        normalise=source.normalise,
-        augment=source.augment,
-    )
+    return replace(kind.build(name, dataset, tasks, **options), **source.training)
 
 
 def _implied_tasks(dataset: Dataset, angles: Any = None, classes_per_task: Any = None, **_: Any) -> int | None:

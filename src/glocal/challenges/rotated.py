@@ -34,18 +34,12 @@ def rotated(name: str, dataset: Dataset, tasks: int, *, angles: Angles | None = 
     fixed = _parse_angles(angles, tasks)
     height, width = dataset.input_shape[-2:]
 
-    def angle(index: int, seed: int) -> float:
-        if fixed is None:
-            return random_angle(seed, index)
-        if isinstance(fixed, list):
-            return fixed[index]
-        if str(seed) not in fixed:
+    def index_map(index: int, seed: int) -> Tensor:
+        if isinstance(fixed, dict) and str(seed) not in fixed:
             seeds = ", ".join(fixed)
             raise GlocalError(f"{name} has no angles for seed {seed}; they are given for the seeds {seeds}.")
-        return fixed[str(seed)][index]
-
-    def index_map(index: int, seed: int) -> Tensor:
-        return rotation_map(height, width, angle(index, seed))
+        degrees = fixed[str(seed)] if isinstance(fixed, dict) else fixed
+        return rotation_map(height, width, random_angle(seed, index) if degrees is None else degrees[index])
 
     options = {} if fixed is None else {"angles": fixed}
     return rearranged(name, dataset, tasks, index_map, seeded=not isinstance(fixed, list), options=options)

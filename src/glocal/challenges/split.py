@@ -21,10 +21,8 @@ def split(
         isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= classes,
         f"classes_per_task is {size!r}; {name} has {classes} classes: allowed 1 to {classes}.",
     )
-    require(
-        setting in ("class", "task"),
-        f"setting is {setting!r}, but every task of {name} brings new classes; allowed: 'class' or 'task'.",
-    )
+    allowed = "every task brings new classes; allowed: 'class' or 'task'"
+    require(setting in ("class", "task"), f"setting of {name} is {setting!r}, but {allowed}.")
     require(
         tasks <= available // size,
         f"{tasks} tasks of {size} classes were requested, but the files on this machine contain {available} of the "

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from glocal.fast import supports
+from glocal.networks.batchnorm import Pair
 from glocal.networks.convolution import Dims, merge_batch_dim
 
 ROWS, COLUMNS, WARPS = 32, 64, 2
@@ -29,13 +30,12 @@ NO_MASK, MASK_FROM_X, MASK_FROM_Y = 0, 1, 2
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, mean: Tensor, variance: Tensor,
-    *, relu: bool, eps: float, momentum: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, residual: Tensor | None, affine: Pair, running: Pair, *, relu: bool, eps: float, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """`glocal.networks.batchnorm.batch_norm` by Triton kernels."""
     if not supports(x):
         return NotImplemented
-    return FusedBatchNorm.apply(x, weight, bias, residual, mean, variance, relu, eps, momentum)[:3]
+    return FusedBatchNorm.apply(x, *affine, residual, *running, relu, eps, momentum)[:3]
 
 
 class FusedBatchNorm(Function):

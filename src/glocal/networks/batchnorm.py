@@ -6,12 +6,16 @@ B(x) = γ (x − μ) / √(σ² + ε) + β,  with μ and σ² per channel, over 
 from __future__ import annotations
 
 import copy
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from glocal.accelerate import accelerated
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
+"""γ and β, or the running mean and variance."""
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -25,9 +29,9 @@ class BatchNorm2d(nn.BatchNorm2d):
         mean, variance, momentum = self.running_mean, self.running_var, self.momentum
         assert mean is not None and variance is not None and momentum is not None
         if self.training:
-            y, self.running_mean, self.running_var = batch_norm(
-                x, self.weight, self.bias, residual, mean, variance, relu=relu, eps=self.eps, momentum=momentum
-            )
+            affine: Pair = self.weight, self.bias
+            options: Any = {"relu": relu, "eps": self.eps, "momentum": momentum}
+            y, self.running_mean, self.running_var = batch_norm(x, residual, affine, (mean, variance), **options)
             return y
         z = self._normalize(x.to(mean.dtype), mean, variance, momentum)
         return _add_and_rectify(z, residual, relu).to(x.dtype)
@@ -39,20 +43,11 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 @accelerated("layers.batch_norm")
 def batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    *,
-    relu: bool,
-    eps: float,
-    momentum: float,
+    x: Tensor, residual: Tensor | None, affine: Pair, running: Pair, *, relu: bool, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return relu(B(x) + residual) with the batch's statistics, and the new running mean and variance."""
-    mean, variance = mean.clone(), variance.clone()
-    z = functional.batch_norm(x.to(mean.dtype), mean, variance, weight, bias, True, momentum, eps)
+    mean, variance = running[0].clone(), running[1].clone()
+    z = functional.batch_norm(x.to(mean.dtype), mean, variance, *affine, True, momentum, eps)
     return _add_and_rectify(z, residual, relu).to(x.dtype), mean, variance
 
 

@@ -66,17 +66,12 @@ def _conv2d_if_supported(
     strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
     if strides[0] != strides[1] or paddings[0] != paddings[1] or dilations != (1, 1):
         return None
-    y = conv2d(input, weight, strides[0], paddings[0])
+    y = Conv.apply(input, weight, strides[0], paddings[0], 1)
     return y if bias is None else y + bias.view(-1, 1, 1)
 
 
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value) * (2 // len(value))
-
-
-def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """Return C(x, w) for x (n, channels, h, w) and w (width, channels, k, k)."""
-    return Conv.apply(x, weight, stride, padding, 1)
 
 
 @accelerated("layers.conv")

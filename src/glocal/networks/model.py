@@ -73,7 +73,6 @@ class Model:
         self.training = True
         self.buffers: Params = {}
         self._mutable_buffers = _mutable_buffers(module)
-        self.precision = precision
         self._bf16_params = _bf16_params(module) if precision == "bf16" else frozenset()
 
     @property
