@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glocal.paper.selection import Selection, train
-from glocal.paper.table1 import ANGLES, COLUMNS, DEMO
+from glocal.paper.table1 import ANGLES, COLUMNS, DEMO, train
 from glocal.report.progress import Bars
 
 
@@ -31,10 +30,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     options = vars(parser.parse_args())
     column = {**COLUMNS, DEMO.challenge: DEMO}[options.pop("challenge")]
-    rows = column.select_rows(options.pop("algorithms"), options.pop("extra"))
-    where = {name: options.pop(name) for name in ("store", "data", "device")}
-    lrs, seeds = tuple(options.pop("lrs")), tuple(options.pop("seeds"))
-    train(Selection(column, rows, lrs, seeds, **options), **where, progress=Bars())
+    sizes = {name: options.pop(name) for name in ("algorithms", "extra", "lrs", "seeds", "tasks", "epochs")}
+    train([column.select(**sizes)], **options, progress=Bars())
 
 
 if __name__ == "__main__":

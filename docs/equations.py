@@ -65,7 +65,7 @@ ENTRIES = [
         "Assumption 3.2, Eq. 4",
         "locality-assumption",
         "locality assumption: θ stays in the ε-regions of all old tasks",
-        "glocal/lens/locality_assumption.py:locality_assumption glocal/paper/studies/epsilon_region.py:EpsilonRegion",
+        "glocal/lens/locality_assumption.py:locality_assumption glocal/paper/studies/locality.py:EpsilonRegion",
         "glocal paper epsilon-region",
     ),
     Entry(
@@ -86,7 +86,7 @@ ENTRIES = [
         "Eq. 7",
         "eqt:forgetting-rec",
         "average forgetting as a recursion over tasks",
-        "glocal/lens/forgetting.py:recursion glocal/paper/studies/recursion.py:Recursion",
+        "glocal/lens/forgetting.py:recursion glocal/paper/studies/forgetting.py:Recursion",
         "glocal paper recursion",
     ),
     Entry(
@@ -191,7 +191,7 @@ ENTRIES = [
         "Figure 3",
         "fig:perturbation",
         "perturbation score on Split CIFAR-10",
-        "glocal/paper/studies/perturbation.py:PerturbationScore",
+        "glocal/paper/studies/hessian.py:PerturbationScore",
         "glocal paper perturbation-cifar10",
     ),
     Entry(
@@ -254,21 +254,21 @@ ENTRIES = [
         "Figure 4",
         "fig:HRRM",
         "rank of the average Hessian",
-        "glocal/lens/rank.py:rank glocal/paper/studies/hessian_rank.py:HessianRank",
+        "glocal/lens/rank.py:rank glocal/paper/studies/hessian.py:HessianRank",
         "glocal paper hessian-rank",
     ),
     Entry(
         "Figure 5",
         "fig:perturbationRM",
         "perturbation score on Rotated-MNIST",
-        "glocal/paper/studies/perturbation.py:PerturbationScore",
+        "glocal/paper/studies/hessian.py:PerturbationScore",
         "glocal paper perturbation-mnist",
     ),
     Entry(
         "Figure 6",
         "fig:sgdstable",
         "plastic and stable SGD",
-        "glocal/paper/studies/stable_sgd.py:Stability",
+        "glocal/paper/studies/stability.py:Stability",
         "glocal paper stable-sgd",
     ),
 ]

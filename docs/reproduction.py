@@ -299,7 +299,7 @@ def study(name: str) -> str:
     took = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
     parts = (
         f"## {name}",
-        f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {measured.cost(False)}.{took}",
+        f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {experiment.cost}.{took}",
         NOTES[name].strip(),
         f"**{summary.verdict}**",
         markdown_table(summary.table),
@@ -411,7 +411,7 @@ def compared(made: Comparison) -> dict[str, Difference]:
 
 def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
     """What became of the numbers that the seed which all cells have put further than 2 standard errors from ours."""
-    common = set.intersection(*({*row.by_seed} for row in made.rows))
+    common = set.intersection(*({run.seed for run in row.finished} for row in made.rows))
     first = next((seed for seed in SEEDS if seed in common), None)
     if first is None or max(row.seeds for row in made.rows) == 1:
         return []

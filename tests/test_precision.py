@@ -83,9 +83,6 @@ def test_studies_compute_in_full_precision(tmp_path_factory: pytest.TempPathFact
         def work_items(self, demo: bool) -> list[WorkItem]:
             return [{"a": 1}]
 
-        def cost(self, demo: bool) -> str:
-            return ""
-
         def measure(self, item: WorkItem, context: Context) -> list[Row]:
             return [dict(zip(("matmul", "cudnn"), current(), strict=True))]
 
@@ -95,7 +92,7 @@ def test_studies_compute_in_full_precision(tmp_path_factory: pytest.TempPathFact
             return Summary([], "")
 
     context = Context(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
-    assert run(Looking(), context)[0] == [{"matmul": False, "cudnn": False}] and current() == (True, True)
+    assert run(Looking(), context)[0].to_dicts() == [{"matmul": False, "cudnn": False}] and current() == (True, True)
 
 
 def test_switches_are_restored_after_an_error() -> None:

@@ -157,6 +157,6 @@ def test_lens_on_a_run_that_kept_its_parameters(elsewhere: Path, capsys: pytest.
     assert main(["lens", str(run), "--examples", "100", "--epsilon", "1e6"]) == 0
     assert "Recommended: a local" in capsys.readouterr().out and (elsewhere / "lens.png").exists()
     assert main(["lens", str(run), "--examples", "100", "--show", "perturbation"]) == 0
-    rows = read_table(elsewhere / "lens-perturbation.parquet")
+    rows = read_table(elsewhere / "lens-perturbation.parquet").to_dicts()
     assert {"eigen", "random", "eigen_test", "random_test"} <= rows[0].keys()
     assert any(row["eigen"] != row["eigen_test"] for row in rows)

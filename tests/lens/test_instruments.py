@@ -196,8 +196,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "a-rank.png",
         "a-rank.parquet",
     }
-    (row,) = read_table(tmp_path / "new" / "a-recursion.parquet")
-    assert row["learned"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)  # type: ignore[operator]
+    (row,) = read_table(tmp_path / "new" / "a-recursion.parquet").to_dicts()
+    assert row["learned"] == 2 and row["predicted"] == pytest.approx(row["gradient"] + row["quadratic"], rel=1e-4)
     for given in (["--epsilon", "0.1"], ["--eigenvalues", "3"], ["--seed", "1"]):
         assert main([*asked, "rank", *given]) == 2
         assert f"{given[0]} " in capsys.readouterr().err
@@ -224,7 +224,7 @@ def test_who_cannot_be_used_does_not_stop_the_others(tmp_path: Path, capsys: pyt
     out, err = capsys.readouterr()
     assert "2 of 4 instruments failed. ground-truth: outputs have the shape" in err and out.count("Wrote") == 2
     assert "perturbation: perturbed losses are computed in float64, where the network fails: " in err
-    assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet"))
+    assert all(math.isnan(number(row, "order")) for row in read_table(tmp_path / "a-error.parquet").to_dicts())
 
 
 def test_a_network_that_is_not_differentiated_twice_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

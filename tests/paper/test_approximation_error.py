@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -18,8 +19,8 @@ from glocal.lens.record import train_traces
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
-from glocal.paper.studies.common import column, make_cohort, where
-from glocal.paper.study import Context, Row
+from glocal.paper.studies.common import column, make_cohort
+from glocal.paper.study import Context
 from glocal.tree import from_vector, to_vector
 
 STUDY = get_study("approximation-error")
@@ -35,9 +36,9 @@ def own(algorithm: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> pl.DataFrame:
     items = (SGD, own("ewc"), own("agem", slots=60), own("si"))
-    return [row for item in items for row in STUDY.measure(item, CONTEXT)]
+    return pl.DataFrame([row for item in items for row in STUDY.measure(item, CONTEXT)], infer_schema_length=None)
 
 
 def loss(trace: TrainingTrace, task: int, theta: Tensor) -> Tensor:
@@ -45,48 +46,48 @@ def loss(trace: TrainingTrace, task: int, theta: Tensor) -> Tensor:
     return cross_entropy(functional_call(trace.module, params, (trace.tasks[task].x,)), trace.tasks[task].y)
 
 
-def test_rows_are_complete(rows: list[Row]) -> None:
-    assert len({tuple(row) for row in rows}) == 1
-    training, rays = where(rows, ray=False), where(rows, ray=True)
+def test_rows_are_complete(rows: pl.DataFrame) -> None:
+    assert rows.columns == STUDY.columns.split()
+    training, rays = rows.filter(ray=False), rows.filter(ray=True)
     lines = len(EXPANSIONS) + 3
     # After two tasks the mean and one task, after three the mean and two; for both learning rates.
     assert len(training) == lines * 2 * 5 and len(rays) == lines * 2 * 15
     assert np.isfinite(column(training, "error")).all()
-    means = where(training, task=None)
+    means = training.filter(pl.col("task").is_null())
     np.testing.assert_allclose(
         column(means, "error"), np.abs(column(means, "true") - column(means, "approximate")), atol=1e-6
     )
-    assert {row["locality"] for row in where(rows, algorithm="agem")} == {"global"}
+    assert set(rows.filter(algorithm="agem")["locality"]) == {"global"}
 
 
-def test_expansions_are_those_of_the_losses(rows: list[Row]) -> None:
+def test_expansions_are_those_of_the_losses(rows: pl.DataFrame) -> None:
     cohort = make_cohort(SGD, CONTEXT)
     for member, trace in zip(cohort.members, train_traces(cohort, 60), strict=True):
         theta = [to_vector(point.params) for point in trace.checkpoints]
         moved = theta[3] - theta[1]
-        after = where(rows, algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
+        after = rows.filter(algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)
         expected = {"order 0": loss(trace, 0, theta[1])}
         gradient_at = grad(partial(loss, trace, 0))
         gradient, hvp = gradient_at(theta[1]), grad(lambda t, at=gradient_at, v=moved: at(t) @ v)(theta[1])
         expected["order 1"] = expected["order 0"] + moved @ gradient
         expected["whole"] = expected["order 1"] + moved @ hvp / 2
         for name, value in expected.items():
-            (row,) = where(after, approximation=name)
+            (row,) = after.filter(approximation=name).to_dicts()
             assert row["true"] == pytest.approx(float(loss(trace, 0, theta[3])), rel=1e-5)
             assert row["approximate"] == pytest.approx(float(value), rel=1e-4, abs=1e-5)
             assert row["distance"] == pytest.approx(float(moved.norm()), rel=1e-5)
 
 
-def test_near_a_solution_errors_are_small_and_of_their_order(rows: list[Row]) -> None:
-    powers = {name: column(where(rows, approximation=name, ray=True), "exponent") for name in ("order 0", "order 1")}
+def test_near_a_solution_errors_are_small_and_of_their_order(rows: pl.DataFrame) -> None:
+    powers = {name: column(rows.filter(approximation=name, ray=True), "exponent") for name in ("order 0", "order 1")}
     np.testing.assert_allclose(powers["order 0"], 1, atol=0.5)
     np.testing.assert_allclose(powers["order 1"], 2, atol=0.5)
-    nearest = where(rows, ray=True, distance=0.01)
-    local = column(where(nearest, algorithm="ewc"), "error")
-    assert (local < column(where(nearest, algorithm="agem"), "error")).all() and (local < 0.02).all()
+    nearest = rows.filter(ray=True, distance=0.01)
+    local = column(nearest.filter(algorithm="ewc"), "error")
+    assert (local < column(nearest.filter(algorithm="agem"), "error")).all() and (local < 0.02).all()
 
 
-def test_the_figure_has_a_line_for_each_approximation(rows: list[Row]) -> None:
+def test_the_figure_has_a_line_for_each_approximation(rows: pl.DataFrame) -> None:
     figure = Figure(layout="constrained")
     STUDY.draw(rows, figure)
     panels = [axes for axes in figure.axes if axes.get_xlabel()]
@@ -103,57 +104,60 @@ def test_the_figure_has_a_line_for_each_approximation(rows: list[Row]) -> None:
     assert "learning rate, 0.2" in panels[1].get_title("left")
 
 
-def test_exponents_are_of_the_rate_they_stand_beside(rows: list[Row]) -> None:
+def test_exponents_are_of_the_rate_they_stand_beside(rows: pl.DataFrame) -> None:
     figure = Figure(layout="constrained")
-    STUDY.draw([row | {"exponent": 3.0 if row["lr"] == 0.02 else 0.5} for row in rows], figure)
+    STUDY.draw(rows.with_columns(exponent=pl.when(pl.col("lr") == 0.02).then(3.0).otherwise(0.5)), figure)
     texts = [text.get_text() for axes in figure.axes if (legend := axes.get_legend()) for text in legend.get_texts()]
     assert len(texts) == 9 and all(text.endswith("$r^{0.5}$") for text in texts)
 
 
-def test_the_summary_follows_the_rows(rows: list[Row]) -> None:
-    grown: list[Row] = []
-    for row in where(rows, ray=False):
-        low = row["lr"] == 0.02
-        grown.append(row | {"error": 0.1 if low or row["locality"] == "global" else 1.0})
+def test_the_summary_follows_the_rows(rows: pl.DataFrame) -> None:
+    low, is_global = pl.col("lr") == 0.02, pl.col("locality") == "global"
+    grown = rows.filter(ray=False).with_columns(error=pl.when(low | is_global).then(0.1).otherwise(1.0))
     summary = STUDY.summarize(grown)
-    (ewc,) = where(summary.table, approximation="ewc")
+    (ewc,) = (row for row in summary.table if row["approximation"] == "ewc")
     assert (ewc["error at 0.02"], ewc["error at 0.2"], ewc["growth"]) == pytest.approx((0.1, 1.0, 10.0))
     assert "10-fold for local algorithms and 1-fold for global ones" in summary.verdict and "agrees" in summary.verdict
-    opposite = [row | {"error": 0.1 if row["lr"] == 0.02 or row["locality"] == "local" else 1.0} for row in grown]
+    opposite = grown.with_columns(error=pl.when(low | ~is_global).then(0.1).otherwise(1.0))
     assert "does not agree" in STUDY.summarize(opposite).verdict
 
 
-def test_the_figure_has_true_and_approximated_losses_side_by_side(rows: list[Row]) -> None:
+def test_the_figure_has_true_and_approximated_losses_side_by_side(rows: pl.DataFrame) -> None:
     figure = Figure(layout="constrained")
     STUDY.draw(rows, figure)
-    names = sorted({str(row["algorithm"]) for row in where(rows, approximation="own")})
+    names = sorted(set(rows.filter(approximation="own")["algorithm"]))
     panels = [axes for axes in figure.axes if not axes.get_xlabel() and len(axes.lines) == 2]
     assert len(panels) == 2 * len(names)
     titles = [axes.get_title(loc="left").partition(" ")[0] for axes in panels[: len(names)]]
     assert sorted(titles) == names
-    lrs = sorted({row["lr"] for row in rows})  # type: ignore[type-var]
+    lrs = sorted(set(rows["lr"]))
     for axes, name, lr in zip(panels, titles * 2, [lr for lr in lrs for _ in names], strict=True):
-        own = where(rows, algorithm=name, approximation="own", lr=lr, ray=False, task=None)
+        own = rows.filter(pl.col("task").is_null(), algorithm=name, approximation="own", lr=lr, ray=False)
         for line, what in zip(axes.lines, ("true", "approximate"), strict=True):
-            expected = [np.median(column(where(own, learnt=learnt), what)) for learnt in (2, 3)]
+            expected = [np.median(column(own.filter(learnt=learnt), what)) for learnt in (2, 3)]
             np.testing.assert_allclose(np.asarray(line.get_ydata())[:2], expected)
 
 
-def test_diverged_runs_are_marked_in_the_figure(rows: list[Row]) -> None:
-    lost = [row | {"error": np.inf, "exponent": np.nan} if row["algorithm"] == "ewc" else row for row in rows]
-    (ewc,) = where(STUDY.summarize(lost).table, approximation="ewc")
+def test_diverged_runs_are_marked_in_the_figure(rows: pl.DataFrame) -> None:
+    diverged = pl.col("algorithm") == "ewc"
+    error, exponent = (
+        pl.when(diverged).then(x).otherwise(pl.col(n)) for n, x in (("error", np.inf), ("exponent", np.nan))
+    )
+    lost = rows.with_columns(error=error, exponent=exponent)
+    (ewc,) = (row for row in STUDY.summarize(lost).table if row["approximation"] == "ewc")
     assert ewc["error at 0.2"] == np.inf
     figure = Figure()
     STUDY.draw(lost, figure)
     assert any("diverged" in axes.get_xlabel() for axes in figure.axes)
-    nothing = [row | {"error": np.nan, "exponent": np.nan, "distance": np.nan} for row in rows]
+    nothing = rows.with_columns(pl.lit(np.nan).alias(name) for name in ("error", "exponent", "distance"))
     STUDY.summarize(nothing)
     STUDY.draw(nothing, Figure())
 
 
 def test_a_diverged_run_has_rows() -> None:
     found = STUDY.measure(SGD | {"lrs": [1e20], "tasks": 2, "examples": 20}, CONTEXT)
-    assert not np.isfinite(column(where(found, ray=False), "error")).any()
+    training = [float(row["error"] or 0) for row in found if not row["ray"]]
+    assert not np.isfinite(training).any()
     assert len({tuple(row) for row in found}) == 1
 
 
@@ -161,4 +165,3 @@ def test_pieces_name_all_that_is_asked_for() -> None:
     for demo in (False, True):
         items = STUDY.work_items(demo)
         assert list(dict.fromkeys(item["algorithm"] for item in items)) == ["sgd", *OPTIONS]
-        assert f"{len(items) * len(items[0]['lrs']) * len(items[0]['seeds'])} runs" in STUDY.cost(demo)

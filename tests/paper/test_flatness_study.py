@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from glocal import challenges
 from glocal.networks import MLP
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import rank_correlation
-from glocal.paper.studies.flatness import DEMO, REGIMES, paired
+from glocal.paper.studies.forgetting import DEMO, REGIMES, paired
 from glocal.paper.study import Context, Row, WorkItem, draw
 from glocal.report.style import RC
 
@@ -41,8 +42,8 @@ def test_rows_are_complete(measured: list[Row]) -> None:
     keys = ("algorithm", "lr", "seed", "task")
     assert len({tuple(row[k] for k in keys) for row in measured}) == len(measured) == 2 * 2 * 2
     last = [row for row in measured if row["task"] == 1]
-    assert all(np.isnan(float(row[k])) for row in last for k in ("after_next", "at_end", "moved"))  # type: ignore[arg-type]
-    assert all(np.isfinite(float(row[k])) for row in measured for k in ("top", "trace"))  # type: ignore[arg-type]
+    assert all(np.isnan(float(row[k])) for row in last for k in ("after_next", "at_end", "moved"))
+    assert all(np.isfinite(float(row[k])) for row in measured for k in ("top", "trace"))
 
 
 def test_a_solution_by_autograd(measured: list[Row], tmp_path: Path) -> None:
@@ -80,17 +81,17 @@ def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     study = get_study("flatness")
     with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
-        study.draw(measured, figure)
+        study.draw(pl.DataFrame(measured), figure)
     assert len(figure.axes) == 3
     for axes in figure.axes:
         assert len(axes.collections) == 4  # regimes, learning rates
         assert sum(len(np.asarray(part.get_offsets())) for part in axes.collections) == 4  # the last has no forgetting
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["sgd 0.1", "sgd 0.5", "stable-sgd 0.1", "stable-sgd 0.5"]
-    assert draw(study, measured, tmp_path / "figure.pdf").stat().st_size > 0
+    assert draw(study, pl.DataFrame(measured), tmp_path / "figure.pdf").stat().st_size > 0
 
 
-def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> list[Row]:
+def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> pl.DataFrame:
     """Forgetting that is `slope` times sharpness at each rate; higher rates are flatter and forget more."""
     rows: list[Row] = []
     for algorithm, factor in (("sgd", 1.0), ("stable-sgd", stable)):
@@ -101,7 +102,7 @@ def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> list[Ro
                 row: Row = {"challenge": "c", "algorithm": algorithm, "lr": lr, "seed": seed, "task": 0, "top": top}
                 row |= {"top_error": 0.0, "trace": 10 * top, "trace_error": 0.0, "after_next": forgotten}
                 rows.append(row | {"at_end": forgotten, "moved": np.nan if nothing else 1.0 + lr})
-    return rows
+    return pl.DataFrame(rows)
 
 
 def test_the_summary_follows_the_rows() -> None:
@@ -119,11 +120,10 @@ def test_the_summary_follows_the_rows() -> None:
 
 def test_runs_that_diverged(tmp_path: Path) -> None:
     study = get_study("flatness")
-    some = made_up(1.0)
-    for row in some[:3]:
-        row["top"] = row["trace"] = row["at_end"] = row["moved"] = np.nan
+    lost, names = pl.int_range(pl.len()) < 3, ("top", "trace", "at_end", "moved")
+    some = made_up(1.0).with_columns(pl.when(lost).then(np.nan).otherwise(pl.col(name)).alias(name) for name in names)
     assert len(paired(some)) == 5
     nothing = made_up(1.0, nothing=True)
-    assert paired(nothing) == [] and np.isnan(float(study.summarize(nothing).table[0]["ρ with λ_max"]))  # type: ignore[arg-type]
+    assert paired(nothing).is_empty() and np.isnan(float(study.summarize(nothing).table[0]["ρ with λ_max"]))
     for number, rows in enumerate((some, nothing)):
         assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -13,7 +14,6 @@ from glocal.challenges import make
 from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.experiments import get_study
-from glocal.paper.selection import Selection, train
 from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, relative_to_sgd, restrict_classes
 from glocal.paper.study import Context, Row
 from glocal.sweeps.sweep import load
@@ -62,8 +62,8 @@ def test_entries_of_two_classes_are_all_equal(tmp_path: Path) -> None:
 
 
 def test_runs_of_all_classes_are_those_of_table_1(tmp_path: Path) -> None:
-    part = Selection(table1.DEMO, (table1.DEMO.row("ogd-gtl"),), (0.1,), (11,), tasks=2, epochs=1)
-    (run,) = train(part, store=tmp_path, device="cpu")
+    part = table1.DEMO.select(["ogd-gtl"], lrs=(0.1,), seeds=(11,), tasks=2, epochs=1)
+    (run,) = table1.train([part], store=tmp_path, device="cpu")
     item = {"part": "forgetting", "classes": 10, "algorithm": "ogd-gtl", **SMALL, "slots": 500}
     (row,) = STUDY.measure(item, Context(torch.device("cpu"), None, tmp_path))
     assert len(load(tmp_path)) == 1
@@ -74,7 +74,7 @@ def test_runs_of_all_classes_are_those_of_table_1(tmp_path: Path) -> None:
     assert few.keys() == row.keys()
 
 
-def made_up(label: float, dominance: float, diverged: bool = False) -> list[Row]:
+def made_up(label: float, dominance: float, diverged: bool = False) -> pl.DataFrame:
     """Plain SGD forgets 20, full OGD 10, and OGD-GTL `label` more than it; every seed more than the one before."""
     lost = dict(zip(ALGORITHMS, (20.0, 10.0, 10.0 + label, 19.0, 18.0), strict=True))
     none: Row = dict.fromkeys(("confidence", "dominance", "of_trace", "of_squares", "of_total_trace"), np.nan)
@@ -99,7 +99,7 @@ def made_up(label: float, dominance: float, diverged: bool = False) -> list[Row]
     entry |= {"acc": np.nan, "forgetting": np.nan, "learning_accuracy": np.nan, "confidence": 0.9}
     entry |= {"dominance": dominance, "of_trace": 0.4, "of_squares": 0.3, "of_total_trace": 0.42}
     closed = entry | {"part": "equal split", "algorithm": "", "locality": "", "lr": np.nan, "seed": -1}
-    return [closed, closed | {"classes": 100}, entry, *runs]
+    return pl.DataFrame([closed, closed | {"classes": 100}, entry, *runs], infer_schema_length=None)
 
 
 def test_the_summary_follows_the_rows() -> None:
@@ -113,17 +113,16 @@ def test_the_summary_follows_the_rows() -> None:
     assert "3 of 30 runs diverged" in STUDY.summarize(made_up(4.0, 1.2, diverged=True)).verdict
 
 
-def _noisy(rows: list[Row]) -> list[Row]:
+def _noisy(rows: pl.DataFrame) -> pl.DataFrame:
     """OGD-GTL forgets more with one seed and less with another."""
-    sign = {1: 5.0, 2: -5.0, 3: 0.0}
-    return [
-        row | {"forgetting": 10 + sign[int(row["seed"] or 0)]} if row["algorithm"] == "ogd-gtl" else row for row in rows
-    ]
+    noisy = pl.col("seed").replace_strict({1: 15.0, 2: 5.0, 3: 10.0}, default=0.0)
+    own = pl.col("algorithm") == "ogd-gtl"
+    return rows.with_columns(forgetting=pl.when(own).then(noisy).otherwise(pl.col("forgetting")))
 
 
 def test_forgetting_beside_that_of_sgd() -> None:
-    runs = [row for row in made_up(4.0, 1.2) if row["part"] == "forgetting"]
-    apart = {str(row["algorithm"]): row["forgetting"] for row in relative_to_sgd(runs)}
+    runs = made_up(4.0, 1.2).filter(part="forgetting")
+    apart = {row["algorithm"]: row["forgetting"] for row in relative_to_sgd(runs).to_dicts()}
     assert apart == pytest.approx({"sgd": 0, "ogd": -10, "ogd-gtl": -6, "ogd-ave": -1, "ogd-published": -2})
 
 
@@ -131,7 +130,8 @@ def test_forgetting_beside_that_of_sgd() -> None:
 def test_figure_has_the_entries_and_a_panel_for_each_number_of_classes(diverged: bool) -> None:
     figure = Figure()
     rows = made_up(4.0, 1.2, diverged)
-    STUDY.draw([*rows, *(row | {"classes": 2} for row in rows if row["part"] == "forgetting")], figure)
+    two = rows.filter(part="forgetting").with_columns(classes=pl.lit(2, pl.Int64))
+    STUDY.draw(pl.concat([rows, two]), figure)
     shown = [axes for axes in figure.axes if axes.get_visible()]
     titles = [axes.get_title(loc="left") for axes in shown]
     assert titles[3:] == ["$K = 2$ (sgd: 22.0 to 22.0)", "$K = 10$ (sgd: 22.0 to 22.0)"]

@@ -15,7 +15,7 @@ from glocal.cli.main import main
 from glocal.cli.paper import Table1
 from glocal.errors import GlocalError
 from glocal.metrics import summary
-from glocal.paper import results, selection
+from glocal.paper import results, table1
 from glocal.paper.experiments import STUDIES
 from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Runs
@@ -159,13 +159,13 @@ def test_a_smaller_job_loses_no_results(finished: Path, tmp_path: Path) -> None:
 def test_a_cpu_multiplies_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slower it would be in bf16; a GPU has the column's own precision."""
     column = COLUMNS["split-cifar10"]
-    assert (column.precision_on("cpu"), column.precision_on("cuda")) == ("fp32", "bf16")
+    assert column.precision == "bf16"
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(selection, "sweep", lambda *_, **how: asked.update(how) or Runs([]))
-    part = selection.Selection(column, column.rows[:1])
-    selection.train(part, store=tmp_path, device="cpu")
+    monkeypatch.setattr(table1, "sweep", lambda *_, **how: asked.update(how) or Runs([]))
+    part = column.select(["sgd"])
+    table1.train([part], store=tmp_path, device="cpu")
     assert asked["precision"] == "fp32"
-    selection.train(replace(part, precision="bf16"), store=tmp_path, device="cpu")
+    table1.train([part], store=tmp_path, device="cpu", precision="bf16")
     assert asked["precision"] == "bf16"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from glocal import challenges
 from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper.experiments import get_study
-from glocal.paper.studies.perturbation import SmallResNet18, quantiles, radius_curve
+from glocal.paper.studies.hessian import SmallResNet18, quantiles, radius_curve
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import RC
 from glocal.sweeps.sweep import load
@@ -48,7 +49,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     for name in NAMES:
         store = tmp_path_factory.mktemp(name)
         study: Study = Tiny(name)
-        found[name] = store, run(study, Context(torch.device("cpu"), None, store))[0]
+        found[name] = store, run(study, Context(torch.device("cpu"), None, store))[0].to_dicts()
     yield found
 
 
@@ -102,8 +103,8 @@ def test_the_batchs_statistics_are_measured_at_a_few_tasks() -> None:
 
 def test_scores_are_made_of_the_losses_in_the_rows(measured: dict[str, tuple[Path, list[Row]]]) -> None:
     rows = only(measured["perturbation-mnist"][1], task=0, split="train", radius=1.0)
-    base = float(rows[0]["base"])  # type: ignore[arg-type]
-    changes = {kind: [abs(float(r["loss"]) - base) for r in only(rows, kind=kind)] for kind in ("eigen", "random")}  # type: ignore[arg-type]
+    base = float(rows[0]["base"])
+    changes = {kind: [abs(float(r["loss"]) - base) for r in only(rows, kind=kind)] for kind in ("eigen", "random")}
     for row, change in zip(only(rows, kind="eigen"), changes["eigen"], strict=True):
         assert row["score"] == pytest.approx(np.mean([change / other for other in changes["random"]]), rel=1e-9)
 
@@ -113,7 +114,7 @@ def test_the_figure(name: str, measured: dict[str, tuple[Path, list[Row]]], tmp_
     study, rows = get_study(name), measured[name][1]
     with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
-        study.draw(rows, figure)
+        study.draw(pl.DataFrame(rows), figure)
     sections = 2 if name.endswith("cifar10") else 1
     assert len(figure.axes) == 4 * sections
     for axes in figure.axes:
@@ -121,10 +122,10 @@ def test_the_figure(name: str, measured: dict[str, tuple[Path, list[Row]]], tmp_
         assert len(axes.lines) == 5  # two eigenvectors, two medians, 1 or the loss at the solution
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["training data", "test data", "", ""] * sections
-    assert draw(study, rows, tmp_path / "figure.pdf").stat().st_size > 0
+    assert draw(study, pl.DataFrame(rows), tmp_path / "figure.pdf").stat().st_size > 0
 
 
-def made_up(name: str, scores: list[float], statistics: str) -> list[Row]:
+def made_up(name: str, scores: list[float], statistics: str) -> pl.DataFrame:
     """A curve of scores, the same for all tasks, directions and splits; random ones are 1."""
     common: Row = {"challenge": "c", "network": "n", "parameters": 9, "lr": 0.1, "seed": 0, "statistics": statistics}
     rows: list[Row] = []
@@ -137,7 +138,7 @@ def made_up(name: str, scores: list[float], statistics: str) -> list[Row]:
                         row |= {"eigenvalue": 1.0, "residual": 0.0, "radius": 10.0**r, "known": 2}
                         value = score if kind == "eigen" or np.isnan(score) else 1.0
                         rows.append(common | row | {"loss": 0.1 + value, "score": value})
-    return rows
+    return pl.DataFrame(rows)
 
 
 @pytest.mark.parametrize(("name", "statistics"), [(NAMES[0], "batch"), (NAMES[1], "none")])
@@ -165,8 +166,9 @@ def test_scores_that_are_not_finite(tmp_path: Path) -> None:
 def test_medians_of_what_is_known() -> None:
     assert quantiles(np.array([np.nan, 1.0, 2.0, 3.0, np.inf, np.inf, np.nan]))[1:] == [3.0, np.inf]
     assert all(np.isnan(quantiles(np.array([np.nan]))))
-    found = radius_curve([{"radius": r, "score": r * k} for r in (2.0, 1.0) for k in range(11)], "score")
-    assert found.radii.tolist() == [1.0, 2.0]
+    points = [{"radius": r, "score": r * k} for r in (2.0, 1.0) for k in range(11)]
+    found = radius_curve(pl.DataFrame(points), "score")
+    assert found.x.tolist() == [1.0, 2.0]
     assert (
         found.low.tolist() == [1.0, 2.0] and found.middle.tolist() == [5.0, 10.0] and found.high.tolist() == [9.0, 18.0]
     )

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from glocal.networks import mlp
 from glocal.paper.experiments import get_study
 from glocal.paper.studies.common import make_challenge
-from glocal.paper.studies.stable_sgd import DEMO, REGIMES
+from glocal.paper.studies.stability import DEMO, REGIMES
 from glocal.paper.study import Context, Row
 from glocal.sweeps.sweep import load, sweep
 
@@ -65,7 +66,7 @@ def test_the_plastic_regime_is_the_stable_one_without_dropout_and_decay(tmp_path
         assert own == pytest.approx(run.arrays["distance_from_init"].tolist(), rel=1e-4)
 
 
-def made_up(stable: float, diverged: bool = False) -> list[Row]:
+def made_up(stable: float, diverged: bool = False) -> pl.DataFrame:
     """The plastic regime forgets 30 and walks on; the stable one forgets `stable` and slows down by half a task."""
     rows: list[Row] = []
     for regime, forgotten, pace in (("plastic", 30.0, 1.0), ("stable", stable, 0.5)):
@@ -78,7 +79,7 @@ def made_up(stable: float, diverged: bool = False) -> list[Row]:
                     numbers = dict.fromkeys(numbers, np.nan) if gone else numbers
                     who: Row = {"algorithm": regime, "locality": "global", "lr": lr, "seed": seed, "t": t}
                     rows.append(who | dict(numbers))
-    return rows
+    return pl.DataFrame(rows)
 
 
 def test_the_summary_follows_the_rows() -> None:
@@ -91,7 +92,7 @@ def test_the_summary_follows_the_rows() -> None:
     assert table["stable", 0.1]["forgetting"] == 20.0 and table["plastic", 0.01]["forgetting"] == 31.0
     assert table["stable", 0.1]["‖θ_T − θ_0‖"] == 1.5 and table["plastic", 0.1]["‖θ_T − θ_{T−1}‖"] == 1.0
     assert "1 of 8 runs diverged" in STUDY.summarize(made_up(10.0, diverged=True)).verdict
-    alone = [row for row in made_up(10.0) if row["algorithm"] == "plastic"]
+    alone = made_up(10.0).filter(algorithm="plastic")
     assert "at 0 of 0 learning rates: does not agree" in STUDY.summarize(alone).verdict
 
 

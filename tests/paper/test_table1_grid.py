@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from glocal.challenges.rotated import random_angle
 from glocal.errors import GlocalError
 from glocal.paper import table1
-from glocal.paper.selection import Selection
 from glocal.sweeps import resolve
 
 ROTATED = table1.COLUMNS["rotated-mnist"]
@@ -116,7 +116,7 @@ def test_angles_are_those_of_the_method_and_the_seed() -> None:
 
 @pytest.mark.parametrize(("row", "method"), [("er", "er"), ("agem", "agem"), ("ewc", "sgd"), ("ogd-gtl", "sgd")])
 def test_every_row_meets_its_angles(row: str, method: str) -> None:
-    made = Selection(DIGITS, (DIGITS.row(row),)).challenge(DIGITS.row(row), None)
+    made = table1.row_challenge(DIGITS, DIGITS.row(row), "published")
     assert not isinstance(made, str)
     assert made.options["angles"] == {str(seed): table1.published_angles(method)[seed] for seed in table1.SEEDS}
     assert made.tasks == DIGITS.tasks
@@ -124,16 +124,16 @@ def test_every_row_meets_its_angles(row: str, method: str) -> None:
 
 def test_angles_from_the_seed_are_the_same_for_all() -> None:
     """The challenge by its name draws them from the seed alone."""
-    chosen = Selection(DIGITS, DIGITS.rows, angles="seed", seeds=(3,))
-    assert {chosen.challenge(row, None) for row in DIGITS.rows} == {"rotated-digits"}
+    chosen = DIGITS.select(seeds=(3,))
+    assert {table1.row_challenge(chosen, row, "seed") for row in DIGITS.rows} == {"rotated-digits"}
     assert random_angle(3, 0) != random_angle(4, 0)
 
 
-def test_seeds_and_tasks_without_published_angles_are_refused() -> None:
+def test_seeds_and_tasks_without_published_angles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match=r"seed 3.*--angles seed"):
-        Selection(DIGITS, DIGITS.rows, seeds=(11, 3))
+        table1.train([DIGITS.select(seeds=(11, 3))], store=tmp_path)
     with pytest.raises(GlocalError, match=r"21 tasks.* 20 were published"):
-        Selection(DIGITS, DIGITS.rows, tasks=21)
+        table1.train([DIGITS.select(tasks=21)], store=tmp_path)
 
 
 def test_buffers_differ_in_their_selection_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -61,9 +62,9 @@ def test_rows_are_what_the_theorem_names(tmp_path: Path, algorithm: str, options
     assert row["forgotten"] == 0
 
 
-def made_up(factor: float, diverged: bool = False) -> list[Row]:
+def made_up(factor: float, diverged: bool = False) -> pl.DataFrame:
     """Forgetting that grows with the learning rate, of which the quadratic is a factor."""
-    return [
+    rows: list[Row] = [
         {
             "algorithm": algorithm,
             "locality": locality,
@@ -81,6 +82,7 @@ def made_up(factor: float, diverged: bool = False) -> list[Row]:
         for seed in (1, 2)
         for t in (2, 3, 4)
     ]
+    return pl.DataFrame(rows)
 
 
 def test_the_summary_follows_the_rows() -> None:
@@ -93,7 +95,7 @@ def test_the_summary_follows_the_rows() -> None:
     assert [row["largest distance of solutions"] for row in exact] == pytest.approx([2.0, 2.0])
     verdict = STUDY.summarize(made_up(1.0, diverged=True)).verdict
     assert "100 % of 8 runs (after later tasks 100 %)" in verdict and "2 of 8 runs diverged" in verdict
-    nothing = [row | {"measured": np.nan} for row in made_up(1.0)]
+    nothing = made_up(1.0).with_columns(measured=pl.lit(np.nan))
     assert STUDY.summarize(nothing).table == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def test_rows_are_quadratics_along_the_updates(tmp_path: Path) -> None:
     assert first["functional_share"] == pytest.approx(100 * share)
 
 
-def made_up(left: float, diverged: bool = False) -> list[Row]:
+def made_up(left: float, diverged: bool = False) -> pl.DataFrame:
     """OGD's quadratic is a tenth of plain SGD's, and its forgetting has a part `left` of it."""
     rows: list[Row] = []
     for algorithm, locality, part, forgotten in (("sgd", "global", 1.0, 1.0), ("ogd", "local", 0.1, left)):
@@ -64,7 +65,7 @@ def made_up(left: float, diverged: bool = False) -> list[Row]:
                         numbers |= {"forgetting": 10 * lr * forgotten}
                     who: Row = {"algorithm": algorithm, "locality": locality, "lr": lr, "seed": seed, "t": t}
                     rows.append(who | dict(numbers))
-    return rows
+    return pl.DataFrame(rows)
 
 
 def test_the_summary_follows_the_rows() -> None:
@@ -74,7 +75,7 @@ def test_the_summary_follows_the_rows() -> None:
     assert table["sgd", 0.01]["functional part (%)"] == 10.0
     assert "leaves 0.1 of SGD's Δᵀ G Δ on all inputs and 0.5 of its forgetting" in summary.verdict
     assert "1 of 8 runs diverged" in STUDY.summarize(made_up(0.5, diverged=True)).verdict
-    alone = [row for row in made_up(0.5) if row["algorithm"] == "ogd" and row["lr"] == 0.1]
+    alone = made_up(0.5).filter(algorithm="ogd", lr=0.1)
     assert "are needed" in STUDY.summarize(alone).verdict
 
 

@@ -58,10 +58,10 @@ def test_a_file_of_results_will_do(tmp_path: Path, capsys: pytest.CaptureFixture
     figure = Figure()
     STUDY.draw(read_table(RESULTS), figure)
     labels = {line.get_label() for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")}
-    assert labels == {f"{row['algorithm']} ({row['locality']})" for row in read_table(RESULTS)}
+    assert labels == {f"{row['algorithm']} ({row['locality']})" for row in read_table(RESULTS).to_dicts()}
 
 
-def made_up(gain: float, diverged: bool = False) -> list[Row]:
+def made_up(gain: float, diverged: bool = False) -> pl.DataFrame:
     """From low learning rates to high, the global algorithm ends `gain` points higher, and the local one the same."""
     rows: list[Row] = []
     for name, locality, rise in (("er", "global", gain), ("ewc", "local", 0.0)):
@@ -71,7 +71,7 @@ def made_up(gain: float, diverged: bool = False) -> list[Row]:
                 who: Row = {"challenge": "rotated-digits", "algorithm": name, "locality": locality}
                 who |= {"lr": lr, "seed": seed}
                 rows.append(who | dict.fromkeys(("acc", "forgetting", "learning_accuracy"), number))
-    return rows
+    return pl.DataFrame(rows)
 
 
 def test_the_verdict_follows_the_rows() -> None:
@@ -82,9 +82,9 @@ def test_the_verdict_follows_the_rows() -> None:
     assert "agrees" in up.verdict and "does not agree" in down.verdict
     assert (up.table[0]["best final accuracy"], up.table[0]["at lr"]) == (58.0, 0.2)
     assert "1 of 16 runs diverged" in STUDY.summarize(made_up(8.0, diverged=True)).verdict
-    gone = [row for row in made_up(8.0) if row["algorithm"] != "er" or row["lr"] in (0.1, 0.2)]
-    assert np.isnan(float(STUDY.summarize(gone).table[0]["Δ final accuracy"]))  # type: ignore[arg-type]
-    assert STUDY.summarize([row for row in made_up(1.0) if row["lr"] == 0.1]).table == []
+    gone = made_up(8.0).filter((pl.col("algorithm") != "er") | pl.col("lr").is_in([0.1, 0.2]))
+    assert np.isnan(float(STUDY.summarize(gone).table[0]["Δ final accuracy"]))
+    assert STUDY.summarize(made_up(1.0).filter(lr=0.1)).table == []
 
 
 @pytest.mark.parametrize("diverged", [False, True])

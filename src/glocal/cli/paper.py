@@ -25,7 +25,7 @@ class PaperList:
                 "command": experiment.command,
                 "in the paper": experiment.reference,
                 "what it shows": experiment.title,
-                "runs and steps (the last is --demo)": "\n".join(experiment.costs()),
+                "runs and steps": experiment.cost.strip(),
             }
             for experiment in EXPERIMENTS.values()
         ]
@@ -58,13 +58,16 @@ class RunStudy(ExperimentOptions):
     """Folder for the table (Parquet) and the figure (PNG and PDF)."""
 
     def __call__(self) -> None:
+        import polars
+
         from glocal.paper.experiments import get_study
         from glocal.paper.study import Context, format_cell, publish, read_cost, read_table, run, total_cost
         from glocal.sweeps.resolve import choose_device
 
         study = get_study(self.study)
         if self.results:
-            rows = [row for path in self.results for row in read_table(path, study.columns.split(), study.name)]
+            tables = [read_table(path, study.columns.split(), study.name) for path in self.results]
+            rows = polars.concat(tables, how="diagonal_relaxed")
             cost = total_cost(read_cost(path) for path in self.results)
         else:
             context = Context(choose_device(self.device), self.data, self.store)
@@ -107,7 +110,7 @@ class RunOptions(ExperimentOptions):
     ) -> Runs:
         """Train the selected rows of the columns; with `out`, add the runs to its result file after every row."""
         from glocal.paper import results
-        from glocal.paper.selection import Selection, train
+        from glocal.paper.table1 import train
         from glocal.report.progress import Bars
         from glocal.store.run import Runs
 
@@ -116,17 +119,15 @@ class RunOptions(ExperimentOptions):
         for name in self.challenge:
             require_known("challenge of this experiment:", name, columns)
         chosen = [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
-        options: dict[str, Any] = {n: getattr(self, n) for n in ("lrs", "seeds", "tasks", "epochs", "precision")}
-        selections = [Selection(c, c.select_rows(algorithms, extra), angles=angles, **options) for c in chosen]
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in ("lrs", "seeds", "tasks", "epochs")}
+        parts = [column.select(algorithms, extra, **sizes) for column in chosen]
         on_row: Callable[[Runs], object] | None = None
         if out is not None:
             file = _result_file(out)
             results.add([], file)  # fail before training, not after
             on_row = lambda runs: results.add(runs, file)  # noqa: E731
-        progress, runs = Bars(), Runs([])
-        for selection in selections:
-            where: dict[str, Any] = {"store": self.store, "data": self.data, "device": self.device}
-            runs = Runs([*runs, *train(selection, **where, progress=progress, on_row=on_row)])
+        where: dict[str, Any] = {name: getattr(self, name) for name in ("store", "data", "device", "precision")}
+        runs = train(parts, angles=angles, **where, progress=Bars(), on_row=on_row)
         return Runs([results.with_named_angles(run) for run in runs])
 
     def _read(self, demo: Column, algorithms: Sequence[str] = (), angles: str | None = None) -> Runs:

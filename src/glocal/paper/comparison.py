@@ -17,11 +17,22 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from glocal.errors import GlocalError, require_known
-from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, over_seeds, scope_of, summary
+from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, scope_of
 from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
 from glocal.report import table
-from glocal.report.summary import TrendRow, diverged_note, format_range, round_finite, trend_tables
+from glocal.report.summary import (
+    Group,
+    TrendRow,
+    View,
+    diverged_note,
+    flatten,
+    format_range,
+    round_finite,
+    split_groups,
+    trend_tables,
+)
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_csv, to_json
+from glocal.store.files import report_os_errors
 from glocal.store.run import Run, Runs
 
 MAX_Z = 2.0
@@ -74,32 +85,28 @@ class Difference:
         return self.z is not None and abs(self.z) > MAX_Z
 
     def record(self, name: str) -> dict[str, Any]:
-        record: dict[str, Any] = {}
+        numbers: dict[str, float | None] = {}
         for prefix, estimate in (("", self.ours), ("published_", self.published)):
-            record[f"{name}_{prefix}mean"] = round_finite(estimate.mean if estimate else None)
-            record[f"{name}_{prefix}std"] = round_finite(estimate.std if estimate else None)
-        record |= {f"{name}_difference": round_finite(self.difference)}
-        record |= {f"{name}_standard_error": round_finite(self.standard_error)}
-        return record | {f"{name}_z": round_finite(self.z), f"{name}_differs": None if self.z is None else self.differs}
+            numbers |= {f"{prefix}{part}": getattr(estimate, part, None) for part in ("mean", "std")}
+        numbers |= {part: getattr(self, part) for part in ("difference", "standard_error", "z")}
+        record: dict[str, Any] = {f"{name}_{part}": round_finite(x) for part, x in numbers.items()}
+        return record | {f"{name}_differs": None if self.z is None else self.differs}
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One (challenge, algorithm, lr): accuracy, and forgetting over T−1 and over T tasks, in percent.
+@dataclass(frozen=True, eq=False)
+class ComparisonRow(Group):
+    """One (challenge, algorithm, lr): accuracy, and forgetting over T−1 and over T tasks, in percent."""
 
-    `by_seed[seed][over]` is the forgetting of each run that did not diverge.
-    """
-
-    challenge: str
-    algorithm: str
-    locality: str
-    lr: float
-    tasks: int
-    seeds: int
-    diverged: int
     acc: Difference
     forgetting: Mapping[Over, Difference]
-    by_seed: Mapping[int, Mapping[Over, float]]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.runs)
+
+    @property
+    def diverged(self) -> int:
+        return len(self.runs) - len(self.finished)
 
     def record(self) -> dict[str, Any]:
         names = ("challenge", "algorithm", "locality", "lr", "tasks", "seeds", "diverged")
@@ -109,36 +116,16 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of the comparison and the paper's test.
-
-    angles: 'published', 'seed' or both, for rotated challenges.
-    other_size: challenges with published numbers whose runs do not have the published size, so are not compared.
-    other_scope: challenges whose published accuracy is among the task's classes while ours is among all classes.
-    with_published: whether tables have columns for the published numbers.
-    """
+    """Rows of the comparison and the paper's test; tables have columns for the published numbers if `published`."""
 
     rows: tuple[ComparisonRow, ...]
     trends: tuple[TrendRow, ...]
-    angles: str | None
-    other_size: tuple[str, ...] = ()
-    other_scope: tuple[str, ...] = ()
-    over: Over = "t-1"
-    with_published: bool = True
+    over: Over
+    published: bool
 
     @property
     def challenges(self) -> list[str]:
         return list(dict.fromkeys(row.challenge for row in self.rows))
-
-    def select(self, challenge: str) -> Comparison:
-        """Return the part of the comparison that concerns one challenge."""
-        return replace(
-            self,
-            rows=tuple(row for row in self.rows if row.challenge == challenge),
-            trends=tuple(trend for trend in self.trends if trend.challenge == challenge),
-            angles=self.angles if challenge.startswith("rotated-") else None,
-            other_size=tuple(name for name in self.other_size if name == challenge),
-            other_scope=tuple(name for name in self.other_scope if name == challenge),
-        )
 
 
 def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None, published: bool = True) -> Comparison:
@@ -152,20 +139,8 @@ def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None,
         published: False shows our numbers alone.
     """
     require_known("forgetting", over, OVER)
-    groups = _group(runs)
-    rows = tuple(_row(group, scope, published) for group in groups)
-    flat = [run for group in groups for run in group]
-    angles = sorted({angles_of(run) for run in flat if run.challenge.startswith("rotated-")})
-    known = [run for run in flat if published and run.challenge in COLUMNS]
-    return Comparison(
-        rows,
-        _trends(rows, over),
-        angles=" and ".join(angles) or None,
-        other_size=tuple(sorted({run.challenge for run in known if not _has_published_size(run)})),
-        other_scope=tuple(sorted({run.challenge for run in known if not _has_published_scope(run, scope)})),
-        over=over,
-        with_published=published,
-    )
+    rows = tuple(_row(group, scope, published) for group in _group(runs))
+    return Comparison(rows, _trends(rows, View(over, scope)), over, published)
 
 
 def render(comparison: Comparison, format: str) -> RenderableType:
@@ -177,81 +152,47 @@ def render(comparison: Comparison, format: str) -> RenderableType:
         return to_csv(cells)
     several = len(comparison.challenges) > 1
     tables = [paper_layout(comparison)] if several and format != "rich" else []
-    tables += [comparison_table(comparison.select(challenge)) for challenge in comparison.challenges]
+    tables += [_challenge_table(rows, comparison) for rows in split_groups(comparison.rows, "challenge")]
     if not comparison.rows:
         tables = [Table((), (), notes=("No runs.",))]
-    trends = trend_tables(comparison.trends, comparison.with_published)
+    trends = trend_tables(comparison.trends, comparison.published)
     few = Table((), (), notes=(f"The paper's test needs at least {2 * END_LRS} learning rates.",))
     return table.render([*tables, *(trends or [few])], format)
 
 
-def write_tables(comparison: Comparison, folder: str | Path, name: str = "table1") -> list[Path]:
+def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """Write the comparison in every format, and the test as a second CSV file."""
-    folder = Path(folder)
     text = io.StringIO()
     Console(file=text, width=TEXT_WIDTH, color_system=None).print(render(comparison, "rich"))
-    texts = {
-        f"{name}.md": render(comparison, "markdown"),
-        f"{name}.tex": render(comparison, "latex"),
-        f"{name}.csv": render(comparison, "csv"),
-        f"{name}-test.csv": to_csv([trend.record() for trend in comparison.trends]),
-        f"{name}.txt": text.getvalue(),
-    }
-    try:
+    formats = {"md": "markdown", "tex": "latex", "csv": "csv"}
+    texts = {f"table1.{suffix}": str(render(comparison, format)) for suffix, format in formats.items()}
+    test = to_csv([trend.record() for trend in comparison.trends])
+    texts |= {"table1-test.csv": test, "table1.txt": text.getvalue()}
+    with report_os_errors("write the table to", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in texts.items():
-            (folder / file).write_text(str(content).rstrip() + "\n", encoding="utf-8")
-    except OSError as error:
-        raise GlocalError(f"cannot write the table to '{folder}': {error.strerror or error}.") from error
+            (folder / file).write_text(content.rstrip() + "\n", encoding="utf-8")
     return [folder / file for file in texts]
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """Lay out one challenge: ACC and FGT, each ours, published and z."""
-    names = ["ours", *(["published", "Δ"] if comparison.with_published else [])]
-    columns = (Column("lr", align="left"), *(Column(name, group) for group in ("ACC (↑)", "FGT (↓)") for name in names))
-
-    def cells(row: ComparisonRow) -> list[Cell]:
-        cells = [Cell(format_lr(row.lr))]
-        for difference in (row.acc, row.forgetting[comparison.over]):
-            cells.append(_ours(row, difference))
-            if comparison.with_published:
-                z = signed(difference.z, 1)
-                cells += [_estimate(difference.published), Cell(z, marked=difference.differs)]
-        return cells
-
-    sections: dict[tuple[str, str], list[tuple[Cell, ...]]] = {}
-    for row in comparison.rows:
-        sections.setdefault((row.algorithm, row.locality), []).append(tuple(cells(row)))
-    title = comparison.rows[0].challenge
-    body = tuple(Section(*key, tuple(lines)) for key, lines in sections.items())
-    return Table(columns, body, title, notes=_notes(comparison))
 
 
 def paper_layout(comparison: Comparison) -> Table:
     """Lay out our numbers as the paper's Table 1: the challenges beside each other, forgetting over T−1 and over T."""
     names = ("ACC", "FGT over T−1", "over T")
-    columns = (
-        Column("lr", align="left"),
-        *(Column(name, challenge) for challenge in comparison.challenges for name in names),
-    )
+    headers = [Column(name, challenge) for challenge in comparison.challenges for name in names]
     by_key = {(row.challenge, row.algorithm, row.lr): row for row in comparison.rows}
-    algorithms = sorted({(row.locality, row.algorithm) for row in comparison.rows})
     sections = []
-    for locality, algorithm in algorithms:
+    for locality, algorithm in sorted({(row.locality, row.algorithm) for row in comparison.rows}):
         lines = []
         for lr in sorted({row.lr for row in comparison.rows if row.algorithm == algorithm}):
             cells = [Cell(format_lr(lr))]
             for challenge in comparison.challenges:
                 row = by_key.get((challenge, algorithm, lr))
-                if row is None:
-                    cells += [Cell(ABSENT)] * len(names)
-                else:
-                    cells += [_ours(row, x) for x in (row.acc, row.forgetting["t-1"], row.forgetting["t"])]
+                parts = (row.acc, row.forgetting["t-1"], row.forgetting["t"]) if row else ()
+                cells += [_ours(row, x) for x in parts] if row else [Cell(ABSENT)] * len(names)
             lines.append(tuple(cells))
         sections.append(Section(algorithm, locality, tuple(lines)))
     note = "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs."
-    return Table(columns, tuple(sections), "All challenges", notes=(note,))
+    return Table((Column("lr", align="left"), *headers), tuple(sections), "All challenges", notes=(note,))
 
 
 def relabel(runs: Iterable[Run]) -> Runs:
@@ -264,6 +205,24 @@ def angles_of(run: Run) -> str:
     return "seed" if run.config["challenge"].get("options", {}).get("angles") is None else "published"
 
 
+def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> Table:
+    """Lay out one challenge: ACC and FGT, each ours, published and z."""
+    names = ["ours", *(["published", "Δ"] if comparison.published else [])]
+    columns = (Column("lr", align="left"), *(Column(name, group) for group in ("ACC (↑)", "FGT (↓)") for name in names))
+
+    def cells(row: ComparisonRow) -> tuple[Cell, ...]:
+        cells = [Cell(format_lr(row.lr))]
+        for x in (row.acc, row.forgetting[comparison.over]):
+            cells.append(_ours(row, x))
+            if comparison.published:
+                cells += [_estimate(x.published), Cell(signed(x.z, 1), marked=x.differs)]
+        return tuple(cells)
+
+    parts = split_groups(rows, "locality", "algorithm")
+    sections = tuple(Section(own[0].algorithm, own[0].locality, tuple(map(cells, own))) for own in parts)
+    return Table(columns, sections, rows[0].challenge, notes=_notes(rows, comparison))
+
+
 def _estimate(estimate: Estimate | None) -> Cell:
     return mean_std(estimate.mean, estimate.std) if estimate else Cell(ABSENT)
 
@@ -273,10 +232,10 @@ def _ours(row: ComparisonRow, difference: Difference) -> Cell:
     return Cell("diverged") if diverged else _estimate(difference.ours)
 
 
-def _notes(comparison: Comparison) -> tuple[str, ...]:
+def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, ...]:
     """Explain the numbers of one challenge."""
-    rows, name = comparison.rows, comparison.rows[0].challenge
-    published = any(row.acc.published for row in rows)
+    name = rows[0].challenge
+    compared = any(row.acc.published for row in rows)
     single = any(row.acc.ours is not None and row.acc.ours.seeds == 1 for row in rows)
     over = "the T−1 tasks before the last, as published" if comparison.over == "t-1" else "all T tasks"
     notes = [
@@ -284,63 +243,58 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
         f"{'; one seed has no deviation' if single else ''}.",
         f"FGT: loss of test accuracy since each task was learnt, averaged over {over}.",
     ]
-    if published:
+    if compared:
         borrowed = "; one seed borrows the published deviation" if single else ""
         notes.append(
             f"Δ: ours − published in standard errors √(s²/(n−1) + s'²/(n'−1)){borrowed}. Bold or *: |Δ| > {MAX_Z:g}."
         )
-    if published and comparison.angles == "published":
-        notes.append("Ours use the published angles, so both have part of their deviations in common.")
-    elif published and comparison.angles:
-        notes.append("Ours do not use the published angles.")
-    if published and any(row.algorithm == "ogd-published" for row in rows):
+    if compared and name.startswith("rotated-"):
+        published = all(angles_of(run) == "published" for row in rows for run in row.runs)
+        shared = "use the published angles, so both have part of their deviations in common"
+        notes.append(f"Ours {shared if published else 'do not use the published angles'}.")
+    if compared and any(row.algorithm == "ogd-published" for row in rows):
         notes.append("ogd-published is compared with the published OGD row; ogd-gtl is the paper's OGD-GTL.")
-    if comparison.with_published and not published:
-        if comparison.other_size:
-            notes.append(f"Not compared: the runs of {name} do not have the published size.")
-        elif comparison.other_scope:
-            notes.append(f"Not compared: the published accuracy on {name} is among the task's classes.")
-        else:
-            notes.append(f"Not compared: there are no published numbers for {name}.")
+    if comparison.published and not compared:
+        notes.append(f"Not compared: {_published_protocol(name)}.")
     if any(row.diverged for row in rows):
         notes.append(diverged_note((r.algorithm, r.lr, r.challenge, r.diverged, r.seeds) for r in rows))
     return tuple(notes)
 
 
-def _group(runs: Iterable[Run]) -> list[list[Run]]:
+def _published_protocol(challenge: str) -> str:
+    """Say what the published numbers of a challenge are of."""
+    column = COLUMNS.get(challenge)
+    if column is None:
+        return f"there are no published numbers for {challenge}"
+    scope = "; their accuracy is among the task's classes" if column.setting == "task" else ""
+    size = f"{column.tasks} tasks, {column.epochs} epochs, batches of {column.batch_size} and {column.network}"
+    return f"the published numbers of {challenge} are of {size}{scope}"
+
+
+def _group(runs: Iterable[Run]) -> list[Group]:
     """Group runs by cell, sorted by seed; raise an error if their configurations differ in more than the seed."""
     cells: dict[tuple[str, str, str, float], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         cells.setdefault((run.challenge, run.locality, _label(run), run.lr), []).append(run)
-    groups = [group for _, group in sorted(cells.items())]
-    for group in groups:
-        _require_equal_settings(group)
-    return [list({run.seed: run for run in group}.values()) for group in groups]
+    groups = []
+    for key, own in sorted(cells.items()):
+        _require_equal_settings(own)
+        groups.append(Group(*key, tuple({run.seed: run for run in own}.values())))
+    return groups
 
 
 def _require_equal_settings(group: Sequence[Run]) -> None:
-    first = _settings(group[0].config)
+    first = flatten(group[0].config)
     for run in group[1:]:
-        other = _settings(run.config)
-        for name in sorted(first.keys() | other.keys()):
-            one, two = first.get(name, "absent"), other.get(name, "absent")
-            if one != two:
+        other = flatten(run.config)
+        for name in sorted((first.keys() | other.keys()) - {"seed"}):
+            one, two = (_shorten(settings.get(name, "absent")) for settings in (first, other))
+            if first.get(name) != other.get(name):
                 raise GlocalError(
                     f"the runs of {_label(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: "
-                    f"{_shorten(one)} with seed {group[0].seed}, {_shorten(two)} with seed {run.seed}; runs of one "
-                    "cell may only differ in their seed. Select runs of one size and one kind of angles."
+                    f"{one} with seed {group[0].seed}, {two} with seed {run.seed}; runs of one cell may only differ in "
+                    "their seed. Select runs of one size and one kind of angles."
                 )
-
-
-def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a configuration without its seed to dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _settings(value, f"{prefix}{key}.")
-        elif f"{prefix}{key}" != "seed":
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _shorten(value: object) -> str:
@@ -357,64 +311,44 @@ def _label(run: Run) -> str:
     return str(algorithm["name"]) if matches else run.algorithm
 
 
-def _has_published_size(run: Run) -> bool:
-    column = COLUMNS[run.challenge]
-    size = run.tasks, run.config["epochs"], run.config["batch_size"], run.config["network"]["name"]
-    return size == (column.tasks, column.epochs, column.batch_size, column.network)
-
-
-def _has_published_scope(run: Run, scope: Scope | None) -> bool:
-    """Return whether the accuracy is comparable: on split challenges it must be among the task's classes."""
-    return COLUMNS[run.challenge].setting != "task" or scope_of(run, scope) == "task"
-
-
 def _published_cell(run: Run, scope: Scope | None) -> PublishedCell | None:
-    column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
-    if column is None or not _has_published_size(run) or not _has_published_scope(run, scope):
+    """Return the published numbers of a run with the published protocol, and of its scope."""
+    column, config = COLUMNS.get(run.challenge), run.config
+    if column is None or (column.setting == "task" and scope_of(run, scope) != "task"):
         return None
-    row = column.find_row(algorithm["name"], algorithm.get("options", {}))
-    return None if row is None else column.published_cell(row, run.lr)
+    size = run.tasks, config["epochs"], config["batch_size"], config["network"]["name"]
+    row = column.find_row(config["algorithm"]["name"], config["algorithm"].get("options", {}))
+    if row is None or size != (column.tasks, column.epochs, column.batch_size, column.network):
+        return None
+    return column.published_cell(row, run.lr)
 
 
-def _row(group: Sequence[Run], scope: Scope | None, with_published: bool) -> ComparisonRow:
-    first, finished = group[0], [run for run in group if run.diverged is None]
-    published = _published_cell(first, scope) if with_published else None
-    count = len(finished)
+def _row(group: Group, scope: Scope | None, with_published: bool) -> ComparisonRow:
+    published = _published_cell(group.runs[0], scope) if with_published else None
+    count = len(group.finished)
 
-    def ours(name: str, over: Over) -> Estimate | None:
-        statistics = over_seeds([{name: 100 * summary(run, scope, over=over)[name]} for run in finished])
-        mean, std = statistics.get(name, (math.nan, math.nan))
-        return Estimate(mean, std if count > 1 else math.nan, count) if math.isfinite(mean) else None
+    def difference(name: str, over: Over = "t-1") -> Difference:
+        mean, std = group.statistics(View(over, scope))[name]
+        ours = Estimate(mean, std if count > 1 else math.nan, count) if math.isfinite(mean) else None
+        if published is None:
+            return Difference(ours, None)
+        scale = 1.0 if over == "t-1" else (group.tasks - 1) / group.tasks
+        mean, std = (scale * getattr(published, f"{name}_{part}") for part in ("mean", "std"))
+        return Difference(ours, Estimate(mean, std, len(SEEDS)))
 
-    def theirs(mean: float, std: float, scale: float = 1.0) -> Estimate:
-        return Estimate(scale * mean, scale * std, len(SEEDS))
-
-    forgetting: dict[Over, Difference] = {}
-    for over in OVER:
-        scale = 1.0 if over == "t-1" else (first.tasks - 1) / first.tasks
-        reference = theirs(published.forgetting_mean, published.forgetting_std, scale) if published else None
-        forgetting[over] = Difference(ours("forgetting", over), reference)
-    acc = Difference(ours("acc", "t-1"), theirs(published.acc_mean, published.acc_std) if published else None)
-    by_seed = {run.seed: {o: 100 * summary(run, scope, over=o)["forgetting"] for o in OVER} for run in finished}
-    name, diverged = _label(first), len(group) - count
-    return ComparisonRow(
-        first.challenge, name, first.locality, first.lr, first.tasks, len(group), diverged, acc, forgetting, by_seed
-    )
+    forgetting = {over: difference("forgetting", over) for over in OVER}
+    return ComparisonRow(**vars(group), acc=difference("acc"), forgetting=forgetting)
 
 
-def _trends(rows: Sequence[ComparisonRow], over: Over) -> tuple[TrendRow, ...]:
+def _trends(rows: Sequence[ComparisonRow], view: View) -> tuple[TrendRow, ...]:
     """Run the paper's test on each algorithm, and compute the same difference of the published numbers."""
-    algorithms: dict[tuple[str, str, str], list[ComparisonRow]] = {}
-    for row in rows:
-        algorithms.setdefault((row.challenge, row.locality, row.algorithm), []).append(row)
     trends = []
-    for (challenge, locality, algorithm), own in algorithms.items():
-        forgetting = {row.lr: {seed: values[over] for seed, values in row.by_seed.items()} for row in own}
-        trend = learning_rate_test(forgetting, locality)
+    for own in split_groups(rows, "challenge", "locality", "algorithm"):
+        forgetting = {row.lr: {seed: x["forgetting"] for seed, x in row.by_seed(view).items()} for row in own}
+        trend = learning_rate_test(forgetting, own[0].locality)
         if trend is not None:
-            own = sorted(own, key=lambda row: row.lr)
             ends = own[:END_LRS] + own[-END_LRS:]
-            known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[over].published)}
+            known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
             published = low_minus_high(known) if len(known) == len(ends) else None
-            trends.append(TrendRow(challenge, algorithm, trend, published))
+            trends.append(TrendRow(own[0].challenge, own[0].algorithm, trend, published))
     return tuple(trends)

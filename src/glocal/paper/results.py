@@ -7,18 +7,18 @@ test accuracies R[t, o] (those among the task's classes only if they differ), â€
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import table1
-from glocal.paper.study import read_parquet
+from glocal.paper.study import read_parquet, write_parquet
 from glocal.report.summary import PERCENT
 from glocal.store.files import lock_file, report_os_errors
 from glocal.store.run import Run, Runs
@@ -30,8 +30,6 @@ REQUIRED = ("config", "info", *LISTS)
 
 def write(runs: Iterable[Run], path: str | Path) -> Path:
     """Write runs to a .parquet file, replacing it."""
-    import polars as pl
-
     path = Path(path)
     if path.suffix != ".parquet":
         raise GlocalError(f"results are written to .parquet files; '{path.name}' was given.")
@@ -39,14 +37,7 @@ def write(runs: Iterable[Run], path: str | Path) -> Path:
     names = list(rows[0]) if rows else REQUIRED
     types = dict.fromkeys(LISTS, pl.List(pl.Float32))
     frame = pl.DataFrame([pl.Series(name, [row[name] for row in rows], dtype=types.get(name)) for name in names])
-    part = path.with_name(f".{path.stem}-{os.getpid()}.parquet")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(part, compression="zstd", compression_level=19)
-        os.replace(part, path)
-    except OSError as error:
-        raise GlocalError(f"cannot write the results to '{path}': {error.strerror or error}.") from error
-    return path
+    return write_parquet(frame, path, compression="zstd", compression_level=19)
 
 
 def read(*paths: str | Path) -> Runs:

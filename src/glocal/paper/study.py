@@ -1,4 +1,4 @@
-"""The protocol of a study, and how it is run.
+"""The protocol of a study, how it is run, and its tables.
 
 A study is an experiment that consists of work items. Each item is measured once and its rows are kept in the store, so
 that an interrupted study continues where it stopped. The summary and the figure are computed from rows alone and can be
@@ -8,7 +8,6 @@ recreated without measuring from its Parquet file, which holds the cost of measu
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -19,19 +18,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+import polars as pl
 import torch
 
 from glocal.errors import GlocalError
 from glocal.precision import full_precision
+from glocal.store.files import report_os_errors
 from glocal.store.store import Store
 from glocal.sweeps.resolve import device_name
 
 if TYPE_CHECKING:
-    import polars
     from matplotlib.figure import Figure
 
-Scalar: TypeAlias = str | int | float | bool | None
-Row: TypeAlias = dict[str, Scalar]
+Row: TypeAlias = dict[str, Any]  # strings and numbers by column; None or NaN where there is none
 WorkItem: TypeAlias = dict[str, Any]  # what to measure, as JSON values
 OnProgress: TypeAlias = Callable[[int, int, str], None]  # items done, items in total, the next item
 VERSION = 1
@@ -47,14 +46,6 @@ class Cost:
     seconds: float
     device: str
     finished: str
-
-    @staticmethod
-    def from_json(content: Any) -> Cost | None:
-        """Parse a stored cost; return None if it is missing or malformed."""
-        try:
-            return Cost(float(content["seconds"]), str(content["device"]), str(content["finished"]))
-        except (KeyError, TypeError, ValueError):
-            return None
 
 
 def total_cost(costs: Iterable[Cost | None]) -> Cost | None:
@@ -94,26 +85,22 @@ class Study(Protocol):
         """Return all items, or those of a demo on embedded data that takes under a minute on two cores."""
         ...
 
-    def cost(self, demo: bool) -> str:
-        """Return the amount of work in a few words: runs, steps, products."""
-        ...
-
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         """Measure one item."""
         ...
 
-    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Draw the figure."""
         ...
 
-    def summarize(self, rows: Sequence[Row]) -> Summary:
+    def summarize(self, rows: pl.DataFrame) -> Summary:
         """Return the summary table and the verdict."""
         ...
 
 
 def run(
     study: Study, context: Context, demo: bool = False, on_progress: OnProgress | None = None
-) -> tuple[list[Row], Cost | None]:
+) -> tuple[pl.DataFrame, Cost | None]:
     """Return all rows of a study and what they cost, measuring the items that the store does not have.
 
     Args:
@@ -124,24 +111,21 @@ def run(
     """
     items = study.work_items(demo)
     Store.create(context.store)
-    rows: list[Row] = []
-    costs: list[Cost | None] = []
+    paths = []
     for number, item in enumerate(items):
         if on_progress is not None:
             on_progress(number, len(items), describe(item))
-        path = context.store / "studies" / study.name / f"{item_hash(study, item)}.json"
+        path = context.store / "studies" / study.name / f"{item_hash(study, item)}.parquet"
         if not path.exists():
             start = time.perf_counter()
             with full_precision():
-                measured = study.measure(item, context)
+                rows = study.measure(item, context)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            _write(path, item, measured, Cost(time.perf_counter() - start, device_name(context.device), finished))
-        content = _read(path)
-        rows += [_decode(row) for row in content["rows"]]
-        costs.append(Cost.from_json(content.get("cost")))
+            write_table(rows, path, Cost(time.perf_counter() - start, device_name(context.device), finished))
+        paths.append(path)
     if on_progress is not None:
         on_progress(len(items), len(items), "")
-    return rows, total_cost(costs)
+    return pl.concat(map(read_table, paths), how="vertical_relaxed"), total_cost(map(read_cost, paths))
 
 
 def item_hash(study: Study, item: WorkItem) -> str:
@@ -155,41 +139,33 @@ def describe(item: WorkItem) -> str:
     return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in item.items())
 
 
-def format_cell(value: Scalar) -> str:
+def format_cell(value: str | float | None) -> str:
     """Format a value of a summary table: three significant digits, "–" if it is missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
+def draw(study: Study, rows: pl.DataFrame, path: Path) -> Path:
     """Write the study's figure to a file."""
     from glocal.report.style import save_figure
 
     return save_figure(lambda figure: study.draw(rows, figure), path)
 
 
-def publish(study: Study, rows: Sequence[Row], out: Path, cost: Cost | None = None) -> list[Path]:
+def publish(study: Study, rows: pl.DataFrame, out: Path, cost: Cost | None = None) -> list[Path]:
     """Write the table as Parquet and the figure as PNG and PDF into a folder."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        paths = [write_table(rows, out / f"{study.name}.parquet", cost)]
-        return paths + [draw(study, rows, out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
-    except OSError as error:
-        raise GlocalError(f"cannot write to '{out}': {error.strerror or error}.") from error
+    paths = [write_table(rows, out / f"{study.name}.parquet", cost)]
+    return paths + [draw(study, rows, out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
 
 
-def write_table(rows: Sequence[Row], path: Path, cost: Cost | None = None) -> Path:
-    """Write rows as Parquet; the first row names the columns."""
-    import polars
-
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None) -> Path:
+    """Write rows as Parquet."""
     metadata = {} if cost is None else {COST_KEY: json.dumps(asdict(cost))}
-    polars.DataFrame(columns).write_parquet(path, metadata=metadata)
-    return path
+    return write_parquet(pl.DataFrame(rows, infer_schema_length=None), path, metadata=metadata)
 
 
-def read_table(path: Path, columns: Sequence[str] = (), name: str = "a study") -> list[Row]:
+def read_table(path: Path, columns: Sequence[str] = (), name: str = "a study") -> pl.DataFrame:
     """Read the rows of a Parquet file.
 
     Args:
@@ -197,71 +173,41 @@ def read_table(path: Path, columns: Sequence[str] = (), name: str = "a study") -
         columns: Columns that the table must have; others are allowed.
         name: The study that the columns belong to, for the error message.
     """
-    rows = read_parquet(path, f"a table of {name}", columns).to_dicts()
-    if not rows:
+    rows = read_parquet(path, f"a table of {name}", columns)
+    if rows.is_empty():
         raise GlocalError(f"'{path}' is not a table of {name}: it has no rows.")
     return rows
 
 
-def read_parquet(path: Path, kind: str, columns: Sequence[str]) -> polars.DataFrame:
-    """Read a Parquet file that must have these columns; `kind` says in errors what the file should be."""
-    import polars
+def read_cost(path: Path) -> Cost | None:
+    """Read the cost from a table's metadata; None if the file has none."""
+    metadata = pl.read_parquet_metadata(path)
+    return Cost(**json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None
 
+
+def write_parquet(frame: pl.DataFrame, path: Path, **options: Any) -> Path:
+    """Write a Parquet file atomically, creating its folder."""
+    part = path.with_name(f".{path.stem}-{os.getpid()}.parquet")
+    with report_os_errors("write to", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.write_parquet(part, **options)
+        os.replace(part, path)
+    return path
+
+
+def read_parquet(path: Path, kind: str, columns: Sequence[str]) -> pl.DataFrame:
+    """Read a Parquet file that must have these columns; `kind` says in errors what the file should be."""
     try:
-        frame = polars.read_parquet(_parquet_bytes(path, kind))
-    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise GlocalError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
+        raise GlocalError(f"'{path}' is not {kind}: it is not a complete Parquet file.")
+    try:
+        frame = pl.read_parquet(content)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise GlocalError(f"'{path}' is not {kind}: {reason}.") from error
     if missing := [column for column in columns if column not in frame.columns]:
         raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing)}.")
     return frame
-
-
-def read_cost(path: Path) -> Cost | None:
-    """Read the cost from a table's metadata; None if the file has none."""
-    import polars
-
-    metadata = polars.read_parquet_metadata(io.BytesIO(_parquet_bytes(path, "a table")))
-    return Cost.from_json(json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None
-
-
-def _parquet_bytes(path: Path, kind: str) -> bytes:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise GlocalError(f"there is no file at '{path}'.") from error
-    except OSError as error:
-        raise GlocalError(f"'{path}' cannot be read: {error.strerror or error}.") from error
-    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
-        raise GlocalError(f"'{path}' is not {kind}: it is not a complete Parquet file.")
-    return content
-
-
-def _write(path: Path, item: WorkItem, rows: list[Row], cost: Cost) -> None:
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    content = {"item": item, "cost": asdict(cost), "rows": [_encode(row) for row in rows]}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, allow_nan=False))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise GlocalError(f"cannot write to the store '{path.parent}': {error.strerror or error}.") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-        if not all(isinstance(row, dict) for row in content["rows"]):
-            raise ValueError("rows must be objects")
-        return content
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GlocalError(f"'{path}' cannot be read. Delete it and run the command again.") from error
-
-
-def _encode(row: Row) -> Row:
-    """Replace NaN and infinities, which JSON does not have, by their names."""
-    return {k: repr(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-
-
-def _decode(row: Row) -> Row:
-    return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in row.items()}

@@ -1,4 +1,4 @@
-r"""Configurations and published numbers of Table 1, and of the figure on iCaRL's buffer (§6.1).
+r"""Configurations and published numbers of Table 1 and of the figure on iCaRL's buffer (§6.1), and how to train them.
 
 A `Column` is a challenge with its published training protocol, a `Row` an algorithm with its published hyperparameters.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from glocal.errors import require_known
+from glocal.challenges import make
+from glocal.challenges.challenge import Challenge
+from glocal.errors import GlocalError, require, require_known
+from glocal.store.run import Runs
+from glocal.sweeps.resolve import choose_device
+from glocal.sweeps.sweep import sweep
 
 Angles: TypeAlias = Literal["published", "seed"]
 ANGLES: tuple[Angles, ...] = ("published", "seed")
@@ -54,13 +60,12 @@ def published_angles(method: str) -> dict[int, list[float]]:
     The published code drew angles and replayed examples from one random stream per seed. So the methods without replay
     ('sgd', 'ewc', 'si', 'ogd') share their angles, and 'agem' and 'er' have their own.
     """
-    sequences: dict[str, dict[int, dict[int, float]]] = {}
-    for row in _read_csv("rotated-mnist-angles.csv"):
+    sequences: dict[str, dict[int, list[float]]] = {}
+    for row in _read_csv("rotated-mnist-angles.csv"):  # ordered by task
         for name in row["methods"].split(", "):
-            by_task = sequences.setdefault(name, {}).setdefault(int(row["seed"]), {})
-            by_task[int(row["task"])] = float(row["degrees"])
+            sequences.setdefault(name, {}).setdefault(int(row["seed"]), []).append(float(row["degrees"]))
     require_known("method with published angles", method, sequences)
-    return {seed: [degrees for _, degrees in sorted(tasks.items())] for seed, tasks in sequences[method].items()}
+    return sequences[method]
 
 
 def _read_csv(name: str) -> Iterator[dict[str, str]]:
@@ -115,31 +120,80 @@ class Column:
         require_known(f"row of table 1 on {self.challenge}:", algorithm, by_name)
         return by_name[algorithm]
 
-    def select_rows(self, algorithms: Sequence[str] = (), extra: bool = False) -> tuple[Row, ...]:
-        """Return rows by name; by default the standard ones, and the extra ones if `extra` is set."""
-        if algorithms:
-            return tuple(self.row(name) for name in dict.fromkeys(algorithms))
-        return self.all_rows if extra else self.rows
+    def select(self, algorithms: Sequence[str] = (), extra: bool = False, **sizes: Any) -> Column:
+        """Return a part of the column.
+
+        Args:
+            algorithms: rows by name; all by default.
+            extra: also select the rows that the paper's table does not have.
+            **sizes: `lrs`, `seeds`, `tasks` and `epochs`; those that are None or empty are the column's.
+        """
+        rows = tuple(self.row(name) for name in dict.fromkeys(algorithms)) if algorithms else self.rows
+        rows = self.all_rows if extra and not algorithms else rows
+        return replace(self, rows=rows, **{name: value for name, value in sizes.items() if value not in (None, (), [])})
 
     def find_row(self, algorithm: str, options: Mapping[str, Any]) -> Row | None:
         """Return the row of this algorithm all of whose options have these values."""
-        for row in self.all_rows:
-            if row.algorithm == algorithm and all(options.get(k) == v for k, v in row.options.items()):
-                return row
-        return None
+        matching = (row for row in self.all_rows if row.algorithm == algorithm)
+        return next((row for row in matching if all(options.get(k) == v for k, v in row.options.items())), None)
 
     def published_cell(self, row: Row, lr: float) -> PublishedCell | None:
         """Return the published numbers to compare a row with."""
         key = self.challenge, row.published, lr
         return next((c for c in published_cells() if (c.challenge, c.algorithm, c.lr) == key), None)
 
-    def precision_on(self, device: str) -> str:
-        """Return the column's precision on a GPU and fp32 on a CPU, which gains nothing from less."""
-        return self.precision if device == "cuda" else "fp32"
 
-    def describe_cost(self) -> str:
-        runs = len(self.rows) * len(self.lrs) * len(self.seeds)
-        return f"{self.challenge}: {runs} runs of {self.steps:,} steps ({self.network}, batch {self.batch_size})"
+def train(
+    columns: Sequence[Column],
+    *,
+    angles: Angles = "published",
+    precision: str | None = None,
+    on_row: Callable[[Runs], object] | None = None,
+    **options: Any,
+) -> Runs:
+    """Train the rows of columns, one sweep per row; runs that the store holds are not trained again.
+
+    Args:
+        columns: what to train; `extra_rows` are left out.
+        angles: for rotated challenges, the 'published' angles of each method and seed, or angles drawn from the 'seed',
+            which are the same for all algorithms.
+        precision: of matrix products; by default the column's on a GPU and fp32 on a CPU.
+        on_row: called after each row with all runs so far.
+        **options: `store`, `data`, `device` and `progress` of `glocal.sweep`.
+    """
+    gpu = choose_device(options.get("device", "auto")).type == "cuda"
+    parts = [(c, row, row_challenge(c, row, angles, options.get("data"))) for c in columns for row in c.rows]
+    runs = Runs([])
+    for column, row, challenge in parts:
+        names = ("network", "setting", "epochs", "batch_size", "train_eval")
+        protocol = {name: getattr(column, name) for name in names}
+        protocol |= {"tasks": column.tasks if isinstance(challenge, str) else None}
+        protocol |= {"precision": precision or (column.precision if gpu else "fp32")}
+        more = sweep(challenge, [(row.algorithm, row.options)], column.lrs, column.seeds, **protocol, **options)
+        runs = Runs([*runs, *more])
+        if on_row is not None:
+            on_row(runs)
+    return runs
+
+
+def row_challenge(column: Column, row: Row, angles: Angles, data: str | Path | None = None) -> str | Challenge:
+    """Return the challenge of a row, with the angles of all seeds, so that run names do not depend on the seeds."""
+    require_known("kind of angles", angles, ANGLES)
+    if angles == "seed" or not column.challenge.startswith("rotated-"):
+        return column.challenge
+    published = published_angles(row.angles)
+    if missing := [str(seed) for seed in column.seeds if seed not in published]:
+        raise GlocalError(
+            f"no angles were published for seed {', '.join(missing)}, only for {', '.join(map(str, published))}; "
+            "use --angles seed for other seeds."
+        )
+    available = len(published[SEEDS[0]])
+    require(
+        column.tasks <= available,
+        f"{column.tasks} tasks need as many angles, but {available} were published per seed; "
+        "use --angles seed for more tasks.",
+    )
+    return make(column.challenge, column.tasks, data, angles=published)
 
 
 def _rows(slots: int, si: float, ewc: float, ogd: int, **batchnorm: str) -> tuple[Row, ...]:
@@ -233,12 +287,8 @@ The claim: with herding iCaRL forgets more at high learning rates than at low on
 """
 
 
-def _icarl_rows(herding: Row) -> tuple[Row, ...]:
-    return herding, Row("icarl-random", herding.options)
-
-
 ICARL_COLUMNS: dict[str, Column] = {
-    name: replace(column, rows=_icarl_rows(column.row("icarl")), extra_rows=())
+    name: replace(column.select(ICARL_ALGORITHMS), extra_rows=())
     for name, column in COLUMNS.items()
     if name.startswith("split-")
 }
@@ -251,7 +301,7 @@ ICARL_DEMO = Column(
     epochs=3,
     batch_size=64,
     lrs=(0.02, 0.05, 0.3, 1.0),
-    rows=_icarl_rows(_icarl(50)),
+    rows=(_icarl(50), Row("icarl-random", _icarl(50).options)),
     seeds=DEMO.seeds,
     train_eval=500,
 )

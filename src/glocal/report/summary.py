@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rich.console import RenderableType
 from rich.filesize import decimal
@@ -109,6 +109,9 @@ class Group:
         return over_seeds(list(self.by_seed(view).values())) or dict.fromkeys(STATISTICS, (math.nan, math.nan))
 
 
+AnyGroup = TypeVar("AnyGroup", bound=Group)
+
+
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Group runs by challenge, locality (global first), algorithm and learning rate.
 
@@ -128,14 +131,14 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     return [Group(*key, tuple(sorted(own, key=lambda run: run.seed))) for key, own in sorted(members.items())]
 
 
-def split_groups(groups: Iterable[Group], *attributes: str) -> list[list[Group]]:
+def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyGroup]]:
     """Split sorted groups into lists that have equal attributes."""
     return [list(own) for _, own in groupby(groups, attrgetter(*attributes))]
 
 
 def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the last part of each name, extended by the settings in which entries of the same name differ."""
-    settings = [_flat(config) for config in configs]
+    settings = [flatten(config) for config in configs]
     same: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for name, own in zip(names, settings, strict=True):
         same.setdefault(name, []).append(own)
@@ -149,11 +152,11 @@ def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any
     ]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a configuration to dotted names."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
 
 

@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import polars as pl
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import Structure
@@ -35,27 +38,10 @@ from glocal.lens.approximation import (
 from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import Checkpoint, TrainingTrace
-from glocal.paper.studies.common import (
-    DEMO,
-    FULL,
-    column,
-    distinct,
-    drop_nonfinite,
-    finite_median,
-    integer_ticks,
-    make_cohort,
-    median,
-    medians_by,
-    split_seeds,
-    training_cost,
-    where,
-)
+from glocal.paper.studies import common
+from glocal.paper.studies.common import column, finite_median, integer_ticks, medians_by, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, DASHES, FAINT, MARKERS, WARM, LineStyle
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ewc": {"penalty": 1.0, "anchors": "each"},
@@ -83,27 +69,20 @@ class ApproximationError:
     columns = "algorithm approximation locality lr seed learnt task error true approximate distance ray exponent"
 
     def work_items(self, demo: bool) -> list[WorkItem]:
-        return self._algorithms(demo) if demo else split_seeds(self._algorithms(demo))
-
-    def _algorithms(self, demo: bool) -> list[WorkItem]:
-        base = DEMO | {"lrs": [0.01, 0.1], "seeds": [0]} if demo else FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
+        base = common.FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
+        base = common.DEMO | {"lrs": [0.01, 0.1], "seeds": [0]} if demo else base
         expansions: WorkItem = {"algorithm": "sgd", "options": {}}
         expansions |= {"examples": 200, "rank": 5} if demo else {"examples": 2_000, "rank": 20}
         # Algorithms consolidate on all examples of a task, so their approximation is compared on all of them.
         own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OPTIONS.items()]
-        return [item | base for item in (expansions, *own)]
-
-    def cost(self, demo: bool) -> str:
-        items = self._algorithms(demo)
-        expansions = (items[0]["tasks"] - 1) * len(items[0]["lrs"]) * len(items[0]["seeds"])
-        return f"{training_cost(items[0], len(items))}; about {60 * expansions:,} Hessian products"
+        items = [item | base for item in (expansions, *own)]
+        return items if demo else common.split_seeds(items)
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        cohort = make_cohort(item, context)
+        cohort = common.make_cohort(item, context)
+        recorded = record(cohort, item["epochs"], examples=item["examples"])
         rows: list[Row] = []
-        for member, trajectory in zip(
-            cohort.members, record(cohort, item["epochs"], examples=item["examples"]), strict=True
-        ):
+        for member, trajectory in zip(cohort.members, recorded, strict=True):
             # The ends of all tasks but the first, each with the memory that the task was learnt with.
             ends = [m for m, after in pairwise(trajectory.snapshots) if 0 < m.finished < after.finished]
             expand = "rank" in item
@@ -117,15 +96,15 @@ class ApproximationError:
                 rows += [run | row for row in (*_training_rows(errors), *_ray_rows(trace, make(trace)))]
         return rows
 
-    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Errors of the algorithms' own approximations and of expansions, then true and approximated old losses."""
         figure.set_size_inches(10.6, 9.8)
-        styles, ends = _styles(rows), _lr_range(rows)
-        own, expansions = ({s: style for s, style in styles.items() if s.own == kind} for kind in (True, False))
+        ends, series = _lr_range(rows), series_of(rows)
+        own, expansions = [s for s in series if s.own], [s for s in series if not s.own]
         top, middle, bottom = figure.subfigures(3, 1, height_ratios=(3.1, 3.1, 3.6), squeeze=False)[:, 0]
-        _draw_errors(top, rows, own, ends)
-        _draw_errors(middle, rows, expansions, ends)
-        _draw_losses(bottom, rows, own, ends)
+        _draw_errors(top, own, ends)
+        _draw_errors(middle, expansions, ends)
+        _draw_losses(bottom, own, ends)
         for section, title in (
             (top, r"The algorithms' own approximations $\hat L_o$"),
             (middle, "Taylor expansions of the losses along a run of plain SGD"),
@@ -133,17 +112,17 @@ class ApproximationError:
         ):
             section.suptitle(title, x=0.012, ha="left", fontweight="bold")
 
-    def summarize(self, rows: Sequence[Row]) -> Summary:
+    def summarize(self, rows: pl.DataFrame) -> Summary:
         low, high = _lr_range(rows)
         table: list[Row] = []
         for s in series_of(rows):
-            first, last = (s.average(rows, lr) for lr in (low, high))
-            powers: Row = {f"r^p at {lr:g}": s.exponent(where(rows, lr=lr)) for lr in (low, high)}
+            first, last = (float(s.errors(lr)[1].mean()) for lr in (low, high))
             line: Row = {"approximation": s.label, "locality": s.locality, "own": s.own}
             line |= {f"error at {low:g}": first, f"error at {high:g}": last}
-            table.append(line | {"growth": last / first if first > 0 else np.nan} | powers)
-        own = where(table, own=True)
-        growth = {kind: finite_median(where(own, locality=kind), "growth") for kind in ("local", "global")}
+            line |= {"growth": last / first if first > 0 else np.nan}
+            table.append(line | {f"r^p at {lr:g}": s.exponent(lr) for lr in (low, high)})
+        own = pl.DataFrame(table).filter(own=True)
+        growth = {kind: finite_median(own.filter(locality=kind), "growth") for kind in ("local", "global")}
         agrees = "agrees" if growth["local"] > growth["global"] else "does not agree"
         verdict = (
             f"From learning rate {low:g} to {high:g} the error of the mean old loss grows {growth['local']:.2g}-fold "
@@ -178,7 +157,7 @@ def _expansions(
     makers["whole"] = exact_taylor
     for name, make in makers.items():
         errors = error_curves(trace, ends, {"": [make(trace, o) for o in range(len(ends))]})[""]
-        yield name, errors, _whole_on_ray if name == "whole" else partial(lambda s, make: make(s, 0), make=make)
+        yield name, errors, _whole_on_ray if name == "whole" else partial(make, task=0)
 
 
 def _whole_on_ray(trace: TrainingTrace) -> Approximation:
@@ -223,130 +202,109 @@ def _row(learnt: int, task: int | None, error: float, true: float, approximate: 
 
 
 class Series(NamedTuple):
-    """A line of the figure: an algorithm's run and an approximation."""
+    """A line of the figure: an algorithm or an expansion, with its rows."""
 
-    algorithm: str
-    approximation: str
+    label: str
     locality: str
+    own: bool
+    style: LineStyle
+    means: pl.DataFrame
+    """Of the mean old loss, after every task."""
+    tasks: pl.DataFrame
+    """Of single tasks, after every task."""
+    rays: pl.DataFrame
 
-    @property
-    def own(self) -> bool:
-        return self.approximation == "own"
-
-    @property
-    def label(self) -> str:
-        if self.own:
-            return self.algorithm
-        return self.approximation if self.approximation.startswith("order") else f"order 2, {self.approximation}"
-
-    def rows(self, rows: Sequence[Row], **values: Any) -> list[Row]:
-        return where(rows, algorithm=self.algorithm, approximation=self.approximation, **values)
-
-    def errors(self, rows: Sequence[Row], lr: float) -> tuple[np.ndarray, np.ndarray]:
+    def errors(self, lr: float) -> tuple[np.ndarray, np.ndarray]:
         """The number of tasks learnt, and the error of the mean old loss: medians over seeds."""
-        return medians_by(self.rows(rows, lr=lr, ray=False, task=None), "learnt", "error")
+        return medians_by(self.means.filter(lr=lr), "learnt", "error")
 
-    def average(self, rows: Sequence[Row], lr: float) -> float:
-        """The error averaged over all tasks but the first."""
-        _, errors = self.errors(rows, lr)
-        return float(errors.mean()) if len(errors) else np.nan
-
-    def exponent(self, rows: Sequence[Row]) -> float:
+    def exponent(self, lr: float) -> float:
         """p of an error that grows as rᵖ: the median over the runs where it is known."""
-        exponents = column(self.rows(rows, ray=True), "exponent")
-        return median(exponents[np.isfinite(exponents)])
+        return finite_median(self.rays.filter(lr=lr), "exponent")
 
 
-def series_of(rows: Sequence[Row]) -> list[Series]:
-    """All lines: expansions first, then algorithms by locality and name."""
-    series = dict.fromkeys(Series(str(r["algorithm"]), str(r["approximation"]), str(r["locality"])) for r in rows)
-    return sorted(series, key=lambda s: (s.own, s.locality * s.own, s.algorithm * s.own))
+def series_of(rows: pl.DataFrame) -> list[Series]:
+    """All lines: expansions first, then algorithms by locality and name; cool and solid if global, warm if local."""
+    series: list[Series] = []
+    expansions, algorithms = (rows.filter((pl.col("approximation") == "own") == own) for own in (False, True))
+    for part in (expansions, algorithms.sort("locality", "algorithm", maintain_order=True)):
+        for own in part.partition_by("algorithm", "approximation", maintain_order=True):
+            algorithm, name, locality = own.row(0)[:3]
+            index = sum((s.own, s.locality) == (name == "own", locality) for s in series)
+            hue = (COOL if locality == "global" else WARM)[index]
+            label = algorithm if name == "own" else name if name.startswith("order") else f"order 2, {name}"
+            training, no_task = own.filter(ray=False), pl.col("task").is_null()
+            frames = training.filter(no_task), training.filter(~no_task), own.filter(ray=True)
+            style = LineStyle(hue, DASHES[locality], MARKERS[locality][index])
+            series.append(Series(label, locality, name == "own", style, *frames))
+    return series
 
 
-def _lr_range(rows: Sequence[Row]) -> tuple[float, float]:
-    lrs = distinct(rows, "lr")
-    return lrs[0], lrs[-1]
+def _lr_range(rows: pl.DataFrame) -> tuple[float, float]:
+    lrs = column(rows, "lr")
+    return lrs.min(), lrs.max()
 
 
-def _styles(rows: Sequence[Row]) -> dict[Series, LineStyle]:
-    """Cool and solid if global, warm and dashed if local."""
-    styles: dict[Series, LineStyle] = {}
-    for series in series_of(rows):
-        index = sum((s.own, s.locality) == (series.own, series.locality) for s in styles)
-        hues = COOL if series.locality == "global" else WARM
-        marker = MARKERS[series.locality][index % len(hues)]
-        styles[series] = LineStyle(hues[index % len(hues)], DASHES[series.locality], marker)
-    return styles
-
-
-def _draw_errors(
-    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, LineStyle], ends: tuple[float, float]
-) -> None:
+def _draw_errors(section: SubFigure, series: Sequence[Series], ends: tuple[float, float]) -> None:
     """Over tasks at the lowest and highest learning rate, and against the distance from θ_1."""
     low, high, distance, legend = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
     low.sharey(high)
     for axes, lr, word in zip((low, high), ends, ("low", "high"), strict=True):
-        _draw_over_tasks(axes, rows, styles, lr)
+        _draw_over_tasks(axes, series, lr)
         axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
     low.set_ylabel("error of the mean old loss")
-    _draw_over_distance(distance, rows, styles, ends[1])
+    _draw_over_distance(distance, series, ends[1])
     legend.axis("off")
     spacing: dict[str, Any] = {"handlelength": 3, "labelspacing": 0.7, "borderpad": 0}
     note = "growth of the error\nup to $r = 1$\n"
     legend.legend(*distance.get_legend_handles_labels(), loc="center left", title=note, alignment="left", **spacing)
 
 
-def _draw_losses(
-    section: SubFigure, rows: Sequence[Row], styles: Mapping[Series, LineStyle], ends: tuple[float, float]
-) -> None:
+def _draw_losses(section: SubFigure, series: Sequence[Series], ends: tuple[float, float]) -> None:
     """A column for every algorithm, a row for each learning rate; values far above the true loss are cut off."""
-    if not styles:
+    if not series:
         return
-    panels = section.subplots(2, len(styles), sharex=True, sharey="row", squeeze=False)
+    panels = section.subplots(2, len(series), sharex=True, sharey="row", squeeze=False)
     for panel_row, lr in zip(panels, ends, strict=True):
         highest = 0.0
-        for axes, (series, style) in zip(panel_row, styles.items(), strict=True):
-            own = series.rows(rows, lr=lr, ray=False, task=None)
-            for name, colour in (("true", FAINT), ("approximate", style.colour)):
-                learnt, losses = drop_nonfinite(*medians_by(own, "learnt", name))
-                axes.plot(learnt, losses, color=colour)
-                highest = max(highest, losses.max(initial=0.0) if name == "true" else 0.0)
+        for axes, one in zip(panel_row, series, strict=True):
+            own = one.means.filter(lr=lr)
+            highest = max(highest, plot_medians(axes, own, "learnt", "true", color=FAINT).max(initial=0.0))
+            plot_medians(axes, own, "learnt", "approximate", color=one.style.colour)
             integer_ticks(axes, count=4)
         if highest:
             panel_row[0].set_ylim(-0.1 * highest, 1.4 * highest)
         panel_row[0].set_ylabel(f"rate {lr:g}")
-    for axes, series in zip(panels[0], styles, strict=True):
-        axes.set_title(f"{series.label} ({series.locality})", loc="left", fontsize=8)
+    for axes, one in zip(panels[0], series, strict=True):
+        axes.set_title(f"{one.label} ({one.locality})", loc="left", fontsize=8)
     section.supxlabel("tasks learnt", fontsize=9)
 
 
-def _draw_over_tasks(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, LineStyle], lr: float) -> None:
+def _draw_over_tasks(axes: Axes, series: Sequence[Series], lr: float) -> None:
     """Against the tasks learnt. A line ends where half of the runs have diverged, with a marker at the top."""
-    diverged = False
-    for series, style in styles.items():
-        learnt, errors = series.errors(rows, lr)
-        axes.plot(*drop_nonfinite(learnt, errors), **style.line(), **style.point())
+    axes.set_xlabel("tasks learnt")
+    for one in series:
+        learnt, errors = one.errors(lr)
+        axes.plot(*common.drop_nonfinite(learnt, errors), **one.style.line(), **one.style.point())
         if not np.isfinite(errors).all():
-            diverged = True
             at = learnt[~np.isfinite(errors)][0]
-            axes.plot(at, 0.97, transform=axes.get_xaxis_transform(), color=style.colour, **style.point())
+            axes.plot(at, 0.97, transform=axes.get_xaxis_transform(), color=one.style.colour, **one.style.point())
+            axes.set_xlabel("tasks learnt  (at the top: diverged)")
     axes.set_yscale("log")
     integer_ticks(axes)
-    axes.set_xlabel("tasks learnt  (at the top: diverged)" if diverged else "tasks learnt")
 
 
-def _draw_over_distance(axes: Axes, rows: Sequence[Row], styles: Mapping[Series, LineStyle], lr: float) -> None:
+def _draw_over_distance(axes: Axes, series: Sequence[Series], lr: float) -> None:
     """ξ_1 against the distance from θ_1, and the distance of θ_2."""
-    for series, style in styles.items():
-        p = series.exponent(where(rows, lr=lr))
-        label = f"{series.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else series.label
-        points = drop_nonfinite(*medians_by(series.rows(rows, lr=lr, ray=True), "distance", "error"))
-        axes.plot(*points, **style.line(), **style.point(), markersize=3.5, label=label)
-    after = [row for series in styles for row in series.rows(rows, lr=lr, ray=False, task=0, learnt=2)]
-    if np.isfinite(next_solution := median(column(after, "distance"))):
+    for one in series:
+        p = one.exponent(lr)
+        label = f"{one.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else one.label
+        style: dict[str, Any] = {**one.style.line(), **one.style.point(), "markersize": 3.5}
+        plot_medians(axes, one.rays.filter(lr=lr), "distance", "error", **style, label=label)
+    distances = [column(one.tasks.filter(lr=lr, task=0, learnt=2), "distance") for one in series]
+    if np.isfinite(next_solution := common.median(np.concatenate(distances))):
         axes.axvline(next_solution, color=FAINT, linewidth=0.9, linestyle=":")
         axes.text(next_solution, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")
-    axes.set(
-        xscale="log", yscale="log", xlabel=r"distance  $r = \Vert\theta - \theta_1\Vert_2$", ylabel=r"$\xi_1(\theta)$"
-    )
+    axes.set(xscale="log", yscale="log", ylabel=r"$\xi_1(\theta)$")
+    axes.set_xlabel(r"distance  $r = \Vert\theta - \theta_1\Vert_2$")
     axes.set_title(f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", loc="left")

@@ -1,13 +1,19 @@
-"""What studies share: training the runs of a work item, selecting rows, and plotting over the learning rate."""
+"""What studies share: training the runs of a work item, statistics of rows, and plots over the learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from scipy import stats
 
 from glocal import challenges
@@ -19,21 +25,19 @@ from glocal.lens.trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
-from glocal.paper.study import Context, Row, Scalar, WorkItem
+from glocal.paper.study import Context, Row, WorkItem
 from glocal.report import style
 from glocal.report.style import LineStyle, log_lr
 from glocal.store.run import Run, Runs
 from glocal.sweeps.sweep import sweep
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
-
-Spread: TypeAlias = Literal["deviation", "range"]
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 20, "epochs": 5, "hidden": [100, 100]}
 DEMO: WorkItem = {"challenge": "rotated-digits", "tasks": 4, "epochs": 2, "hidden": [32, 32]}
 """Default training of a study; its items add learning rates, seeds and their own keys."""
+_COLUMN = table1.COLUMNS["rotated-mnist"]
+TABLE1: WorkItem = FULL | {"angles": "published", "batch_size": _COLUMN.batch_size}
+TABLE1 |= {"lrs": _COLUMN.lrs, "seeds": _COLUMN.seeds}
+"""Training as for Table 1."""
 
 
 def make_challenge(item: WorkItem, context: Context) -> Challenge:
@@ -78,12 +82,6 @@ def split_seeds(items: Sequence[WorkItem]) -> list[WorkItem]:
     return [item | {"seeds": [seed]} for item in items for seed in item["seeds"]]
 
 
-def training_cost(item: WorkItem, items: int = 1) -> str:
-    """Describe the training of so many items like this one."""
-    runs = items * len(item["lrs"]) * len(item["seeds"])
-    return f"{runs} runs of {item['tasks']} tasks of {item['challenge']}, {item['epochs']} epochs each"
-
-
 def sweep_item(
     item: WorkItem, context: Context, challenge: str | Challenge, algorithms: Sequence[Any], **options: Any
 ) -> Runs:
@@ -99,60 +97,61 @@ def run_row(run: Member | Run, algorithm: str) -> Row:
     return {"algorithm": algorithm, "locality": locality, "lr": float(run.lr), "seed": int(run.seed)}
 
 
-def where(rows: Iterable[Row], **values: Scalar) -> list[Row]:
-    """Select the rows that have these values in these columns."""
-    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+def column(rows: pl.DataFrame, name: str) -> np.ndarray:
+    """Return a column as floats; missing values become NaN."""
+    return rows[name].cast(pl.Float64).to_numpy()
 
 
-def column(rows: Iterable[Row], name: str) -> np.ndarray:
-    """Return a column as floats; None becomes NaN."""
-    return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=float)
-
-
-def finite(rows: Iterable[Row], name: str) -> np.ndarray:
+def finite(rows: pl.DataFrame, name: str) -> np.ndarray:
     """Return the finite values of a column."""
     values = column(rows, name)
     return values[np.isfinite(values)]
 
 
-def distinct(rows: Iterable[Row], name: str) -> list[float]:
+def distinct(rows: pl.DataFrame, name: str) -> list[float]:
     """Return the finite values of a column, sorted, each once."""
-    return sorted(set(finite(rows, name).tolist()))
+    return np.unique(finite(rows, name)).tolist()
 
 
-def names(rows: Iterable[Row], name: str = "algorithm") -> list[Any]:
+def names(rows: pl.DataFrame, name: str = "algorithm") -> list[Any]:
     """Return the values of a column in order of first appearance."""
-    return list(dict.fromkeys(row[name] for row in rows))
+    return rows[name].unique(maintain_order=True).to_list()
 
 
-def mean(rows: Iterable[Row], name: str) -> float:
+def mean(rows: pl.DataFrame, name: str) -> float:
     """Return the mean of a column's finite values; NaN if there are none."""
     values = finite(rows, name)
     return float(values.mean()) if values.size else np.nan
 
 
-def median(values: Sequence[float] | np.ndarray) -> float:
-    """Return the median, counting NaN (a diverged run) as larger than every number; NaN of nothing."""
-    ordered = np.sort(np.nan_to_num(np.asarray(values, dtype=float), nan=np.inf, posinf=np.inf))
-    count = len(ordered)
-    return float(ordered[(count - 1) // 2 : count // 2 + 1].mean()) if count else np.nan
-
-
-def finite_median(rows: Iterable[Row], name: str) -> float:
+def finite_median(rows: pl.DataFrame, name: str) -> float:
     """Return the median of a column's finite values; NaN if there are none."""
     values = finite(rows, name)
     return float(np.median(values)) if values.size else np.nan
 
 
-def medians_by(rows: Sequence[Row], x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+def median(values: Sequence[float] | np.ndarray) -> float:
+    """Return the median, counting NaN (a diverged run) as larger than every number; NaN of nothing."""
+    known = np.nan_to_num(np.asarray(values, dtype=float), nan=np.inf, posinf=np.inf)
+    return float(np.median(known)) if len(known) else np.nan
+
+
+def medians_by(rows: pl.DataFrame, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct values of x, and the median of y at each."""
     values = distinct(rows, x)
-    return np.array(values), np.array([median(column(where(rows, **{x: value}), y)) for value in values])
+    return np.array(values), np.array([median(column(rows.filter(pl.col(x) == value), y)) for value in values])
 
 
 def drop_nonfinite(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keep the points whose y is finite."""
     return x[np.isfinite(y)], y[np.isfinite(y)]
+
+
+def plot_medians(axes: Axes, rows: pl.DataFrame, x: str, y: str, **style: Any) -> np.ndarray:
+    """Plot the finite medians of y at every x, and return them."""
+    points = drop_nonfinite(*medians_by(rows, x, y))
+    axes.plot(*points, **style)
+    return points[1]
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
@@ -162,57 +161,43 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     return float(stats.spearmanr(x, y).statistic) if len(x) > 2 and np.ptp(x) and np.ptp(y) else np.nan
 
 
-def power_law(x: np.ndarray, y: np.ndarray) -> float:
-    """Fit y ∝ xᵖ by least squares of logarithms over finite positive values, and return p; NaN for fewer than two."""
-    known = np.isfinite(y) & (y > 0)
-    return float(np.polyfit(np.log(x[known]), np.log(y[known]), 1)[0]) if known.sum() > 1 else np.nan
-
-
 def group(
-    rows: Iterable[Row], by: str | Sequence[str], values: Mapping[str, Callable[[list[Row]], Scalar]]
+    rows: pl.DataFrame, by: Sequence[str], statistics: Mapping[str, Callable[[pl.DataFrame], float]]
 ) -> list[Row]:
-    """Return one row per group, with its keys and the given functions of its rows."""
-    keys = by.split() if isinstance(by, str) else by
-    groups: dict[tuple[Scalar, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[k] for k in keys), []).append(row)
-    return [
-        dict(zip(keys, key, strict=True)) | {name: f(members) for name, f in values.items()}
-        for key, members in groups.items()
-    ]
+    """Return one row per group, with its keys and the given statistics of its rows."""
+    groups = rows.partition_by(by, maintain_order=True)
+    return [own.select(by).row(0, named=True) | {name: f(own) for name, f in statistics.items()} for own in groups]
 
 
 def of_columns(
     columns: Mapping[str, str], statistic: Callable[..., float] = finite_median
-) -> dict[str, Callable[[list[Row]], Scalar]]:
+) -> dict[str, Callable[[pl.DataFrame], float]]:
     """Return functions for `group`: a statistic of columns; `columns` maps headings to column names."""
     return {heading: partial(statistic, name=name) for heading, name in columns.items()}
 
 
-def diverged_note(rows: Sequence[Row], name: str) -> str:
+def diverged_note(rows: pl.DataFrame, name: str) -> str:
     """Return a note on the runs whose column is not finite, to append to a verdict; "" if there are none."""
-    runs = {tuple(row.get(k) for k in ("classes", "algorithm", "lr", "seed")): row for row in rows}
-    diverged = sum(not len(finite([row], name)) for row in runs.values())
+    keys = [key for key in ("classes", "algorithm", "lr", "seed") if key in rows.columns]
+    runs = rows.unique(keys, keep="last")
+    diverged = len(runs) - len(finite(runs, name))
     return f" {diverged} of {len(runs)} runs diverged and are left out." if diverged else ""
 
 
 class Curve(NamedTuple):
-    """A statistic over seeds at every learning rate, and a band around it."""
+    """A statistic of the rows at every x, and a band around it."""
 
-    lrs: np.ndarray
+    x: np.ndarray
     middle: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
-    def at(self, lr: float) -> float:
-        return float(self.middle[list(self.lrs).index(lr)])
 
-
-def curve(rows: Sequence[Row], name: str, spread: Spread = "deviation") -> Curve:
+def curve(rows: pl.DataFrame, name: str, spread: Literal["deviation", "range"] = "deviation") -> Curve:
     """Return mean ± standard deviation (ddof = 0) of the finite values at each learning rate, or median and range."""
     points = []
     for lr in distinct(rows, "lr"):
-        values = finite(where(rows, lr=lr), name)
+        values = finite(rows.filter(lr=lr), name)
         if values.size and spread == "range":
             points.append((lr, np.median(values), values.min(), values.max()))
         elif values.size:
@@ -220,72 +205,71 @@ def curve(rows: Sequence[Row], name: str, spread: Spread = "deviation") -> Curve
     return Curve(*np.array(points, dtype=np.float64).reshape(-1, 4).T)
 
 
-def line_styles(rows: Sequence[Row]) -> dict[str, LineStyle]:
+def line_styles(rows: pl.DataFrame) -> dict[str, LineStyle]:
     """Return a line style for each algorithm: cool and solid if global, warm and dashed if local."""
-    algorithms = {(str(row["algorithm"]), str(row["locality"])) for row in rows}
-    return {name: line for (name, _), line in style.line_styles(algorithms).items()}
+    styles = style.line_styles(rows.select("algorithm", "locality").unique().rows())
+    return {name: line for (name, _), line in styles.items()}
 
 
-def label(rows: Sequence[Row]) -> str:
+def label(rows: pl.DataFrame) -> str:
     """Return an algorithm's name and locality, for a legend."""
-    return f"{rows[0]['algorithm']} ({rows[0]['locality']})"
+    return f"{rows['algorithm'][0]} ({rows['locality'][0]})"
 
 
-def legend_order(rows: Sequence[Row]) -> list[str]:
+def legend_order(rows: pl.DataFrame) -> list[str]:
     """Return the labels of all algorithms, global ones first."""
-    return [label(where(rows, algorithm=a)) for _, a in sorted({(r["locality"], r["algorithm"]) for r in rows})]
+    algorithms = rows.unique(["locality", "algorithm"]).sort("locality", "algorithm")
+    return [label(own) for own in algorithms.iter_slices(1)]
 
 
 def plot_over_lr(
-    axes: Axes, rows: Sequence[Row], name: str, styles: Mapping[str, LineStyle], spread: Spread = "deviation"
+    axes: Axes,
+    rows: pl.DataFrame,
+    name: str,
+    styles: Mapping[str, LineStyle],
+    spread: Literal["deviation", "range"] = "deviation",
 ) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
-    for algorithm in names(rows):
-        own, line = where(rows, algorithm=algorithm), styles[algorithm]
-        points = curve(own, name, spread)
-        axes.plot(points.lrs, points.middle, **line.line(), **line.point(), label=label(own))
-        axes.fill_between(points.lrs, points.low, points.high, color=line.colour, alpha=0.12, linewidth=0)
+    for own in rows.partition_by("algorithm", maintain_order=True):
+        line, points = styles[own["algorithm"][0]], curve(own, name, spread)
+        axes.plot(points.x, points.middle, **line.line(), **line.point(), label=label(own))
+        axes.fill_between(points.x, points.low, points.high, color=line.colour, alpha=0.12, linewidth=0)
     log_lr(axes, distinct(rows, "lr"), crowded=True)
 
 
-def log_y(axes: Axes) -> None:
-    """Use a logarithmic y axis with plain numbers; does nothing if no value is positive."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    if not axes.dataLim.y1 > 0:
+def log_axis(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+    """Use a logarithmic axis with plain numbers; does nothing if no value is positive."""
+    if not getattr(axes.dataLim, f"{which}1") > 0:
         return
-    axes.set_yscale("log", nonpositive="mask")
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
+    getattr(axes, f"set_{which}scale")("log", nonpositive="mask")
+    axis = getattr(axes, f"{which}axis")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def integer_ticks(axes: Axes, which: Literal["x", "y"] = "x", count: int | Literal["auto"] = "auto") -> None:
     """Put ticks at integers only."""
-    from matplotlib.ticker import MaxNLocator
-
     getattr(axes, f"{which}axis").set_major_locator(MaxNLocator(count, integer=True))
 
 
-def lr_colours(rows: Iterable[Row]) -> ScalarMappable:
-    """Return a colour map over learning rates, brighter for higher ones."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
+def annotate(axes: Axes, title: str, **settings: Any) -> None:
+    """Set a title at the left, and other properties."""
+    axes.set(**settings)
+    axes.set_title(title, loc="left")
 
+
+def lr_colours(rows: pl.DataFrame) -> ScalarMappable:
+    """Return a colour map over learning rates, brighter for higher ones."""
     lrs = distinct(rows, "lr")
     return ScalarMappable(LogNorm(lrs[0], lrs[-1] if len(lrs) > 1 else 2 * lrs[0]), style.dark_plasma(0.88))
 
 
-def lr_colour_bar(figure: Figure, colours: ScalarMappable, axes: Sequence[Axes], rows: Iterable[Row]) -> None:
+def lr_colour_bar(figure: Figure, colours: ScalarMappable, axes: Sequence[Axes], rows: pl.DataFrame) -> None:
     """Draw a colour bar with the learning rates as ticks beside some axes."""
     lrs = distinct(rows, "lr")
     bar = figure.colorbar(colours, ax=list(axes), label="learning rate", pad=0.02, ticks=lrs)
     bar.ax.set_yticklabels([f"{lr:g}" for lr in lrs])
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)
-
-
-def join(words: Sequence[str]) -> str:
-    """Join as "a", "a and b" or "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,30 +1,44 @@
-r"""Which algorithms are local and which global (Definition 3.1, §5)?
+r"""Which algorithms are local or global (Definition 3.1, §5), and how far local approximations hold (Assumption 3.2).
 
-For every algorithm, test whether \hat L_o depends on the solution θ_o, and compare the result with the locality that
-the algorithm declares, which is the paper's for those that the paper classifies.
+Locality: for every algorithm, test whether \hat L_o depends on the solution θ_o, and compare the result with the
+locality that the algorithm declares, which is the paper's for those that the paper classifies.
+
+ε-regions of Taylor expansions, Ω^ε_o = {θ : ξ_o(θ) < ε}: the radius is the distance from θ_o at which the error of an
+expansion of order 0, 1 or 2 (with the whole Hessian) reaches ε: along principal eigenvectors of the Hessian, along
+random directions, towards the next solution, and along the trajectory of plain SGD. The locality assumption is checked
+along the trajectory: the smallest ε for which it stays in Ω^ε_1 ∩ … ∩ Ω^ε_t while task t + 1 is learnt, and when it
+first leaves for a given ε.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+import polars as pl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from glocal.algorithms import ALGORITHMS
+from glocal.lens.approximation import ErrorCurves, error_curves
 from glocal.lens.local_or_global import Verdict, locality
-from glocal.paper.studies.common import column, join, names, where
+from glocal.lens.locality_assumption import locality_assumption, region_radii, trajectory_radii
+from glocal.lens.perturbation import top_eigenpairs, unit_directions
+from glocal.lens.record import record
+from glocal.lens.taylor import exact_taylor, taylor
+from glocal.lens.trace import TrainingTrace
+from glocal.paper.studies import common
+from glocal.paper.studies.common import annotate, column, distinct, finite, median, medians_by, names, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
-from glocal.report.style import FAINT, INK, TITLE_COLOURS
+from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, log_lr
 from glocal.sweeps import resolve
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-FULL: dict[str, Any] = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
-DEMO: dict[str, Any] = {"solutions": 10, "draws": 3, "probes": 4, "examples": 160, "epochs": 2, "lr": 0.1, "seed": 0}
+FULL: WorkItem = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
+DEMO: WorkItem = {"solutions": 10, "draws": 3, "probes": 4, "examples": 160, "epochs": 2, "lr": 0.1, "seed": 0}
 SETTINGS = {"rotated": "domain", "split": "task"}
 
 
@@ -49,43 +63,41 @@ class Locality:
             if setting in a.settings
         ]
 
-    def cost(self, demo: bool) -> str:
-        size = DEMO if demo else FULL
-        return f"{len(self.work_items(demo))} tests of {size['solutions']} solutions, {size['draws']} memories each"
-
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         options = dict(item)
-        name = options.pop("challenge")
+        name, algorithm = options.pop("challenge"), options.pop("algorithm")
         challenge = resolve.challenge(name, data=context.data, setting=SETTINGS[name.partition("-")[0]]).value
-        verdict = locality(options.pop("algorithm"), challenge, **options, device=context.device)
-        return verdict_rows(verdict, name, ALGORITHMS[item["algorithm"]].family)
+        verdict = locality(algorithm, challenge, **options, device=context.device)
+        return verdict_rows(verdict, name, ALGORITHMS[algorithm].family)
 
-    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         r"""The share of \hat L_o's variance that θ_o explains: ticks at each θ, points for the mean."""
-        panels = [where(rows, challenge=name) for name in names(rows, "challenge")]
-        sizes = [len(names(panel)) for panel in panels]
+        panels = rows.partition_by("challenge", maintain_order=True)
+        sizes = [panel["algorithm"].n_unique() for panel in panels]
         one_row = 2 * min(sizes) > max(sizes)  # panels of very different heights go below each other
         columns = len(sizes) if one_row else 1
         heights = [0.21 * max(sizes) + 0.9] if one_row else [0.21 * size + 0.9 for size in sizes]
         figure.set_size_inches(4.9 * columns + 0.4, sum(heights) + 0.4)
         cells = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flat
         for axes, panel in zip(cells, panels, strict=True):
-            _draw_panel(axes, panel)
-        handles = _legend_handles()
+            _draw_shares(axes, panel)
+        marks: list[dict[str, Any]] = [
+            *({"label": f"declared {kind}", "color": colour} for kind, colour in TITLE_COLOURS.items()),
+            {"label": "test disagrees", "color": FAINT, "markerfacecolor": "white", "markeredgewidth": 1.4},
+            {"label": "at a single θ", "color": FAINT, "marker": "|", "markersize": 7},
+        ]
+        handles = [Line2D([], [], linestyle="none", **{"marker": "o", **mark}) for mark in marks]
         columns = min(len(handles), 2 * columns)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.4)
 
-    def summarize(self, rows: Sequence[Row]) -> Summary:
+    def summarize(self, rows: pl.DataFrame) -> Summary:
         columns = ("challenge", "algorithm", "declared", "found", "explained", "information", "p_value")
-        table = [{name: row[name] for name in columns} for row in rows if row["probe"] == 0]
-        differ = list(dict.fromkeys(str(row["algorithm"]) for row in table if row["declared"] != row["found"]))
+        table = rows.filter(probe=0).select(columns)
+        differ = names(table.filter(pl.col("declared") != pl.col("found")))
         total = len(names(table))
-        exceptions = f"; it differs for {join(differ)}" if differ else ""
+        exceptions = f"; it differs for {', '.join(differ)}" if differ else ""
         agreement = f"{total - len(differ)} of {total} algorithms"
-        return Summary(table, f"The test agrees with the declared locality for {agreement}{exceptions}.")
-
-
-STUDIES = (Locality(),)
+        return Summary(table.to_dicts(), f"The test agrees with the declared locality for {agreement}{exceptions}.")
 
 
 def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
@@ -125,45 +137,223 @@ def share_over_theta(values: Tensor) -> float:
     return float(values.var(-1, correction=0).mean() / total) if total > 0 else 0.0
 
 
-def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
-    verdicts = [where(rows, algorithm=a) for a in names(rows)]
-    verdicts.sort(key=lambda v: (v[0]["declared"] == "local", _known(v[0]["explained"]), str(v[0]["algorithm"])))
+def _draw_shares(axes: Axes, rows: pl.DataFrame) -> None:
+    """A line per algorithm: declared global ones first, then by the share."""
+    order = pl.col("declared") == "local", pl.col("explained").fill_nan(-1), pl.col("algorithm"), pl.col("probe")
+    verdicts = rows.sort(order).partition_by("algorithm", maintain_order=True)
     heights = list(range(len(verdicts)))[::-1]
     for y, probes in zip(heights, verdicts, strict=True):
-        first = probes[0]
-        colour, explained = TITLE_COLOURS[str(first["declared"])], 100 * column([first], "explained")[0]
+        first = probes.row(0, named=True)
+        colour, explained, p = TITLE_COLOURS[first["declared"]], 100 * first["explained"], first["p_value"]
         axes.plot([0, explained], [y, y], color=colour, linewidth=1.2, alpha=0.5)
-        ticks = 100 * column(probes, "probe_explained")
-        axes.plot(ticks, [y] * len(ticks), "|", color=colour, markersize=7, alpha=0.6)
+        axes.plot(100 * probes["probe_explained"], [y] * len(probes), "|", color=colour, markersize=7, alpha=0.6)
         face = colour if first["declared"] == first["found"] else "white"
         axes.plot(explained, y, "o", color=colour, markerfacecolor=face, markeredgewidth=1.4, zorder=3)
-        p = column([first], "p_value")[0]
-        texts = f"{first['information']:.2f}", f"{p:.3f}" if p < 0.0995 else f"{p:.2g}"
-        for x, text in zip((1.05, 1.24), texts, strict=True):
+        for x, text in ((1.05, f"{first['information']:.2f}"), (1.24, f"{p:.3f}" if p < 0.0995 else f"{p:.2g}")):
             axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=8, color=INK)
     for x, text in ((1.05, "nats"), (1.24, "p")):
         axes.text(x, 1, text, transform=axes.transAxes, va="bottom", fontsize=8, color=FAINT)
-    axes.set_yticks(heights, [str(v[0]["algorithm"]) for v in verdicts])
+    axes.set_yticks(heights, [probes["algorithm"][0] for probes in verdicts])
     for tick, probes in zip(axes.get_yticklabels(), verdicts, strict=True):
-        tick.set_color(TITLE_COLOURS[str(probes[0]["declared"])])
-    axes.set(xlim=(-4, 104), ylim=(-0.7, len(verdicts) - 0.3))
+        tick.set_color(TITLE_COLOURS[probes["declared"][0]])
+    label = r"share of $\hat L_o$'s variance that $\theta_o$ explains (%)"
+    axes.set(xlim=(-4, 104), ylim=(-0.7, len(verdicts) - 0.3), xlabel=label)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(r"share of $\hat L_o$'s variance that $\theta_o$ explains (%)")
-    axes.set_title(str(rows[0]["challenge"]), loc="left", fontweight="bold", pad=10)
+    axes.set_title(rows["challenge"][0], loc="left", fontweight="bold", pad=10)
 
 
-def _known(value: Any) -> float:
-    return value if math.isfinite(value) else -1.0
+EPSILONS = (0.001, 0.01, 0.1, 1.0)
+SHOWN_EPSILON = 0.1
+"""The ε of the summary and of one panel."""
+DIRECTIONS = {
+    "principal": ("principal eigenvectors", WARM[0], "X"),
+    "random": ("random directions", COOL[0], "o"),
+    "update": ("towards the next solution", WARM[3], ">"),
+    "trajectory": ("along training", COOL[1], "s"),
+}
+"""Label, colour and marker."""
+ORDER_DASHES = {0: ":", 1: "--", 2: "-"}
+GRID = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 13))
+TOLERANCE = 0.01
 
 
-def _legend_handles() -> list[Any]:
-    from matplotlib.lines import Line2D
+class EpsilonRegion:
+    name = "epsilon-region"
+    columns = "lr seed kind task order epsilon direction radius distance learnt step smallest"
 
-    def mark(text: str, colour: str, **style: Any) -> Line2D:
-        return Line2D([], [], color=colour, linestyle="none", label=text, **{"marker": "o", **style})
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        base = common.FULL | {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": [0, 1, 2], "examples": 2_000}
+        base |= {"measured_tasks": [0, 9], "principal": 5, "random": 10}
+        if demo:
+            base = common.DEMO | {"lrs": [0.01, 0.03, 0.1], "seeds": [0, 1], "examples": 200}
+            base |= {"measured_tasks": [0], "principal": 2, "random": 4}
+        return common.split_seeds([base])
 
-    return [
-        *(mark(f"declared {kind}", colour) for kind, colour in TITLE_COLOURS.items()),
-        mark("test disagrees", FAINT, markerfacecolor="white", markeredgewidth=1.4),
-        mark("at a single θ", FAINT, marker="|", markersize=7),
-    ]
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        cohort = common.make_cohort(item, context)
+        rows: list[Row] = []
+        for member, trajectory in zip(cohort.members, record(cohort, examples=item["examples"]), strict=True):
+            trace = trajectory.trace
+            moments = [m for m in trajectory.snapshots if m.finished]
+            errors = error_curves(trace, moments, {"": [exact_taylor(trace, o) for o in range(len(trace.tasks))]})[""]
+            steps_per_task = trajectory.snapshots[-1].step / len(trace.tasks)
+            measured = [*_assumption_rows(errors, steps_per_task), *_trajectory_rows(errors, item["measured_tasks"])]
+            for task in item["measured_tasks"]:
+                measured += _radius_rows(trace, task, item["principal"], item["random"])
+            rows += [{"lr": member.lr, "seed": member.seed} | row for row in measured]
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Radius against ε and against the learning rate; smallest ε against tasks; first violation."""
+        figure.set_size_inches(10.2, 6.8)
+        (by_epsilon, by_lr), (smallest, violations) = figure.subplots(2, 2)
+        radii = rows.filter(kind="radius")
+        radii = radii.filter(pl.col("task") == pl.col("task").min())
+        _draw_radius_by_epsilon(by_epsilon, radii)
+        _draw_radius_by_lr(by_lr, radii.filter(order=2, epsilon=SHOWN_EPSILON))
+        _draw_smallest_epsilon(smallest, rows.filter(kind="moment"))
+        _draw_violations(violations, rows)
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        radii = rows.filter(kind="radius", order=2, epsilon=SHOWN_EPSILON)
+        table: list[Row] = []
+        for lr in distinct(rows, "lr"):
+            by_direction = {kind: radii.filter(lr=lr, direction=kind) for kind in ("principal", "random", "update")}
+            line: Row = {"lr": lr}
+            line |= {f"radius, {kind}": median(column(own, "radius")) for kind, own in by_direction.items()}
+            line["‖θ_{t+1} − θ_t‖"] = median(column(by_direction["update"], "distance"))
+            moments = _known_errors(rows.filter(kind="moment", lr=lr)).partition_by("seed")
+            line["smallest ε"] = median([column(run, "smallest").max() for run in moments])
+            violations = rows.filter(kind="break", epsilon=SHOWN_EPSILON, lr=lr)
+            table.append(line | {f"tasks until ξ ≥ {SHOWN_EPSILON:g}": median(column(violations, "learnt"))})
+        low, high = (row["smallest ε"] for row in (table[0], table[-1]))
+        agrees = "agrees" if high > low else "does not agree"
+        verdict = (
+            f"Plain SGD satisfies the locality assumption for ε above {low:.2g} at learning rate {table[0]['lr']:g} "
+            f"and above {high:.2g} at {table[-1]['lr']:g} (medians): {agrees} with the paper that higher rates violate "
+            "it."
+        )
+        return Summary(table, verdict)
+
+
+STUDIES = (Locality(), EpsilonRegion())
+
+
+def _radius_rows(trace: TrainingTrace, task: int, principal: int, random: int) -> Iterator[Row]:
+    """Radii of Ω^ε_o along rays, for every order and ε; NaN if the run diverged."""
+    update = trace.update(task + 1)
+    top, drawn = top_eigenpairs(trace, task, principal).vectors, unit_directions(trace, task, random)
+    directions = torch.cat([top, -top, drawn, update[None]])
+    kinds = ["principal"] * 2 * len(top) + ["random"] * len(drawn) + ["update"]
+    lengths = directions.norm(dim=1)
+    known = bool(((lengths > 0) & lengths.isfinite()).all())
+    # An eigenvector and its opposite have the same curvature.
+    independent = torch.cat([top, drawn, update[None]])
+    for order in (0, 1, 2):
+        exact = known and order == 2
+        expansion = exact_taylor(trace, task, independent) if exact else taylor(trace, task, min(order, 1))
+        for epsilon in EPSILONS:
+            values = torch.full((len(kinds),), torch.nan)
+            if known:
+                values = region_radii(trace, task, expansion, directions, epsilon, GRID, tolerance=TOLERANCE)
+            for kind, radius in zip(kinds, values.tolist(), strict=True):
+                row = _row("radius", task=task, order=order, epsilon=epsilon, direction=kind, radius=radius)
+                yield row | {"distance": float(update.double().norm())}
+
+
+def _trajectory_rows(errors: ErrorCurves, tasks: Sequence[int]) -> Iterator[Row]:
+    """The largest distance from θ_o before training left Ω^ε_o; inf if it never did."""
+    for epsilon in EPSILONS:
+        found = trajectory_radii(errors, epsilon)
+        inside = torch.where(found.first_outside.isinf(), torch.inf, found.last_inside.nan_to_num(nan=0.0))
+        for o in tasks:
+            yield _row("radius", task=o, order=2, epsilon=epsilon, direction="trajectory", radius=float(inside[o]))
+
+
+def _assumption_rows(errors: ErrorCurves, steps_per_task: float) -> Iterator[Row]:
+    """The smallest ε of the locality assumption at every moment, and its first violation for every ε."""
+    for i, smallest in enumerate(locality_assumption(errors, SHOWN_EPSILON).min_epsilon.tolist()):
+        step = int(errors.step[i])
+        yield _row("moment", learnt=step / steps_per_task, step=step, smallest=smallest)
+    for epsilon in EPSILONS:
+        first = locality_assumption(errors, epsilon).first_violation
+        if first is None:
+            yield _row("break", epsilon=epsilon, learnt=np.inf)
+        else:
+            known = {"learnt": first.step / steps_per_task, "step": first.step, "smallest": first.error}
+            yield _row("break", epsilon=epsilon, task=first.tasks[0], **known)
+
+
+def _row(kind: str, **values: Any) -> Row:
+    """kind: radius, moment or break. learnt: tasks learnt, with the fraction of the current one; inf for never."""
+    return {"kind": kind} | dict.fromkeys(EpsilonRegion.columns.split()[3:]) | values
+
+
+def _known_errors(moments: pl.DataFrame) -> pl.DataFrame:
+    """Replace errors that are not numbers by infinity."""
+    return moments.with_columns(pl.col("smallest").cast(pl.Float64).fill_null(np.inf).fill_nan(np.inf))
+
+
+def _draw_radius_by_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
+    """At the middle learning rate: colours for directions, dashes for orders."""
+    lrs = distinct(rows, "lr")
+    lr = lrs[len(lrs) // 2]
+    for order, dashes in ORDER_DASHES.items():
+        for kind, (_, colour, marker) in list(DIRECTIONS.items())[:3]:
+            own = rows.filter(lr=lr, direction=kind, order=order)
+            style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4}
+            plot_medians(axes, own, "epsilon", "radius", **style)
+        axes.plot([], [], color=FAINT, linestyle=dashes, label=f"order {order}")
+    labels = {"xlabel": r"$\varepsilon$", "ylabel": r"radius of $\Omega_1^\varepsilon$"}
+    annotate(axes, f"Radius and ε, at learning rate {lr:g}", xscale="log", yscale="log", **labels)
+    axes.legend(loc="upper left", handlelength=2.6)
+
+
+def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
+    """Order 2 at one ε, with the distance that training moves in one task."""
+    for kind, (label, colour, marker) in DIRECTIONS.items():
+        own = rows.filter(direction=kind)
+        plot_medians(axes, own, "lr", "radius", color=colour, marker=marker, linestyle="-", label=label)
+        if kind != "trajectory":
+            band = common.curve(own, "radius", "range")
+            axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.12, linewidth=0)
+    style: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "--"}
+    label = r"$\Vert\theta_2 - \theta_1\Vert$"
+    plot_medians(axes, rows.filter(direction="update"), "lr", "distance", **style, label=label)
+    log_lr(axes, distinct(rows, "lr"))
+    label = r"radius of $\Omega_1^\varepsilon$, order 2"
+    annotate(axes, f"Radius and learning rate, ε = {SHOWN_EPSILON:g}", yscale="log", ylabel=label)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+
+
+def _draw_smallest_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
+    """The largest error up to every moment, the median over seeds, for every learning rate."""
+    colours = common.lr_colours(rows)
+    running = _known_errors(rows).with_columns(pl.col("smallest").cum_max().over("lr", "seed"))
+    for lr in distinct(rows, "lr"):
+        last = running.filter(lr=lr).group_by("seed", "learnt").agg(pl.col("smallest").max())
+        x, y = common.drop_nonfinite(*medians_by(last, "learnt", "smallest"))
+        axes.plot(x[y > 0], y[y > 0], color=colours.to_rgba(np.array(lr)), label=f"{lr:g}")
+    axes.axhline(SHOWN_EPSILON, color=FAINT, linestyle=":", linewidth=0.9)
+    title = r"Smallest ε with $\theta \in \Omega^\varepsilon_1 \cap \dots \cap \Omega^\varepsilon_t$"
+    annotate(axes, title, yscale="log", xlabel="tasks learnt", ylabel="smallest ε so far")
+    common.integer_ticks(axes)
+    axes.legend(title="learning rate", loc="lower right", ncols=2)
+
+
+def _draw_violations(axes: Axes, rows: pl.DataFrame) -> None:
+    """When the assumption is first violated, against the learning rate, for every ε."""
+    latest = finite(rows.filter(kind="moment"), "learnt").max()
+    never = latest + 0.1 * max(latest - 1, 1)
+    for epsilon, colour, marker in zip(EPSILONS, COOL, MARKERS["global"], strict=False):
+        lrs, learnt = medians_by(rows.filter(kind="break", epsilon=epsilon), "lr", "learnt")
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markeredgecolor": "white"}
+        axes.plot(lrs, np.minimum(learnt, never), **style, label=f"{epsilon:g}")
+    axes.axhline(never, color=FAINT, linestyle=":", linewidth=0.9, zorder=0)
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+    axes.text(1, 1.01 * never, "never ", color=FAINT, fontsize=8, **place)
+    log_lr(axes, distinct(rows, "lr"))
+    label = "tasks learnt at the first violation"
+    annotate(axes, "When the locality assumption is violated", ylabel=label, ylim=(None, 1.08 * never))
+    common.integer_ticks(axes, "y")
+    axes.legend(title="ε", loc="center left", bbox_to_anchor=(1.02, 0.5))

@@ -8,51 +8,28 @@ gradients, with the true label's, and with the mean output's at equal memory: fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.theorems import GroundTruth, equal_split, ground_truth_of
 from glocal.metrics import confidence_interval, summary
-from glocal.paper.studies.common import (
-    column,
-    curve,
-    distinct,
-    diverged_note,
-    item_traces,
-    join,
-    legend_order,
-    line_styles,
-    log_y,
-    lr_colours,
-    make_challenge,
-    mean,
-    names,
-    plot_over_lr,
-    run_row,
-    sweep_item,
-    where,
-)
+from glocal.paper.studies import common
+from glocal.paper.studies.common import column, curve, distinct, line_styles, mean, names, run_row
 from glocal.paper.study import Context, Row, Summary, WorkItem
-from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, legend
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLUMN = COLUMNS["rotated-mnist"]
 ALGORITHMS = ("sgd", "ogd", "ogd-gtl", "ogd-ave", "ogd-published")
 CLASSES = (2, 5, 10)
-FULL: WorkItem = {"challenge": COLUMN.challenge, "angles": "published", "tasks": COLUMN.tasks, "epochs": COLUMN.epochs}
-FULL |= {"batch_size": COLUMN.batch_size, "hidden": [100, 100], "lrs": COLUMN.lrs, "seeds": COLUMN.seeds}
-FULL |= {"examples": COLUMN.train_eval, "slots": 500}
+FULL: WorkItem = common.TABLE1 | {"examples": 2_000, "slots": 500}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "epochs": 1, "lrs": (0.02, 0.1, 0.5)}
-DEMO |= {"seeds": COLUMN.seeds[:2], "examples": 500, "slots": 200}
+DEMO |= {"seeds": FULL["seeds"][:2], "examples": 500, "slots": 200}
 CLOSED: WorkItem = {"part": "equal split", "classes": (2, 3, 5, 10, 20, 50, 100, 200), "confidences": (0.5, 0.9, 0.99)}
 ENTRIES = ("confidence", "dominance", "of_trace", "of_squares", "of_total_trace")
 RUN = ("acc", "forgetting", "learning_accuracy")
@@ -62,10 +39,7 @@ class TrueLabel:
     """Rows of three parts: entries in closed form, entries of trained networks, forgetting of runs; NaN elsewhere."""
 
     name = "ogd-gtl"
-    columns = (
-        "part classes algorithm locality lr seed confidence dominance of_trace of_squares of_total_trace acc "
-        "forgetting learning_accuracy"
-    )
+    columns = f"part classes algorithm locality lr seed {' '.join(ENTRIES)} {' '.join(RUN)}"
 
     def work_items(self, demo: bool) -> list[WorkItem]:
         size = DEMO if demo else FULL
@@ -73,23 +47,18 @@ class TrueLabel:
         runs = [{"part": "forgetting", "classes": k, "algorithm": a, **size} for k in CLASSES for a in ALGORITHMS]
         return [CLOSED, *entries, *runs]
 
-    def cost(self, demo: bool) -> str:
-        size = DEMO if demo else FULL
-        runs = len(CLASSES) * (len(ALGORITHMS) + 1) * len(size["lrs"]) * len(size["seeds"])
-        return f"{size['challenge']}: {runs} runs of {size['tasks']} tasks of {join([str(k) for k in CLASSES])} classes"
-
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         if item["part"] == "equal split":
             return [_closed_form(k, p) for k in item["classes"] for p in item["confidences"]]
-        challenge = restrict_classes(make_challenge(item, context), item["classes"])
-        measure = _entry_rows if item["part"] == "entries" else _forgetting_rows
-        return measure(item, challenge, context)
+        challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
+        rows = _entry_rows if item["part"] == "entries" else _forgetting_rows
+        return rows(item, challenge, context)
 
-    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Top: the entry's weight against K. Bottom: a panel for each K with forgetting relative to plain SGD with the
         same seed, since angles differ between seeds by more than algorithms do."""
-        runs = where(rows, part="forgetting")
-        classes = [int(k) for k in distinct(runs, "classes")]
+        runs = rows.filter(part="forgetting")
+        classes = distinct(runs, "classes")
         width = max(3, len(classes))
         figure.set_size_inches(2.75 * width + 1.9, 5.8)
         top, bottom = figure.subplots(2, width, squeeze=False)
@@ -97,33 +66,31 @@ class TrueLabel:
             axes.set_visible(False)
         titles = "true label's entry / next largest", "a sample's share of the trace (%)", "of all squares (%)"
         for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=False):
-            _draw_entries(axes, rows, name, title)
+            _draw_entries(axes, rows, name)
+            axes.set_title(title, loc="left")
         styles = line_styles(runs)
         for axes, k in zip(bottom, classes, strict=False):
-            own = where(runs, classes=k)
-            plot_over_lr(axes, relative_to_sgd(own), "forgetting", styles)
-            base = curve(where(own, algorithm="sgd"), "forgetting").middle
+            own = runs.filter(classes=k)
+            common.plot_over_lr(axes, relative_to_sgd(own), "forgetting", styles)
+            base = curve(own.filter(algorithm="sgd"), "forgetting").middle
             note = f" (sgd: {base.min():.1f} to {base.max():.1f})" if base.size else ""
-            axes.set_title(f"$K = {k}${note}", loc="left")
+            axes.set_title(f"$K = {k:g}${note}", loc="left")
         bottom[0].set_ylabel("forgetting − that of sgd (points)")
-        legend(figure, legend_order(runs), note="forgetting at\nequal memory\n")
+        legend(figure, common.legend_order(runs), note="forgetting at\nequal memory\n")
 
-    def summarize(self, rows: Sequence[Row]) -> Summary:
-        entries, runs = where(rows, part="entries"), where(rows, part="forgetting")
-        table: list[Row] = []
-        parts = []
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        runs, table, parts = rows.filter(part="forgetting"), [], []
         for k in distinct(runs, "classes"):
+            own, entries = runs.filter(classes=k), rows.filter(part="entries", classes=k)
             line: Row = {"classes": int(k)}
-            for algorithm in names(runs):
-                line[f"forgetting, {algorithm}"] = mean(where(runs, classes=k, algorithm=algorithm), "forgetting")
-            own = where(entries, classes=k)
-            line |= {"entry / next": mean(own, "dominance"), "% of the trace": 100 * mean(own, "of_total_trace")}
-            table.append(line)
-            low, high = confidence_interval(variant_differences(where(runs, classes=k)))
+            line |= {f"forgetting, {a}": mean(own.filter(algorithm=a), "forgetting") for a in names(runs)}
+            line |= {"entry / next": mean(entries, "dominance")}
+            table.append(line | {"% of the trace": 100 * mean(entries, "of_total_trace")})
+            low, high = confidence_interval(variant_differences(own))
             sign = "more" if low > 0 else "less" if high < 0 else "neither more nor less (95 % interval)"
             parts.append(f"{sign} at K = {k:g}")
-        verdict = f"OGD-GTL forgets {join(parts)} than full OGD at equal memory." if parts else "No runs."
-        return Summary(table, verdict + diverged_note(runs, "forgetting"))
+        verdict = f"OGD-GTL forgets {', '.join(parts)} than full OGD at equal memory."
+        return Summary(table, verdict + common.diverged_note(runs, "forgetting"))
 
 
 STUDIES = (TrueLabel(),)
@@ -147,24 +114,25 @@ def restrict_classes(challenge: Challenge, classes: int) -> Challenge:
     return replace(challenge, name=name, outputs=classes, make_task=make_task, options=options)
 
 
-def relative_to_sgd(runs: Sequence[Row]) -> list[Row]:
+def relative_to_sgd(runs: pl.DataFrame) -> pl.DataFrame:
     """Subtract the forgetting of plain SGD at the same learning rate and seed, for the runs of one K."""
-    base = {(row["lr"], row["seed"]): column([row], "forgetting")[0] for row in where(runs, algorithm="sgd")}
-    differences = column(runs, "forgetting") - [base.get((row["lr"], row["seed"]), np.nan) for row in runs]
-    return [row | {"forgetting": float(x)} for row, x in zip(runs, differences, strict=True)]
+    keys = ["lr", "seed"]
+    base = runs.filter(algorithm="sgd").select(*keys, base="forgetting")
+    joined = runs.join(base, on=keys, how="left", maintain_order="left")
+    return joined.with_columns(forgetting=pl.col("forgetting") - pl.col("base"))
 
 
-def variant_differences(runs: Sequence[Row]) -> list[float]:
+def variant_differences(runs: pl.DataFrame) -> list[float]:
     """Return the forgetting of OGD-GTL minus that of full OGD for every seed, averaged over learning rates."""
-    label, full = (where(runs, algorithm=a) for a in ("ogd-gtl", "ogd"))
-    seeds = distinct(runs, "seed")
-    values = [mean(where(label, seed=s), "forgetting") - mean(where(full, seed=s), "forgetting") for s in seeds]
-    return [x for x in values if np.isfinite(x)]
+    seeds = [own for _, own in runs.group_by("seed", maintain_order=True)]
+    label, full = ([mean(own.filter(algorithm=a), "forgetting") for own in seeds] for a in ("ogd-gtl", "ogd"))
+    differences = np.subtract(label, full)
+    return differences[np.isfinite(differences)].tolist()
 
 
 def _row(part: str, classes: int, **known: Any) -> Row:
     """Return a row with all columns; unknown numbers are NaN."""
-    row: Row = {"part": part, "classes": int(classes), "algorithm": "", "locality": "", "lr": np.nan, "seed": -1}
+    row: Row = {"part": part, "classes": classes, "algorithm": "", "locality": "", "lr": np.nan, "seed": -1}
     return row | dict.fromkeys((*ENTRIES, *RUN), np.nan) | known
 
 
@@ -182,7 +150,7 @@ def _medians(entries: GroundTruth) -> dict[str, float]:
 def _entry_rows(item: WorkItem, challenge: Challenge, context: Context) -> list[Row]:
     """At every θ_o of plain SGD, averaged over tasks."""
     rows = []
-    for member, trace in item_traces(item | {"algorithm": "sgd"}, context, challenge):
+    for member, trace in common.item_traces(item | {"algorithm": "sgd"}, context, challenge):
         tasks = [_medians(ground_truth_of(trace, task)) for task in range(challenge.tasks)]
         means = {name: float(np.mean([weights[name] for weights in tasks])) for name in ENTRIES}
         rows.append(_row("entries", item["classes"], **run_row(member, "sgd"), **means))
@@ -191,41 +159,35 @@ def _entry_rows(item: WorkItem, challenge: Challenge, context: Context) -> list[
 
 def _forgetting_rows(item: WorkItem, challenge: Challenge, context: Context) -> list[Row]:
     """Runs of the store, among them those of Table 1."""
-    options = {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
+    algorithm = item["algorithm"], {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
     rows = []
-    for run in sweep_item(item, context, challenge, [(item["algorithm"], options)], train_eval=item["examples"]):
+    for run in common.sweep_item(item, context, challenge, [algorithm], train_eval=item["examples"]):
         percent = {name: 100 * summary(run)[name] for name in RUN}
         rows.append(_row("forgetting", item["classes"], **run_row(run, item["algorithm"]), **percent))
     return rows
 
 
-def _draw_entries(axes: Axes, rows: Sequence[Row], name: str, title: str) -> None:
+def _draw_entries(axes: Axes, rows: pl.DataFrame, name: str) -> None:
     """The equal split as lines, one for each confidence; trained networks as points coloured by learning rate."""
-    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
-
     factor = 1 if name == "dominance" else 100
-    closed, entries = where(rows, part="equal split"), where(rows, part="entries")
-    for confidence, dots in zip(distinct(closed, "confidence"), ((1, 1), (4, 1.5), (1, 0)), strict=False):
-        own = where(closed, confidence=confidence)
-        text = f"equal split, $p_y = {confidence:g}$"
-        style: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "linestyle": (0, dots) if dots[1] else "-"}
-        axes.plot(column(own, "classes"), factor * column(own, name), **style, label=text)
-    if entries:
-        x, y, lr = column(entries, "classes"), factor * column(entries, name), column(entries, "lr")
-        colours = lr_colours(entries).to_rgba(lr)
-        axes.scatter(x, y, s=16, c=colours, edgecolors="white", linewidths=0.4, zorder=3, label="trained networks")
+    closed, entries = rows.filter(part="equal split"), rows.filter(part="entries")
+    for confidence, dashes in zip(distinct(closed, "confidence"), ((0, (1, 1)), (0, (4, 1.5)), "-"), strict=False):
+        own = closed.filter(confidence=confidence)
+        style: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "linestyle": dashes}
+        label = f"equal split, $p_y = {confidence:g}$"
+        axes.plot(own["classes"], factor * own[name], **style, label=label)
+    if len(entries):
+        style = {"c": common.lr_colours(entries).to_rgba(column(entries, "lr")), "edgecolors": "white"}
+        style |= {"s": 16, "linewidths": 0.4, "zorder": 3, "label": "trained networks"}
+        axes.scatter(entries["classes"], factor * entries[name], **style)
     axes.set_xscale("log")
     if name == "dominance":
-        log_y(axes)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7, loc="upper left", labelspacing=0.3, handlelength=2.2)
+        common.log_axis(axes)
+        axes.legend(fontsize=7, loc="upper left", labelspacing=0.3, handlelength=2.2)
         note = "brighter points:\nhigher learning rates"
         axes.text(0.97, 0.05, note, transform=axes.transAxes, fontsize=7, color=FAINT, ha="right")
     else:
         axes.set_ylim(0, 104)
-    ticks = [2, 5, 10, 50, 200]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FixedFormatter([str(k) for k in ticks]))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks := [2, 5, 10, 50, 200], [str(k) for k in ticks])
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("classes $K$")
-    axes.set_title(title, loc="left")

@@ -16,99 +16,63 @@ direction, so its relative curvature Δᵀ H_o Δ / (‖Δ‖² ‖H_o‖) is me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
+import polars as pl
 import torch
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
 from glocal.lens.theorems import theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
-from glocal.paper.studies.common import (
-    column,
-    distinct,
-    diverged_note,
-    finite,
-    finite_median,
-    group,
-    item_traces,
-    label,
-    legend_order,
-    line_styles,
-    log_y,
-    lr_colour_bar,
-    lr_colours,
-    names,
-    of_columns,
-    plot_over_lr,
-    rank_correlation,
-    run_row,
-    split_seeds,
-    where,
-)
+from glocal.paper.studies import common
+from glocal.paper.studies.common import column, distinct, finite, finite_median, group, line_styles, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, INK, TITLE_COLOURS, legend, log_lr
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
-
-COLUMN = COLUMNS["rotated-mnist"]
-Options: TypeAlias = dict[str, dict[str, Any]]  # by algorithm
-THEOREM1_ALGORITHMS: Options = {
-    "sgd": {},
-    "ewc": dict(COLUMN.row("ewc").options),
-    "optimal-hard": {},
-    "optimal-soft": {},
-    "ogd": {"slots": 500},
+EWC = dict(COLUMNS["rotated-mnist"].row("ewc").options)
+DEMO_OPTIONS: dict[str, dict[str, Any]] = {
+    "optimal-hard": {"rank": 10, "samples": 500},
+    "optimal-soft": {"samples": 500},
+    **{name: {"slots": 500} for name in ("ogd", "ogd-gtl", "ogd-published")},
 }
-THEOREM2_ALGORITHMS: Options = {
-    "sgd": {},
-    "ewc": THEOREM1_ALGORITHMS["ewc"],
-    "ogd": {"slots": 2_000},
-    "ogd-gtl": {"slots": 2_000},
-    "ogd-published": {"slots": 2_000},
-    "optimal-hard": {},
-}
-DEMO_OPTIONS: Options = {"optimal-hard": {"rank": 10, "samples": 500}, "optimal-soft": {"samples": 500}}
-DEMO_OPTIONS |= {name: {"slots": 500} for name in ("ogd", "ogd-gtl", "ogd-published")}
-FULL: WorkItem = {"challenge": COLUMN.challenge, "angles": "published", "tasks": 10, "epochs": COLUMN.epochs}
-FULL |= {"batch_size": COLUMN.batch_size, "hidden": [100, 100], "lrs": COLUMN.lrs, "seeds": COLUMN.seeds}
-FULL |= {"examples": 2_000, "steps": 20}
+FULL: WorkItem = common.TABLE1 | {"tasks": 10, "examples": 2_000, "steps": 20}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "epochs": 2, "hidden": [22, 22]}
-DEMO |= {"lrs": (0.02, 0.1, 0.5), "seeds": COLUMN.seeds[:2], "examples": 300, "steps": 10}
+DEMO |= {"lrs": (0.02, 0.1, 0.5), "seeds": FULL["seeds"][:2], "examples": 300, "steps": 10}
 FACTOR = 2.0
 """A prediction counts as correct if it is within this factor of E(t)."""
 
 
-def make_items(algorithms: Options, demo: bool) -> list[WorkItem]:
-    """Return an item per algorithm for the demo, and per algorithm and seed otherwise."""
-    if demo:
-        return [{"algorithm": a, "options": o | DEMO_OPTIONS.get(a, {}), **DEMO} for a, o in algorithms.items()]
-    return split_seeds([{"algorithm": a, "options": o, **FULL} for a, o in algorithms.items()])
+class TheoremStudy:
+    """A study of runs of several algorithms that measures some values for every task from the second on."""
+
+    algorithms: ClassVar[dict[str, dict[str, Any]]]
+    """Options by name."""
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        if demo:
+            options = {a: o | DEMO_OPTIONS.get(a, {}) for a, o in self.algorithms.items()}
+            return [{"algorithm": a, "options": o, **DEMO} for a, o in options.items()]
+        return common.split_seeds([{"algorithm": a, "options": o, **FULL} for a, o in self.algorithms.items()])
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        rows: list[Row] = []
+        for member, trace in common.item_traces(item, context):
+            columns, run = self.measure_trace(trace, item["steps"]), common.run_row(member, item["algorithm"])
+            rows += [run | {"t": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, item["tasks"])]
+        return rows
+
+    def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
+        """Return columns with one value per task."""
+        raise NotImplementedError
 
 
-def make_cost(algorithms: Options, demo: bool) -> str:
-    size = DEMO if demo else FULL
-    runs, tasks = len(algorithms) * len(size["lrs"]) * len(size["seeds"]), size["tasks"]
-    products = tasks * (tasks - 1 + size["steps"])
-    return f"{size['challenge']}: {runs} runs of {tasks} tasks, {products} Hessian products each"
-
-
-def task_rows(item: WorkItem, context: Context, measure: Callable[[TrainingTrace], dict[str, Tensor]]) -> list[Row]:
-    """Return a row for every run and task from the second on, of columns measured with one value per task."""
-    rows: list[Row] = []
-    for member, trace in item_traces(item, context):
-        columns, run = measure(trace), run_row(member, item["algorithm"])
-        rows += [run | {"t": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, item["tasks"])]
-    return rows
-
-
-class Theorem1Study:
+class Theorem1Study(TheoremStudy):
     """Both sides of the theorem and its premises after every task from the second on."""
 
     name = "theorem1"
@@ -116,85 +80,78 @@ class Theorem1Study:
         "algorithm locality lr seed t "
         "measured quadratic second_order condition relative forgotten gradient_norm lowest reach"
     )
+    algorithms: ClassVar = {"sgd": {}, "ewc": EWC, "optimal-hard": {}, "optimal-soft": {}, "ogd": {"slots": 500}}
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
-        return make_items(THEOREM1_ALGORITHMS, demo)
+    def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
+        sides, expansion = theorem1(trace, steps=steps), recursion(forgetting(trace))
+        return {
+            "measured": sides.measured,
+            "quadratic": sides.quadratic,
+            "second_order": expansion.predicted,
+            "condition": sides.condition,
+            "relative": sides.relative,
+            "forgotten": sides.max_forgetting,
+            "gradient_norm": sides.max_gradient,
+            "lowest": sides.min_eigenvalue,
+            "reach": sides.max_distance_cubed,
+        }
 
-    def cost(self, demo: bool) -> str:
-        return make_cost(THEOREM1_ALGORITHMS, demo)
-
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        def columns(trace: TrainingTrace) -> dict[str, Tensor]:
-            sides, expansion = theorem1(trace, steps=item["steps"]), recursion(forgetting(trace))
-            return {
-                "measured": sides.measured,
-                "quadratic": sides.quadratic,
-                "second_order": expansion.predicted,
-                "condition": sides.condition,
-                "relative": sides.relative,
-                "forgotten": sides.max_forgetting,
-                "gradient_norm": sides.max_gradient,
-                "lowest": sides.min_eigenvalue,
-                "reach": sides.max_distance_cubed,
-            }
-
-        return task_rows(item, context, columns)
-
-    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A panel for each algorithm, E(t) against the quadratic form; and how often they agree."""
-        algorithms = names(rows)
+        algorithms = rows.partition_by("algorithm", maintain_order=True)
         width = -(-(len(algorithms) + 1) // 2)
         figure.set_size_inches(2.7 * width + 1.0, 5.6)
         cells = list(figure.subplots(2, width, squeeze=False).flat)
         for axes in cells[len(algorithms) + 1 :]:
             axes.set_visible(False)
         lowest = finite(rows, "measured").min(initial=0.0)
-        highest = float(np.concatenate([finite(rows, n) for n in ("measured", "quadratic")]).max(initial=0.0)) or 1.0
-        colours = lr_colours(rows)
-        for axes, algorithm in zip(cells, algorithms, strict=False):
-            _scatter(axes, where(rows, algorithm=algorithm), colours, lowest, highest)
+        highest = max(finite(rows, name).max(initial=0.0) for name in ("measured", "quadratic")) or 1.0
+        colours = common.lr_colours(rows)
+        for axes, own in zip(cells, algorithms, strict=False):
+            _scatter(axes, own, colours, lowest, highest)
         cells[0].legend(loc="lower right", handletextpad=0.1, borderpad=0.2)
         for axes in cells[: len(algorithms) : width]:
             axes.set_ylabel(r"forgetting $E(t)$, in loss")
         _draw_agreement(cells[len(algorithms)], rows)
-        lr_colour_bar(figure, colours, cells, rows)
+        common.lr_colour_bar(figure, colours, cells, rows)
 
-    def summarize(self, rows: Sequence[Row]) -> Summary:
-        known = [row for row in rows if len(finite([row], "measured"))]
-        second = where(known, t=2)
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        known = rows.filter(pl.col("measured").is_finite())
+        second, later = known.filter(t=2), known.filter(pl.col("t") != 2)
         table = group(
-            second,
-            "lr",
+            second.sort("lr", maintain_order=True),
+            ["lr"],
             {
                 **of_columns({"E(2)": "measured", "½ Δᵀ H̄ Δ": "quadratic"}),
                 "E(2) < 0 (%)": lambda own: 100 * float((column(own, "measured") < 0).mean()),
                 f"within a factor of {FACTOR:g} (%)": lambda own: percent_within(own, "quadratic"),
                 "second order within it (%)": lambda own: percent_within(own, "second_order"),
-                "rank correlation": lambda own: rank_correlation(column(own, "measured"), column(own, "quadratic")),
+                "rank correlation": lambda own: common.rank_correlation(*(column(own, n) for n in SIDES)),
                 **of_columns({"largest ‖∇L_o(θ_o)‖": "gradient_norm"}),
                 "largest distance of solutions": lambda own: finite_median(own, "reach") ** (1 / 3),
             },
         )
-        table.sort(key=lambda row: float(row["lr"] or 0))
-        if not second:
+        if second.is_empty():
             return Summary(table, "No run has a finite loss.")
-        later = [row for row in known if row["t"] != 2]
-        after = f" (after later tasks {percent_within(later, 'quadratic'):.0f} %)" if later else ""
+        after = f" (after later tasks {percent_within(later, 'quadratic'):.0f} %)" if len(later) else ""
         verdict = (
             f"The quadratic form of Theorem 4.1 is within a factor of {FACTOR:g} of E(2) in "
             f"{percent_within(second, 'quadratic'):.0f} % of {len(second)} runs{after}."
         )
-        return Summary(table, verdict + diverged_note(rows, "measured"))
+        return Summary(table, verdict + common.diverged_note(rows, "measured"))
 
 
-def percent_within(rows: Sequence[Row], name: str) -> float:
+SIDES = ("quadratic", "measured")
+
+
+def percent_within(rows: pl.DataFrame, name: str) -> float:
     """Return how many percent of E(t) are positive and within FACTOR of a column."""
     measured, predicted = column(rows, "measured"), column(rows, name)
     correct = (measured > 0) & (predicted >= measured / FACTOR) & (predicted <= measured * FACTOR)
-    return 100 * float(correct.mean()) if len(correct) else np.nan
+    return 100 * float(correct.mean())
 
 
-def _scatter(axes: Axes, rows: Sequence[Row], colours: ScalarMappable, lowest: float, highest: float) -> None:
+def _scatter(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable, lowest: float, highest: float) -> None:
     """Symmetric logarithmic axes, since E(t) may be negative; the band is what counts as correct."""
     linear = min(0.1, highest)
     for name in ("x", "y"):
@@ -204,20 +161,20 @@ def _scatter(axes: Axes, rows: Sequence[Row], colours: ScalarMappable, lowest: f
     axes.plot(diagonal, diagonal, color=FAINT, linewidth=0.9)
     axes.fill_between(diagonal, diagonal / FACTOR, diagonal * FACTOR, color=FAINT, alpha=0.12, linewidth=0)
     axes.axhline(0, color=FAINT, linewidth=0.6)
-    later = [row for row in rows if row["t"] != 2]
-    for own, text, size, edge in ((later, "$t > 2$", 9, "none"), (where(rows, t=2), "$t = 2$", 22, INK)):
-        x, y, lr = (column(own, name) for name in ("quadratic", "measured", "lr"))
+    later, second = rows.filter(pl.col("t") != 2), rows.filter(t=2)
+    for own, text, size, edge in ((later, "$t > 2$", 9, "none"), (second, "$t = 2$", 22, INK)):
         shape: dict[str, Any] = {"s": size, "edgecolors": edge, "linewidths": 0.7, "label": text}
-        axes.scatter(x, y, c=colours.to_rgba(lr), alpha=0.85, zorder=3, **shape)
-    axes.set_title(label(rows), color=TITLE_COLOURS[str(rows[0]["locality"])], loc="left")
+        x, y = (column(own, name) for name in SIDES)
+        axes.scatter(x, y, c=colours.to_rgba(column(own, "lr")), alpha=0.85, zorder=3, **shape)
+    axes.set_title(common.label(rows), color=TITLE_COLOURS[rows["locality"][0]], loc="left")
     axes.set_xlabel(r"$\frac{1}{2}\,\Delta_t^\top \bar H_{<t}\,\Delta_t$")
 
 
-def _draw_agreement(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_agreement(axes: Axes, rows: pl.DataFrame) -> None:
     for algorithm, style in line_styles(rows).items():
-        own = [row for row in where(rows, algorithm=algorithm) if len(finite([row], "measured"))]
+        own = rows.filter(pl.col("measured").is_finite(), algorithm=algorithm)
         lrs = distinct(own, "lr")
-        percents = [percent_within(where(own, lr=lr), "quadratic") for lr in lrs]
+        percents = [percent_within(own.filter(lr=lr), "quadratic") for lr in lrs]
         axes.plot(lrs, percents, **style.line(), **style.point(), label=algorithm)
     log_lr(axes, distinct(rows, "lr"), crowded=True)
     axes.set_ylim(-4, 104)
@@ -233,65 +190,55 @@ PANELS = {
     "relative": r"curvature $\Delta_t^\top H_o\,\Delta_t\;/\;\Vert\Delta_t\Vert^2\,\Vert H_o\Vert$",
     "forgetting": "forgetting $E(t)$, in loss",
 }
-HEADINGS = {"Δᵀ H Δ": "hessian", "Δᵀ G Δ": "outer", "functional part (%)": "functional_share", "‖Δ‖": "length"}
-HEADINGS |= {"relative curvature": "relative", "E(t)": "forgetting"}
+HEADINGS = ("Δᵀ H Δ", "Δᵀ G Δ", "functional part (%)", "‖Δ‖", "relative curvature", "E(t)")
 LINEAR_PANELS = ("functional_share", "forgetting")
 
 
-class Theorem2Study:
+class Theorem2Study(TheoremStudy):
     """The quadratic forms of every update, averaged over the tasks before it, and the forgetting."""
 
     name = "theorem2"
     columns = (
         "algorithm locality lr seed t hessian outer functional functional_share rayleigh relative length forgetting"
     )
+    algorithms: ClassVar = {
+        "sgd": {},
+        "ewc": EWC,
+        **{name: {"slots": 2_000} for name in ("ogd", "ogd-gtl", "ogd-published")},
+        "optimal-hard": {},
+    }
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
-        return make_items(THEOREM2_ALGORITHMS, demo)
+    def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
+        forms = theorem2(trace, steps=steps)
+        means = ("hessian", "outer", "functional", "functional_share", "rayleigh", "relative")
+        columns = {name: _mean_over_old(getattr(forms, name)) for name in means}
+        columns["functional_share"] *= 100
+        return columns | {"length": forms.lengths, "forgetting": average(measured_forgetting(trace), "t")}
 
-    def cost(self, demo: bool) -> str:
-        return make_cost(THEOREM2_ALGORITHMS, demo)
-
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        def columns(trace: TrainingTrace) -> dict[str, Tensor]:
-            forms = theorem2(trace, steps=item["steps"])
-            return {
-                "hessian": _mean_over_old(forms.hessian),
-                "outer": _mean_over_old(forms.outer),
-                "functional": _mean_over_old(forms.functional),
-                "functional_share": 100 * _mean_over_old(forms.functional_share),
-                "rayleigh": _mean_over_old(forms.rayleigh),
-                "relative": _mean_over_old(forms.relative),
-                "length": forms.lengths,
-                "forgetting": average(measured_forgetting(trace), "t"),
-            }
-
-        return task_rows(item, context, columns)
-
-    def draw(self, rows: Sequence[Row], figure: Figure) -> None:
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Panels over the learning rate: medians over tasks and seeds, bands over seeds."""
         figure.set_size_inches(10.2, 5.4)
         runs, styles = _by_run(rows), line_styles(rows)
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-            plot_over_lr(axes, runs, name, styles, spread="range")
+            common.plot_over_lr(axes, runs, name, styles, spread="range")
             axes.set_title(title, loc="left")
             if name not in LINEAR_PANELS:
-                log_y(axes)
-        legend(figure, legend_order(rows), note="medians over tasks\nand seeds; bands\nover seeds\n")
+                common.log_axis(axes)
+        legend(figure, common.legend_order(rows), note="medians over tasks\nand seeds; bands\nover seeds\n")
 
-    def summarize(self, rows: Sequence[Row]) -> Summary:
+    def summarize(self, rows: pl.DataFrame) -> Summary:
         runs = _by_run(rows)
-        table = group(runs, "algorithm lr", of_columns(HEADINGS))
+        table = group(runs, ["algorithm", "lr"], of_columns(dict(zip(HEADINGS, PANELS, strict=True))))
         lr = max(distinct(runs, "lr"))
-        ogd, sgd = (where(runs, algorithm=a, lr=lr) for a in ("ogd", "sgd"))
-        if not ogd or not sgd:
+        ogd, sgd = (runs.filter(algorithm=a, lr=lr) for a in ("ogd", "sgd"))
+        if ogd.is_empty() or sgd.is_empty():
             return Summary(table, "Runs of ogd and sgd are needed for a verdict.")
         form, forgetting = (finite_median(ogd, n) / finite_median(sgd, n) for n in ("outer", "forgetting"))
         verdict = (
             f"At learning rate {lr:g} OGD's constraint leaves {form:.2g} of SGD's Δᵀ G Δ on all inputs and "
             f"{forgetting:.2g} of its forgetting; Theorem 5.1 has 0 for both."
         )
-        return Summary(table, verdict + diverged_note(rows, "hessian"))
+        return Summary(table, verdict + common.diverged_note(rows, "hessian"))
 
 
 STUDIES = (Theorem1Study(), Theorem2Study())
@@ -303,11 +250,7 @@ def _mean_over_old(pairs: Tensor) -> Tensor:
     return torch.where(old, pairs, 0.0).sum(1) / old.sum(1)
 
 
-def _by_run(rows: Sequence[Row]) -> list[Row]:
+def _by_run(rows: pl.DataFrame) -> pl.DataFrame:
     """One row per run: the medians over its tasks; NaN if one of them is NaN."""
-
-    def median(own: list[Row], name: str) -> float:
-        return float(np.median(column(own, name)))
-
-    medians = of_columns({name: name for name in PANELS}, median)
-    return group(rows, "algorithm locality lr seed", medians)
+    medians = [pl.when(~pl.col(n).is_nan().any()).then(pl.col(n).median()).otherwise(np.nan).alias(n) for n in PANELS]
+    return rows.group_by("algorithm", "locality", "lr", "seed", maintain_order=True).agg(medians)

@@ -1,0 +1,305 @@
+r"""Forgetting and the quadratic approximation: predicted for every pair of tasks, and from the flatness of solutions.
+
+Recursion: Eq. forgetting-quadratic predicts the forgetting of every pair of tasks, Eq. eqt:forgetting-rec its average,
+for plain SGD over learning rates. Both are exact for quadratic losses: a linear network with squared error, in double
+precision, must agree to rounding.
+
+Flatness (§4, "flatter local minima"): an update Δ forgets ½ Δᵀ H_o Δ: at most ½ λ_max ‖Δ‖², and ½ (tr H_o / P) ‖Δ‖² for
+a random direction. So forgetting should grow with λ_max and with the trace as long as learning is local and updates
+have one length; over learning rates neither holds. Plain SGD is compared with stable SGD, a regime designed to find
+flat solutions, each with the batch size that its authors use for five rotations: 64 and 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, SymmetricalLogLocator
+from torch.nn.functional import one_hot
+
+from glocal.challenges.challenge import Challenge, Data, Task
+from glocal.lens.forgetting import Forgetting, flatness, forgetting, recursion
+from glocal.paper.studies import common
+from glocal.paper.studies.common import annotate, column, distinct, group, item_traces, lr_colours, mean
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.paper.table1 import SEEDS
+from glocal.report.style import COOL, FAINT, WARM, log_lr
+
+MAX_ROUNDING = 1e-9
+"""The largest relative difference that double precision explains."""
+TERMS = {"gradient": "gradient", "quadratic": "Hessian", "remainder": "higher orders"}
+DASHES = {"measured": "-", "predicted": "--"}
+
+
+class Recursion:
+    name = "recursion"
+    columns = (
+        "network lr seed kind task learnt measured predicted before gradient quadratic v remainder gradient_share "
+        "quadratic_share remainder_share"
+    )
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        if demo:
+            base = common.DEMO | {"seeds": [0, 1], "examples": 500}
+            lrs, linear_lrs = [0.01, 0.03, 0.1, 0.3], [0.001, 0.01]
+        else:
+            base = common.FULL | {"seeds": [0, 1, 2, 3, 4], "examples": 2_000}
+            lrs, linear_lrs = [0.001, 0.005, 0.01, 0.05, 0.1], [0.0001, 0.001, 0.01]
+        # Linear regression is stable below a learning rate given by the inputs' largest second moment.
+        linear = {"network": "linear"} | base | {"hidden": [], "lrs": linear_lrs}
+        items = [{"network": "mlp"} | base | {"lrs": lrs}, linear]
+        return items if demo else common.split_seeds(items)
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        challenge = common.make_challenge(item, context)
+        linear = item["network"] == "linear"
+        rows: list[Row] = []
+        for member, trace in item_traces(item, context, regression(challenge) if linear else challenge):
+            pairs = forgetting(trace.double() if linear else trace)
+            run: Row = {"network": item["network"], "lr": member.lr, "seed": member.seed}
+            rows += [run | row for row in (*_pair_rows(pairs), *_average_rows(pairs))]
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Predicted against measured, for both networks; the share of every term; the average over tasks."""
+        figure.set_size_inches(10.2, 7.0)
+        (pairs, exact), (shares, average) = figure.subplots(2, 2)
+        _draw_predictions(pairs, rows.filter(network="mlp", kind="pair"))
+        pairs.set_title("Every pair of tasks, network with hidden layers", loc="left")
+        _draw_predictions(exact, rows.filter(network="linear", kind="pair"))
+        exact.set_title("Every pair, linear network with squared error", loc="left")
+        _draw_shares(shares, rows.filter(network="mlp", kind="pair"))
+        _draw_average(average, rows.filter(network="mlp", kind="average"))
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        last = rows["learnt"].max()
+        table: list[Row] = []
+        for network in ("mlp", "linear"):
+            for lr in distinct(rows.filter(network=network), "lr"):
+                own = rows.filter(network=network, lr=lr, kind="pair")
+                line: Row = {"network": network, "lr": lr, "relative error": common.median(_relative_errors(own))}
+                line |= {f"share, {text}": mean(own, f"{term}_share") for term, text in TERMS.items()}
+                end = rows.filter(network=network, lr=lr, kind="average", learnt=last)
+                line |= {f"E(T), {name}": common.finite_median(end, name) for name in ("predicted", "measured")}
+                table.append(line)
+        errors = [row["relative error"] for row in table if row["network"] == "mlp"]
+        agrees = "agrees" if errors[0] < errors[-1] else "does not agree"
+        gap = exactness_gap(rows.filter(network="linear", kind="pair"))
+        verdict = (
+            f"The median relative error of the prediction is {errors[0]:.2g} at the lowest learning rate and "
+            f"{errors[-1]:.2g} at the highest: {agrees} with the paper that it holds while learning is local. On "
+            f"quadratic losses it is {'exact' if gap < MAX_ROUNDING else 'not exact'} (error {gap:.1g})."
+        )
+        return Summary(table, verdict)
+
+
+def regression(challenge: Challenge) -> Challenge:
+    """Return the same tasks with squared error against one-hot targets."""
+
+    def make_task(index: int, seed: int, device: torch.device | None = None) -> Task:
+        task = challenge.task(index, seed, device)
+        train, test = (Data(d.x, one_hot(d.y, challenge.outputs).float()) for d in (task.train, task.test))
+        return Task(train, test, task.classes)
+
+    return replace(challenge, make_task=make_task, loss="squared-error")
+
+
+def exactness_gap(pairs: pl.DataFrame) -> float:
+    """The largest error of the prediction, relative to the largest forgetting; NaN without finite rows."""
+    known = pairs.filter(pl.col("measured").is_finite())
+    measured, predicted = column(known, "measured"), column(known, "predicted")
+    scale = np.abs(measured).max(initial=0)
+    return float(np.abs(predicted - measured).max(initial=0) / scale) if scale > 0 else np.nan
+
+
+def _pair_rows(pairs: Forgetting) -> Iterator[Row]:
+    """Task o after task t, both counted from 0, for o < t."""
+    matrices = {name: getattr(pairs, name) for name in ("measured", "predicted", "remainder", "gradient", "quadratic")}
+    matrices |= {f"{term}_share": share for term, share in pairs.shares.items()}
+    for t in range(1, len(pairs.measured)):
+        for o in range(t):
+            yield _row("pair", task=o, learnt=t + 1, **{name: float(matrix[t, o]) for name, matrix in matrices.items()})
+
+
+def _average_rows(pairs: Forgetting) -> Iterator[Row]:
+    """E(t) over t tasks, and what the update Δ_t adds to it."""
+    average = recursion(pairs)
+    terms = ("measured", "predicted", "before", "gradient", "quadratic", "v")
+    vectors = {name: getattr(average, name) for name in terms}
+    vectors |= {"remainder": average.measured - average.predicted}
+    for t in range(1, len(pairs.measured)):
+        yield _row("average", learnt=t + 1, **{name: float(vector[t]) for name, vector in vectors.items()})
+
+
+def _row(kind: str, **values: Any) -> Row:
+    """kind: pair or average. learnt: number of tasks learnt."""
+    return {"kind": kind} | dict.fromkeys(Recursion.columns.split()[4:]) | values
+
+
+def _relative_errors(rows: pl.DataFrame) -> np.ndarray:
+    """|predicted − measured| / |measured|; inf where it is not a number."""
+    measured, predicted = column(rows, "measured"), column(rows, "predicted")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(np.abs(predicted - measured) / np.abs(measured), nan=np.inf, posinf=np.inf)
+
+
+def _draw_predictions(axes: Axes, rows: pl.DataFrame) -> None:
+    """A point for each pair, coloured by learning rate, and the line where prediction and measurement agree."""
+    colours = lr_colours(rows)
+    for lr in distinct(rows, "lr"):
+        x, y = (column(rows.filter(lr=lr), name) for name in DASHES)
+        axes.scatter(x, y, s=14, color=[colours.to_rgba(np.array(lr))], alpha=0.75, linewidths=0, label=f"{lr:g}")
+    limits = _symlog(axes, np.concatenate([column(rows, name) for name in DASHES]), "xy")
+    axes.plot(limits, limits, color=FAINT, linewidth=0.9, linestyle=":", zorder=0)
+    axes.set(xlim=limits, ylim=limits, xlabel="measured  $L_o(\\theta_t) - L_o(\\theta_o)$", ylabel="predicted")
+    legend = axes.legend(title="learning rate", handletextpad=0.2, markerscale=1.6, loc="center left")
+    legend.set_bbox_to_anchor((1.01, 0.5))
+
+
+def _symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
+    """Use symmetric logarithmic axes over three decades, since forgetting may be negative; return the limits."""
+    known = values[np.isfinite(values)]
+    linear = 10.0 ** (np.ceil(np.log10(float(np.abs(known).max(initial=1e-9)))) - 3)
+    for name in which:
+        getattr(axes, f"set_{name}scale")("symlog", linthresh=linear)
+        axis = getattr(axes, f"{name}axis")
+        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear))
+        axis.set_minor_locator(NullLocator())
+    return 1.6 * min(float(known.min(initial=0)), -linear / 2), 1.6 * max(float(known.max(initial=0)), linear)
+
+
+def _draw_shares(axes: Axes, rows: pl.DataFrame) -> None:
+    """The mean share of every term, stacked."""
+    lrs = distinct(rows, "lr")
+    shares = [np.nan_to_num([mean(rows.filter(lr=lr), f"{term}_share") for lr in lrs]) for term in TERMS]
+    colours = (COOL[2], COOL[0], WARM[1])
+    axes.stackplot(lrs, shares, labels=TERMS.values(), colors=colours, alpha=0.85, linewidth=0)
+    log_lr(axes, lrs)
+    label = "mean share of the magnitudes"
+    annotate(axes, "Terms of forgetting", ylabel=label, ylim=(0, 1), xlim=(lrs[0], lrs[-1]))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.2)
+
+
+def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
+    """E(t) as measured, and as Eq. eqt:forgetting-rec predicts it."""
+    colours, lrs = lr_colours(rows), distinct(rows, "lr")
+    values = []
+    for lr in dict.fromkeys((lrs[0], lrs[len(lrs) // 2], lrs[-1])):
+        style: dict[str, Any] = {"color": colours.to_rgba(np.array(lr)), "marker": "o", "markersize": 3.5}
+        for name, dashes in DASHES.items():
+            values.append(common.plot_medians(axes, rows.filter(lr=lr), "learnt", name, linestyle=dashes, **style))
+        axes.plot([], [], color=style["color"], label=f"learning rate {lr:g}")
+    for name, dashes in DASHES.items():
+        axes.plot([], [], color=FAINT, linestyle=dashes, label=name)
+    axes.set_ylim(_symlog(axes, np.concatenate(values), "y"))
+    common.integer_ticks(axes)
+    annotate(axes, "The average, task by task", xlabel="tasks learnt  $t$", ylabel="average forgetting  $E(t)$")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, columnspacing=1.2)
+
+
+REGIMES: dict[str, WorkItem] = {
+    "sgd": {"algorithm": "sgd", "options": {}, "batch_size": 64},
+    "stable-sgd": {"algorithm": "stable-sgd", "options": {"dropout": 0.5, "decay": 0.8}, "batch_size": 16},
+}
+FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "hidden": [100, 100], "examples": 2_000}
+FULL |= {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": sorted(SEEDS), "steps": 30, "probes": 20}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 4, "epochs": 3, "hidden": [50, 50], "examples": 500}
+DEMO |= {"lrs": [0.01, 0.05, 0.2], "seeds": sorted(SEEDS[:2]), "steps": 20, "probes": 10}
+
+
+PREDICTORS = {
+    "λ_max": (r"$\lambda_{\max}(H_o)$", pl.col("top")),
+    "trace": (r"$\mathrm{tr}\,H_o$", pl.col("trace")),
+    "½ λ_max ‖θ_T − θ_o‖²": (
+        r"$\frac{1}{2}\lambda_{\max}\Vert\theta_T-\theta_o\Vert^2$",
+        pl.col("top") * pl.col("moved") ** 2 / 2,
+    ),
+}
+"""Symbol and value of every predictor of forgetting."""
+
+
+class FlatMinima:
+    name = "flatness"
+    columns = "challenge algorithm lr seed task top top_error trace trace_error after_next at_end moved"
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        items = [regime | (DEMO if demo else FULL) for regime in REGIMES.values()]
+        return items if demo else common.split_seeds(items)
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        rows: list[Row] = []
+        for member, trace in item_traces(item, context):
+            run: Row = {"challenge": item["challenge"], "algorithm": item["algorithm"]}
+            run |= {"lr": member.lr, "seed": member.seed}
+            measured = flatness(trace, item["steps"], item["probes"])
+            for task in range(len(measured.top)):
+                values: Row = {name: float(getattr(measured, name)[task]) for name in self.columns.split()[5:]}
+                rows.append(run | {"task": task} | values)
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """A point for each solution: forgetting after the last task against three predictors."""
+        figure.set_size_inches(11.2, 4.4)
+        title = f"{rows['challenge'][0]} · {rows['task'].n_unique()} tasks · {rows['seed'].n_unique()} seeds"
+        title += " · every solution but the last, after all tasks"
+        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+        panels = figure.subplots(1, len(PREDICTORS), sharey=True)
+        for axes, (symbol, value) in zip(panels, PREDICTORS.values(), strict=True):
+            _scatter(axes, rows.filter(pl.col("at_end").is_finite()).with_columns(x=value))
+            axes.set_xlabel(symbol)
+        panels[0].set_ylabel(r"forgetting  $L_o(\theta_T) - L_o(\theta_o)$")
+        handles, labels = panels[0].get_legend_handles_labels()
+        if labels:
+            note = "regime and\nlearning rate"
+            figure.legend(handles, labels, loc="outside right center", title=note, alignment="left")
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        medians = common.of_columns({"λ_max": "top", "forgetting": "at_end", "‖θ_T − θ_o‖": "moved"})
+        rows = rows.with_columns(value.alias(name) for name, (_, value) in PREDICTORS.items())
+        statistics = common.of_columns({f"ρ with {name}": name for name in PREDICTORS}, _correlation) | medians
+        table = group(rows, ["algorithm", "lr"], statistics)
+        everything: Row = {"algorithm": "all", "lr": None} | {name: f(rows) for name, f in statistics.items()}
+        pairs = paired(rows)
+        flatter, less = (int((pairs[name] > pairs[f"{name}_stable"]).sum()) for name in ("top", "at_end"))
+        agrees = "agrees" if 2 * flatter > len(pairs) and 2 * less > len(pairs) else "does not agree"
+        positive = sum(row["ρ with λ_max"] > 0 for row in table)
+        verdict = (
+            f"Sharper solutions forget more (ρ with λ_max > 0) in {positive} of {len(table)} regimes and learning "
+            f"rates; stable SGD is flatter than plain SGD in {flatter} of {len(pairs)} pairs and forgets less in "
+            f"{less}: {agrees} with the paper on stable SGD."
+        )
+        return Summary([*table, everything], verdict)
+
+
+STUDIES = (Recursion(), FlatMinima())
+
+
+def paired(rows: pl.DataFrame) -> pl.DataFrame:
+    """Join plain and stable solutions of the same learning rate, seed and task whose forgetting is finite."""
+    known = rows.filter(pl.col("at_end").is_finite())
+    plain, stable = (known.filter(algorithm=name) for name in REGIMES)
+    return plain.join(stable, on=["lr", "seed", "task"], suffix="_stable")
+
+
+def _correlation(rows: pl.DataFrame, name: str) -> float:
+    return common.rank_correlation(column(rows, name), column(rows, "at_end"))
+
+
+def _scatter(axes: Axes, rows: pl.DataFrame) -> None:
+    for algorithm, marker in (("sgd", "o"), ("stable-sgd", "X")):
+        for lr in distinct(rows, "lr"):
+            own = rows.filter(pl.col("x").is_finite(), pl.col("x") > 0, algorithm=algorithm, lr=lr)
+            style: dict[str, Any] = {"color": [lr_colours(rows).to_rgba(np.array(lr))], "marker": marker, "alpha": 0.8}
+            axes.scatter(own["x"], own["at_end"], s=26, linewidths=0, label=f"{algorithm} {lr:g}", **style)
+    common.log_axis(axes, "x")
+    axes.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
+    by_rate = group(rows, ["algorithm", "lr"], common.of_columns({"rho": "x"}, _correlation))
+    within = mean(pl.DataFrame(by_rate, schema_overrides={"rho": pl.Float64}), "rho") if by_rate else np.nan
+    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within rates {within:+.2f}", loc="left")

@@ -1,0 +1,405 @@
+r"""The Hessian at the tasks' solutions.
+
+Perturbation score (Eq. score-ptb; §6.2, Figures 3 and 5): how far from a solution the loss changes more along the
+Hessian's eigenvectors than along random directions. Plain SGD learns the tasks at the learning rate whose task losses
+are lowest at the solutions. It is trained once: the store keeps the states after every task, and every task is a work
+item. Far from its solution a network with BatchNorm depends on the statistics that it uses: the running statistics of
+training, as at test time ("running"), or those of the current batch ("batch"). The first are used at all tasks, the
+second at a few. A score is a mean of ratios and becomes very large if the loss hardly changes along one random
+direction, so the figure and the summary show medians over tasks and directions. The published figures compute the
+Hessian on a task's first 2,000 examples, and divide the sum of test losses by the number of training batches. Here
+examples are spread over the whole task, losses are means over their own examples and in double precision.
+
+Rank of the average Hessian \bar H_{<t} = (1/t) Σ_{o<t} H_o as tasks are learnt (§4.1; Figure 4): the dimension of the
+space in which an update forgets. Plain SGD on rotations, with a network so small that Hessians are dense matrices in
+double precision. The result depends on what counts as zero, so all definitions of `lens.rank` are shown: |λ| above
+thresholds, above fractions of the largest, effective rank, participation ratio; and the numerical rank in single
+precision, |λ| > P ε |λ|_max with ε = 2⁻²³, as in torch.linalg.matrix_rank. The paper names no learning rate; 0.1 is its
+highest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
+
+from glocal import challenges
+from glocal.challenges.challenge import Data
+from glocal.engine.cohort import seeded_network
+from glocal.engine.loader import evenly_spaced
+from glocal.errors import require
+from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.perturbation import Kind, Perturbation, Split, perturbation, with_batch_statistics
+from glocal.lens.rank import THRESHOLDS, Ranks, rank
+from glocal.lens.trace import TrainingTrace
+from glocal.networks import MLP, ResNet18
+from glocal.networks.preprocess import InputTransform
+from glocal.paper import table1
+from glocal.paper.studies import common
+from glocal.paper.studies.common import Curve, column, distinct, drop_nonfinite, finite, mean, names
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, LineStyle
+from glocal.store.run import Run
+from glocal.sweeps import resolve
+from glocal.sweeps.resume import ProgressReporter
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+KINDS: tuple[Kind, ...] = ("eigen", "random")
+STATISTICS = {
+    "running": "BatchNorm with running statistics",
+    "batch": "BatchNorm with batch statistics",
+    "none": "no BatchNorm",
+}
+ABOUT_ONE = 3.0
+"""A score between 1/3 and 3 counts as 1; curves span many decades."""
+
+
+class SmallResNet18(nn.Module):
+    """ResNet-18 with 4 channels instead of 64, on images of half the size, for the demo."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.network = ResNet18(shape[0], outputs, width=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(avg_pool2d(x, 2))
+
+
+@dataclass(frozen=True)
+class PerturbationScore:
+    name: str
+    full: WorkItem
+    small: WorkItem
+    statistics: str
+    batch_tasks: int
+    """Number of tasks measured with batch statistics as well; at most one in the demo."""
+    returns_to_one: bool
+    """Whether the score falls to 1 far from the solution, according to the paper."""
+    columns: ClassVar = (
+        "challenge network statistics seed task parameters lr split kind direction base eigenvalue residual radius "
+        "loss score known"
+    )
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        base = self.small if demo else self.full
+        tasks = {self.statistics: base["tasks"], "batch": min(self.batch_tasks, 1 if demo else base["tasks"])}
+        return [base | {"statistics": s, "task": t} for s, count in tasks.items() for t in range(count)]
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        run = _train(item, context)
+        trace, test = _solution(run, item, context)
+        sizes = {k: item[k] for k in ("eigenvectors", "directions", "samples", "examples")}
+        scores = perturbation(trace, 0, test, **sizes, seed=item["seed"] + item["task"])
+        keys: Row = {k: item[k] for k in ("challenge", "network", "statistics", "seed", "task")}
+        keys |= {"parameters": trace.num_params, "lr": run.lr}
+        return [keys | row for row in _score_rows(scores)]
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Top: scores. Bottom: losses. On training and test data, with a section for each kind of statistics."""
+        first = rows.row(0, named=True)
+        kinds = [s for s in STATISTICS if s in names(rows, "statistics")]
+        figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
+        network = f"{first['network']}, {first['parameters']:,} parameters"
+        title = f"{first['challenge']} · {network} · plain SGD, learning rate {first['lr']:g}"
+        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+        for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
+            own = rows.filter(statistics=kind)
+            tasks = f"{own['task'].n_unique()} tasks"
+            section.suptitle(tasks if kind == "none" else f"{STATISTICS[kind]}, {tasks}")
+            _draw_panels(section.subplots(2, 2, sharex=True, sharey="row"), own)
+        handles, labels = figure.axes[2].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(2, len(kinds)))
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        table: list[Row] = []
+        for statistics in names(rows, "statistics"):
+            for radius in distinct(rows, "radius"):
+                own = rows.filter(statistics=statistics, radius=radius)
+                by_kind = {f"{k}, {s}": column(own.filter(split=s, kind=k), "score") for s in SPLITS for k in KINDS}
+                line: Row = {"BatchNorm statistics": statistics, "radius": radius}
+                table.append(line | {name: quantiles(scores)[1] for name, scores in by_kind.items()})
+        verdicts = [_verdict(own, self.returns_to_one) for own in rows.partition_by("statistics", maintain_order=True)]
+        return Summary(table, " ".join(verdicts))
+
+
+def radius_curve(rows: pl.DataFrame, name: str) -> Curve:
+    """Medians over tasks and directions for every radius, and the range of the middle 80 %."""
+    radii = distinct(rows, "radius")
+    low, middle, high = np.reshape([quantiles(column(rows.filter(radius=r), name)) for r in radii], (-1, 3)).T
+    return Curve(np.array(radii), middle, low, high)
+
+
+def quantiles(values: np.ndarray) -> list[float]:
+    """Return the 10 %, 50 % and 90 % quantiles of the values that are not NaN, without interpolation, since there is
+    no middle between a number and infinity."""
+    known = values[~np.isnan(values)]
+    return np.quantile(known, [0.1, 0.5, 0.9], method="nearest").tolist() if known.size else [np.nan] * 3
+
+
+def _train(item: WorkItem, context: Context) -> Run:
+    """Return the run with the lowest training loss, averaged over tasks, each at its own solution."""
+    options = {"network": _network(item), "progress": ProgressReporter()}
+    options |= {"tasks": item["tasks"], "precision": item["precision"], "keep_parameters": True}
+    runs = common.sweep_item(item | {"seeds": [item["seed"]]}, context, item["challenge"], ["sgd"], **options)
+    finished = [run for run in runs if run.diverged is None]
+    require(bool(finished), f"plain SGD diverged on {item['challenge']} at every learning rate of {item['lrs']}.")
+    return min(finished, key=lambda run: run.arrays["train_class_loss"].diagonal(-1).mean())
+
+
+def _network(item: WorkItem) -> Any:
+    return SmallResNet18 if item["network"] == "small-resnet18" else item["network"]
+
+
+def _solution(run: Run, item: WorkItem, context: Context) -> tuple[TrainingTrace, Data]:
+    """Return the item's task with its solution, and its test data."""
+    challenge = challenges.make(item["challenge"], item["tasks"], context.data)
+    task = challenge.task(item["task"], item["seed"])
+    transform = InputTransform(challenge.normalise, device=context.device)
+
+    def prepare(data: Data) -> Data:
+        subset = evenly_spaced(data, max(item["samples"], item["examples"]))
+        return Data(transform.normalize(subset.x.to(context.device)), subset.y.to(context.device))
+
+    module = seeded_network(resolve.network(_network(item), challenge).value, challenge, item["seed"])
+    states = [run.state(item["task"]), run.state(item["task"] + 1)]
+    trace = trace_checkpoints(module.to(context.device), challenge.loss, [prepare(task.train)], states)
+    if item["statistics"] == "batch":
+        trace = replace(trace, module=with_batch_statistics(module))
+    return trace, prepare(task.test)
+
+
+def _score_rows(scores: Perturbation) -> Iterator[Row]:
+    for split in SPLITS:
+        for kind in KINDS:
+            columns = {"loss": scores.losses[split][kind], "score": scores.score(split, kind)}
+            columns |= {"known": scores.num_ratios(split, kind)}
+            for i in range(len(columns["loss"])):
+                row: Row = {"split": split, "kind": kind, "direction": i, "base": scores.base[split]}
+                row |= {"eigenvalue": float(scores.eigenvalues[i]) if kind == "eigen" else None}
+                row |= {"residual": float(scores.residuals[i]) if kind == "eigen" else None}
+                for j, r in enumerate(scores.radii):
+                    yield row | {"radius": r} | {name: values[i, j].item() for name, values in columns.items()}
+
+
+def _draw_panels(panels: np.ndarray, rows: pl.DataFrame) -> None:
+    for split, (top, bottom) in zip(SPLITS, panels.T, strict=True):
+        own = rows.filter(split=split)
+        _draw_curves(top, own, "score")
+        _draw_curves(bottom, own, "loss")
+        top.axhline(1, color=FAINT, linewidth=0.9)
+        base = float(np.median(column(own, "base")))
+        bottom.axhline(base, color=FAINT, linewidth=0.9, linestyle=":", label=r"$L_t(\theta_t)$, median of tasks")
+        top.set_title("training data" if split == "train" else "test data", loc="left")
+        bottom.set_xlabel("radius  $r$")
+    panels[0, 0].set_ylabel(r"perturbation score  $\mathfrak{s}(r)$")
+    panels[1, 0].set_ylabel(r"loss  $L_t(\theta_t + r\,v)$")
+
+
+def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
+    """The median and its band for each kind of direction; a thin line for each eigenvector."""
+    looks = {"eigen": LineStyle(WARM[1], "-", "o"), "random": LineStyle(COOL[0], "--", "s")}
+    labels = {"eigen": "eigenvectors", "random": "random directions"}
+    for kind, style in looks.items():
+        own = rows.filter(kind=kind)
+        curve = radius_curve(own, name)
+        shown = np.isfinite(curve.middle)
+        x, middle, low, high = (part[shown] for part in curve)
+        high = np.where(np.isfinite(high), high, middle)
+        axes.fill_between(x, low, high, color=style.colour, alpha=0.16, linewidth=0)
+        for direction in distinct(own, "direction") if kind == "eigen" else ():
+            one = radius_curve(own.filter(direction=direction), name)
+            text = "each eigenvector" if direction == 0 else None
+            points = drop_nonfinite(one.x, one.middle)
+            axes.plot(*points, color=style.colour, linewidth=0.6, alpha=0.6, label=text)
+        label = f"{labels[kind]}: median and 80 % of tasks and directions"
+        axes.plot(x, middle, **style.line(), **style.point(), markersize=4, label=label)
+    if any(np.isfinite(line.get_ydata()).any() for line in axes.lines):  # a logarithmic axis needs a finite value
+        axes.set_xscale("log")
+        axes.set_yscale("log", nonpositive="mask")
+
+
+def _verdict(rows: pl.DataFrame, expected: bool) -> str:
+    """Compare with the paper: the score rises with small r, and does or does not return to 1."""
+    scores = radius_curve(rows.filter(split="train", kind="eigen"), "score")
+    middle = scores.middle[~np.isnan(scores.middle)]
+    statistics = rows["statistics"][0]
+    prefix = "" if statistics == "none" else f"{STATISTICS[statistics]}: "
+    if not len(middle):
+        return f"{prefix}No score is finite."
+    rises = middle.max() > ABOUT_ONE * middle[0]
+    returns = 1 / ABOUT_ONE <= middle[-1] <= ABOUT_ONE
+    agrees = "agrees" if rises and returns == expected else "does not agree"
+    return (
+        f"{prefix}The median score of eigenvectors is {middle[0]:.3g} at the smallest radius, at most "
+        f"{middle.max():.3g}, and {middle[-1]:.3g} at the largest: {agrees} with the paper that it rises and "
+        f"{'returns' if expected else 'does not return'} to 1."
+    )
+
+
+def _item(column: table1.Column, examples: int, samples: int = 2_000, directions: int = 10) -> WorkItem:
+    fields = ("challenge", "network", "tasks", "epochs", "batch_size", "precision")
+    item: WorkItem = {name: getattr(column, name) for name in fields}
+    sizes = {"eigenvectors": directions, "directions": directions, "samples": samples, "examples": examples}
+    return item | {"lrs": list(column.lrs), "seed": column.seeds[0]} | sizes
+
+
+_MNIST, _CIFAR10 = table1.COLUMNS["rotated-mnist"], table1.COLUMNS["split-cifar10"]
+_DIGITS = replace(table1.DEMO, lrs=(0.1, 0.5))
+_IMAGES = replace(_DIGITS, challenge="split-digits", network="small-resnet18", tasks=2, lrs=(0.05,), batch_size=32)
+
+FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "batch_size": 128, "lrs": [0.1]}
+FULL |= {"hidden": [22, 22], "pool": 1, "examples": 2_000}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "hidden": [16, 16], "pool": 4, "examples": 500}
+LABELS = {
+    "absolute": "|λ| > {:g}",
+    "relative": "|λ| > {:g} of the largest",
+    "numerical": "numerical rank",
+    "effective": "effective rank",
+    "participation": "participation ratio",
+}
+
+
+class PooledMLP(nn.Module):
+    """An MLP on images average-pooled by `pool`."""
+
+    def __init__(self, shape: Sequence[int], outputs: int, pool: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.pool, self.network = pool, MLP(channels * (height // pool) * (width // pool), outputs, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(avg_pool2d(x, self.pool))
+
+
+class HessianRank:
+    name = "hessian-rank"
+    columns = "challenge seed lr parameters tasks kind threshold rank top"
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        item, seeds = (DEMO, table1.SEEDS[:3]) if demo else (FULL, table1.SEEDS)
+        return common.split_seeds([item | {"seeds": seeds}])
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        network = partial(PooledMLP, pool=item["pool"], hidden=item["hidden"])
+        rows: list[Row] = []
+        for member, trace in common.item_traces(item, context, network=network):
+            numerical = trace.num_params * torch.finfo(torch.float32).eps
+            ranks = rank(trace.double(), relative=(*THRESHOLDS, numerical))
+            run: Row = {"challenge": item["challenge"], "seed": member.seed, "lr": member.lr}
+            run |= {"parameters": trace.num_params}
+            rows += [run | row for row in _rank_rows(ranks)]
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Ranks against the number of tasks in the average: means and ranges over seeds; and relative growth."""
+        figure.set_size_inches(11.2, 4.6)
+        first, most = rows.row(0, named=True), int(column(rows, "tasks").max())
+        title = f"{first['challenge']} · {most} tasks · {first['parameters']:,} parameters · "
+        title += f"{rows['seed'].n_unique()} seeds · plain SGD, learning rate {first['lr']:g}"
+        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+        left, middle, right = figure.subplots(1, 3)
+        looks = {"absolute": zip(COOL, MARKERS["global"]), "relative": zip(WARM, MARKERS["local"])}  # noqa: B905
+        others = zip((INK, FAINT, WARM[4]), MARKERS["global"], strict=False)
+        for own in _by_definition(rows):
+            kind = own["kind"][0]
+            colour, marker = next(looks.get(kind, others))
+            style = LineStyle(colour, {"absolute": "-", "relative": "--"}.get(kind, "-."), marker)
+            line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5}
+            axes = left if kind == "absolute" else middle
+            tasks, means, low, high = _rank_curve(own)
+            axes.plot(*drop_nonfinite(tasks, means), **line, label=_label(own))
+            axes.fill_between(tasks, low, high, color=colour, alpha=0.14, linewidth=0)
+            if means[0] > 0:
+                right.plot(*drop_nonfinite(tasks, means / means[0]), **line)
+        right.plot([1, most], [1, most], color=FAINT, linestyle=":", linewidth=1.2)
+        right.annotate("linear", (most, most), (-4, 0), textcoords="offset points", color=FAINT, ha="right")
+        left.set_ylabel(r"rank of $\bar H_{<t}$")
+        right.set_ylabel("rank relative to the first")
+        titles = r"eigenvalues with larger $|\lambda|$", "independent of the scale", "growth"
+        for axes, text in zip((left, middle, right), titles, strict=True):
+            common.annotate(axes, text, xlabel="tasks in the average, $t - 1$", xticks=range(1, most + 1))
+        for axes in (panel for panel in (left, middle) if panel.lines):
+            if axes.dataLim.height > 0:  # a logarithmic axis needs a positive value
+                axes.set_yscale("log", nonpositive="mask")
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, handlelength=2.6)
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        table: list[Row] = []
+        for own in _by_definition(rows):
+            tasks, means, _, _ = _rank_curve(own)
+            known = means > 0
+            power = np.polyfit(np.log(tasks[known]), np.log(means[known]), 1)[0] if known.sum() > 1 else np.nan
+            line: Row = {"definition": _label(own), "after 1 task": means[0], f"after {tasks[-1]:.0f}": means[-1]}
+            table.append(line | {"% of parameters": 100 * means[-1] / own["parameters"][0], "exponent": power})
+        exponents = finite(pl.DataFrame(table), "exponent")
+        if not exponents.size:
+            return Summary(table, "No rank is finite.")
+        sublinear = int((exponents < 1).sum())
+        agrees = "agrees" if sublinear == len(exponents) else "does not agree"
+        verdict = (
+            f"By {sublinear} of {len(exponents)} definitions the rank grows less than linearly with the tasks, with "
+            f"exponents of {exponents.min():.2f} to {exponents.max():.2f}: {agrees} with the paper."
+        )
+        return Summary(table, verdict)
+
+
+STUDIES = (
+    PerturbationScore(
+        "perturbation-cifar10",
+        _item(replace(_CIFAR10, lrs=(0.01, 0.1)), examples=1_000),
+        _item(replace(_IMAGES, epochs=2), examples=50, samples=50, directions=4),
+        "running",
+        batch_tasks=3,
+        returns_to_one=True,
+    ),
+    PerturbationScore(
+        "perturbation-mnist",
+        _item(_MNIST, examples=10_000),
+        _item(_DIGITS, examples=500, samples=500),
+        "none",
+        batch_tasks=0,
+        returns_to_one=False,
+    ),
+    HessianRank(),
+)
+
+
+def _by_definition(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    return rows.partition_by("kind", "threshold", maintain_order=True)
+
+
+def _label(rows: pl.DataFrame) -> str:
+    return LABELS[rows["kind"][0]].format(rows["threshold"][0])
+
+
+def _rank_curve(rows: pl.DataFrame) -> np.ndarray:
+    """Return the number of tasks, and the mean, lowest and highest finite rank over seeds."""
+    points = []
+    for tasks in distinct(rows, "tasks"):
+        own = rows.filter(tasks=tasks)
+        known = finite(own, "rank")
+        points.append((tasks, mean(own, "rank"), known.min(initial=np.inf), known.max(initial=-np.inf)))
+    return np.array(points).T
+
+
+def _rank_rows(ranks: Ranks) -> Iterator[Row]:
+    """A row for each number of tasks and each definition."""
+    *fractions, numerical = ranks.relative
+    definitions = [("absolute", x, estimate) for x, estimate in ranks.absolute.items()]
+    definitions += [("relative", x, ranks.relative[x]) for x in fractions]
+    definitions += [("numerical", numerical, ranks.relative[numerical])]
+    others = [("effective", None, ranks.effective), ("participation", None, ranks.participation)]
+    for kind, threshold, estimate in [*definitions, *others]:
+        for tasks in range(len(ranks.top)):
+            row: Row = {"tasks": tasks + 1, "kind": kind, "threshold": threshold}
+            yield row | {"rank": float(estimate.value[tasks]), "top": float(ranks.top[tasks])}

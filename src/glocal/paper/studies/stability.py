@@ -1,0 +1,213 @@
+r"""Stability and plasticity.
+
+Stable SGD (Figure 6; Mirzadeh et al. 2020): forgetting, accuracy and distance travelled of plastic SGD, without dropout
+and at a constant learning rate, and of stable SGD, with dropout of 0.5 and a learning rate that decays by 0.8 after
+every task. Both use batches of 10, hidden layers of 256 and five epochs per task. Dropout alone and decay alone
+separate the two effects. The authors' code also has momentum and a lower bound on the learning rate, left out here.
+
+Tradeoff (§6.1): accuracy against forgetting, from low learning rates to high. The paper: higher learning rates make a
+network more plastic; global algorithms gain most, since their forgetting stays the same, and local ones pay with
+forgetting. The study takes the runs of Table 1, and its columns are those of a file of results:
+`--results results/rotated-mnist.parquet` draws the figure without training.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+
+from glocal.metrics import END_LRS, accuracy_of, average_accuracy, average_forgetting, learning_accuracy, summary
+from glocal.networks import mlp
+from glocal.paper import table1
+from glocal.paper.studies import common
+from glocal.paper.studies.common import curve, distinct, diverged_note, line_styles, mean, names, of_columns
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.report.style import FAINT, LineStyle, draw_path, legend
+from glocal.report.summary import PERCENT
+
+REGIMES: dict[str, tuple[str, dict[str, float]]] = {
+    "plastic": ("sgd", {}),
+    "stable": ("stable-sgd", {"dropout": 0.5, "decay": 0.8}),
+    "dropout alone": ("stable-sgd", {"dropout": 0.5, "decay": 1.0}),
+    "decay alone": ("stable-sgd", {"dropout": 0.0, "decay": 0.8}),
+}
+FULL: WorkItem = common.TABLE1 | {"batch_size": 10, "hidden": [256, 256], "seeds": table1.SEEDS[:3]}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 5, "epochs": 1, "hidden": [32, 32]}
+DEMO |= {"lrs": (0.01, 0.05, 0.2), "seeds": table1.SEEDS[:2]}
+
+
+class Stability:
+    """After every task: accuracy, forgetting, and the distances of θ_t from θ_0 and from θ_{t−1}."""
+
+    name = "stable-sgd"
+    columns = "algorithm locality lr seed t acc forgetting learning_accuracy distance_from_init update_norm"
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        """One item per algorithm: its regimes differ in scalars only and train as one cohort."""
+        size = DEMO if demo else FULL
+        return [{"regimes": [r for r, (a, _) in REGIMES.items() if a == b], **size} for b in ("sgd", "stable-sgd")]
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        algorithms = [REGIMES[regime] for regime in item["regimes"]]
+        network = partial(mlp, hidden=tuple(item["hidden"]))
+        runs = common.sweep_item(item, context, common.make_challenge(item, context), algorithms, network=network)
+        rows: list[Row] = []
+        for i, run in enumerate(runs):
+            regime = item["regimes"][i // (len(item["lrs"]) * len(item["seeds"]))]
+            R = accuracy_of(run)
+            for t in range(1, run.tasks + 1):
+                row = common.run_row(run, regime) | {"t": t, "acc": 100 * average_accuracy(R, t)}
+                row |= {"forgetting": 100 * average_forgetting(R, t)}
+                row |= {"learning_accuracy": 100 * learning_accuracy(R[: t + 1, :t])}
+                row |= {k: float(run.arrays[k][t - 1]) for k in ("distance_from_init", "update_norm")}
+                rows.append(row)
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Top: forgetting and accuracy after the last task. Bottom: the distance from θ_0 over tasks."""
+        figure.set_size_inches(8.2, 5.8)
+        (left, right), bottom = figure.subplots(2, 2)
+        final, styles, colours = _after_last_task(rows), line_styles(rows), common.lr_colours(rows)
+        titles = {"forgetting": "forgetting $E(T)$ (points)", "acc": r"final accuracy $\mathrm{ACC}(T)$ (%)"}
+        for axes, (name, title) in zip((left, right), titles.items(), strict=True):
+            common.plot_over_lr(axes, final, name, styles)
+            axes.set_title(title, loc="left")
+        for axes, regime in zip(bottom, ("plastic", "stable"), strict=True):
+            _draw_distance(axes, rows.filter(algorithm=regime), colours)
+            axes.set_title(f"{regime}: distance from the initialisation", loc="left")
+        bottom[0].sharey(bottom[1])
+        bottom[0].set_ylabel(r"$\Vert\theta_t - \theta_0\Vert_2$")
+        handles, labels = left.get_legend_handles_labels()
+        right.legend(handles, [text.partition(" (")[0] for text in labels], loc="best")
+        common.lr_colour_bar(figure, colours, bottom, rows)
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        final = _after_last_task(rows)
+        headings = {"forgetting": "forgetting", "final accuracy": "acc", "accuracy after learning": "learning_accuracy"}
+        headings |= {"‖θ_T − θ_0‖": "distance_from_init", "‖θ_T − θ_{T−1}‖": "update_norm"}
+        table = common.group(final, ["algorithm", "lr"], of_columns(headings, mean))
+        plastic, stable = (curve(final.filter(algorithm=a), "forgetting") for a in ("plastic", "stable"))
+        _, at_plastic, at_stable = np.intersect1d(plastic.x, stable.x, return_indices=True)
+        less, total = int((stable.middle[at_stable] < plastic.middle[at_plastic]).sum()), len(at_plastic)
+        verdict = (
+            f"Stable SGD forgets less than plastic SGD at {less} of {total} learning rates: "
+            f"{'agrees' if less == total > 0 else 'does not agree'} with the paper."
+        )
+        return Summary(table, verdict + diverged_note(rows, "acc"))
+
+
+def _after_last_task(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("t") == pl.col("t").max())
+
+
+def _draw_distance(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable) -> None:
+    """‖θ_t − θ_0‖ over t: a thin line for every seed, a thick one for their mean."""
+    for lr in distinct(rows, "lr"):
+        colour, own = colours.to_rgba(np.array(lr)), rows.filter(lr=lr)
+        for run in own.partition_by("seed", maintain_order=True):
+            axes.plot(run["t"], run["distance_from_init"], color=colour, linewidth=0.6, alpha=0.45)
+        means = [mean(own.filter(t=t), "distance_from_init") for t in names(own, "t")]
+        axes.plot(names(own, "t"), means, color=colour, marker="o", markersize=3, label=f"{lr:g}")
+    common.integer_ticks(axes)
+    axes.set_xlabel("task $t$")
+
+
+SIZES = ("tasks", "epochs", "lrs", "seeds")
+PANELS = {"learning_accuracy": "accuracy right after learning (%)", "acc": r"final accuracy, $\mathrm{ACC}(T)$ (%)"}
+HEADINGS = {"Δ accuracy after learning": "learning_accuracy", "Δ forgetting": "forgetting", "Δ final accuracy": "acc"}
+
+
+class Tradeoff:
+    """A row for every run of a column of Table 1: accuracies and forgetting in percent."""
+
+    name = "tradeoff"
+    columns = (
+        "challenge algorithm locality lr seed acc forgetting backward_transfer forward_transfer learning_accuracy "
+        "distance"
+    )
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        column = _column(demo)
+        size: WorkItem = {"demo": demo} | {k: getattr(column, k) for k in ("challenge", *SIZES)}
+        return [size | {"algorithm": row.algorithm} for row in column.rows]
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        part = _column(item["demo"]).select([item["algorithm"]], **{k: item[k] for k in SIZES})
+        rows: list[Row] = []
+        for run in table1.train([part], store=context.store, data=context.data, device=str(context.device)):
+            values: Row = {name: 100 * x if name in PERCENT else x for name, x in summary(run).items()}
+            rows.append({"challenge": run.challenge} | common.run_row(run, item["algorithm"]) | values)
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """A curve for each algorithm from its lowest learning rate to its highest, with growing points."""
+        figure.set_size_inches(9.6, 4.3)
+        styles, lrs = line_styles(rows), distinct(rows, "lr")
+        for axes, (name, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
+            algorithms = rows.partition_by("algorithm", maintain_order=True)
+            points = [_draw_curve(axes, own, name, styles[own["algorithm"][0]], lrs) for own in algorithms]
+            _set_limits(axes, np.concatenate(points))
+            axes.set_xlabel("forgetting $E(T)$ (points, over $T - 1$ tasks)")
+            axes.set_title(title, loc="left")
+            axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
+        rates = ", ".join(f"{lr:g}" for lr in lrs)
+        legend(figure, common.legend_order(rows), note=f"points grow with\nthe learning rate:\n{rates}\n")
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        lrs = distinct(rows.filter(pl.col("acc").is_finite()), "lr")
+        count = min(END_LRS, len(lrs) // 2)
+        if not count:
+            return Summary([], "Runs at two or more learning rates are needed.")
+
+        def change(own: pl.DataFrame, name: str) -> float:
+            """The mean at the high learning rates minus that at the low ones; NaN if a rate has no finite run."""
+            low, high = ([mean(own.filter(lr=lr), name) for lr in end] for end in (lrs[:count], lrs[-count:]))
+            return float(np.mean(high) - np.mean(low))
+
+        def best(own: pl.DataFrame, name: str) -> float:
+            """The highest mean accuracy of a learning rate, or that rate."""
+            means = own.filter(pl.col("acc").is_finite()).group_by("lr").agg(pl.col("acc").mean()).sort("lr")
+            best = means["acc"].arg_max()
+            return np.nan if best is None else means[name][best]
+
+        statistics = of_columns(HEADINGS, change) | of_columns({"best final accuracy": "acc", "at lr": "lr"}, best)
+        table = common.group(rows, ["algorithm", "locality"], statistics)
+        by_kind = {kind: pl.DataFrame(table).filter(locality=kind) for kind in ("global", "local")}
+        gain = {kind: mean(own, "Δ final accuracy") for kind, own in by_kind.items()}
+        agrees = "agrees" if gain["global"] > gain["local"] else "does not agree"
+        verdict = (
+            f"From the {count} lowest learning rates to the {count} highest the final accuracy of global algorithms "
+            f"changes by {gain['global']:+.1f} points and that of local ones by {gain['local']:+.1f}: {agrees} "
+            "with the paper."
+        )
+        return Summary(table, verdict + diverged_note(rows, "acc"))
+
+
+STUDIES = (Stability(), Tradeoff())
+
+
+def _column(demo: bool) -> table1.Column:
+    return table1.DEMO if demo else table1.COLUMNS["rotated-mnist"]
+
+
+def _draw_curve(axes: Axes, rows: pl.DataFrame, name: str, style: LineStyle, lrs: list[float]) -> np.ndarray:
+    known = rows.filter(pl.col("acc").is_finite())
+    x, y = curve(known, "forgetting"), curve(known, name)
+    sizes = [16 + 64 * lrs.index(lr) / max(len(lrs) - 1, 1) for lr in x.x]
+    across, up = (np.array([part.middle, part.high - part.middle]) for part in (x, y))
+    draw_path(axes, across, up, style, sizes, common.label(rows))
+    return np.stack([x.middle, y.middle], axis=1)
+
+
+def _set_limits(axes: Axes, points: np.ndarray) -> None:
+    """Fit the limits to the means: the error bar of one collapsed run would be as long as all curves together."""
+    points = points[np.isfinite(points).all(1)]
+    if len(points):
+        (left, low), (right, high) = points.min(0), points.max(0)
+        dx, dy = 0.06 * (right - left or 1), 0.06 * (high - low or 1)
+        axes.set(xlim=(left - dx, right + dx), ylim=(low - dy, high + dy))
