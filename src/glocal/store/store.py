@@ -76,7 +76,8 @@ class Store:
 
     def _check(self) -> None:
         if not (self.path / MARKER).exists():
-            raise GlocalError(f"'{self.path}' is not a glocal store: it has no {MARKER}. Give another folder.")
+            reason = "it is a file" if self.path.is_file() else f"it has no {MARKER}"
+            raise GlocalError(f"'{self.path}' is not a glocal store: {reason}. Give another folder.")
         with files.report_damage(self.path / MARKER, "Give another folder."):
             version = files.read_json(self.path / MARKER)["format"]
         if version != FORMAT:
