@@ -5,9 +5,10 @@ r"""The risk L(θ) = (1/n) Σ_i ℓ(f_θ(x_i), y_i): a network, its parameters, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from glocal.losses import Loss
 from glocal.networks.model import Model
-from glocal.tree import Params
+from glocal.tree import Params, Tree, map_tree
 
 MAX_CHUNK_SIZE = 2_000
 """Samples that pass through the network at once, unless `Risk.chunk_size` says otherwise."""
@@ -88,6 +89,14 @@ class Risk:
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
             yield replace(self, x=x, y=y)
 
+    def mean_over_chunks(self, size: int, function: Callable[[Risk], Tree]) -> Tree:
+        """Return a mean over the samples, from a function that returns the tree of means over a chunk of `size`."""
+
+        def weighted(part: Risk) -> Tree:
+            return map_tree(lambda t: t * (len(part) / len(self)), function(part))
+
+        return reduce(partial(map_tree, torch.add), map(weighted, self.chunks(size)))
+
     def outputs(self, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return f_θ(x), (n, K)."""
         return functional_call(self.module, {**(self.params if params is None else params), **self.buffers}, (self.x,))
@@ -104,12 +113,12 @@ class Risk:
 
     def gradient(self) -> Params:
         """Return ∇L(θ)."""
-        total = {k: torch.zeros_like(p) for k, p in self.params.items()}
+
+        def chunk_gradient(part: Risk) -> Params:
+            return grad(lambda params: part.losses(params).mean())(dict(part.params))
+
         with torch.no_grad(), unfused_ops(self.module):
-            for part in self.chunks(self.chunk_size or MAX_CHUNK_SIZE):
-                gradient = grad(lambda params, part=part: part.losses(params).mean())(dict(self.params))
-                total = {k: t + gradient[k] * (len(part) / len(self)) for k, t in total.items()}
-        return total
+            return self.mean_over_chunks(self.chunk_size or MAX_CHUNK_SIZE, chunk_gradient)
 
 
 def is_recurrent(module: nn.Module) -> bool:

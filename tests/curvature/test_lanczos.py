@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy
 import pytest
@@ -16,7 +15,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.curvature.lanczos import INITIAL_BASIS_SIZE, Eigenpairs, Largest, lanczos, start_vector, tridiagonalize
+from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector, tridiagonalize
 from glocal.curvature.operators import hessian_operator
 from glocal.tree import stack
 
@@ -216,28 +215,6 @@ def test_a_tolerance_does_not_miss_repeated_eigenvalues() -> None:
         values.diag(), start_vector(40, torch.Generator().manual_seed(0), torch.float64), 8, 40, tolerance=0.1
     )
     assert found.values.tolist() == pytest.approx([5.0] * 4 + [3.0] * 4)
-
-
-@pytest.mark.parametrize(
-    "steps", [factor * INITIAL_BASIS_SIZE + more for factor, more in ((1, 0), (1, 1), (2, 7), (4, 3))]
-)
-def test_room_is_made_as_it_goes(steps: int) -> None:
-    """Whoever may end early has no room for all steps at first, and ends up with the same vectors in as much."""
-    draw = torch.Generator().manual_seed(0)
-    matrices = torch.randn(2, 200, 200, dtype=torch.float64, generator=draw)
-    starts = torch.randn(2, 200, dtype=torch.float64, generator=draw)
-
-    def found(matrix: Tensor, start: Tensor, growing: bool) -> tuple[Tensor, Tensor, Tensor]:
-        never = (lambda alphas, betas: False) if growing else None
-        return tridiagonalize(matrix + matrix.mT, start, steps, never)
-
-    for i in range(2):
-        expected, grown = (found(matrices[i], starts[i], growing) for growing in (False, True))
-        assert all(a.equal(b) for a, b in zip(grown, expected, strict=True))
-        assert grown[0].untyped_storage().nbytes() == 8 * steps * 200
-    together = vmap(partial(found, growing=True))(matrices, starts)
-    assert together[0].shape == (2, steps, 200)
-    torch.testing.assert_close(together, vmap(partial(found, growing=False))(matrices, starts), rtol=0, atol=0)
 
 
 def test_zero_is_told_from_little_by_the_largest_product() -> None:

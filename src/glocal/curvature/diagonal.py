@@ -13,6 +13,7 @@ two matrices, Σ_p δ_p a_pᵀ over positions p, where a_p is the patch under p.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from glocal.curvature.jacobian import MAX_CHUNK_BYTES, dense_jacobian_chunks, output_hessian_sqrt
 from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, chunk_size, forward_with_vjp
 from glocal.risk import Risk
-from glocal.tree import Params
+from glocal.tree import Params, map_tree
 
 
 def diagonal(risk: Risk, cotangents: Cotangents | None = None, wrt: Mapping[str, Tensor] | None = None) -> Params:
@@ -33,12 +34,8 @@ def diagonal(risk: Risk, cotangents: Cotangents | None = None, wrt: Mapping[str,
     """
     cotangents = cotangents or output_hessian_sqrt(risk.loss)
     wrt = risk.params if wrt is None else wrt
-    total = {k: torch.zeros_like(p) for k, p in wrt.items()}
-    for part in risk.chunks(risk.chunk_size or chunk_size(risk, cotangents, max_chunk_size(risk.y.device))):
-        share = len(part) / len(risk)
-        diagonal_of_part = _chunk_diagonal(part, cotangents, wrt)
-        total = {k: total[k] + diagonal_of_part[k] * share for k in total}
-    return total
+    size = risk.chunk_size or chunk_size(risk, cotangents, max_chunk_size(risk.y.device))
+    return risk.mean_over_chunks(size, lambda part: _chunk_diagonal(part, cotangents, wrt))
 
 
 def max_chunk_size(device: torch.device) -> int:
@@ -47,12 +44,8 @@ def max_chunk_size(device: torch.device) -> int:
 
 
 def _chunk_diagonal(risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor]) -> Params:
-    layers = {
-        name: affine
-        for name, affine in affine_layers(risk).items()
-        if (isinstance(affine.layer, nn.Linear) or _can_unfold(affine.layer))
-        and {f"{name}.weight", f"{name}.bias"} & set(wrt)
-    }
+    layers = {name: affine for name, affine in affine_layers(risk).items() if _has_closed_form(affine.layer)}
+    layers = {name: affine for name, affine in layers.items() if {f"{name}.weight", f"{name}.bias"} & wrt.keys()}
     covered = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
     rest = {k: p for k, p in wrt.items() if k not in covered}
     result = _from_layers(risk, cotangents, layers) if layers else {}
@@ -77,14 +70,11 @@ def _from_layers(risk: Risk, cotangents: Cotangents, layers: Mapping[str, Affine
     return result
 
 
-def _can_unfold(layer: nn.Module) -> bool:
-    """Whether `unfold` returns the patches that a convolution is applied to."""
-    return (
-        isinstance(layer, nn.Conv2d)
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-    )
+def _has_closed_form(layer: nn.Module) -> bool:
+    """Whether the layer is linear, or a convolution whose patches `unfold` returns."""
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return isinstance(layer, nn.Linear)
 
 
 def _convolution(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,20 +83,17 @@ def _convolution(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> tuple[Tensor, Te
     geometry = layer.kernel_size, layer.dilation, layer.padding, layer.stride
     sample_bytes = delta.shape[1] * layer.weight.numel() * a.element_size()
     size = max(1, MAX_CHUNK_BYTES // max(1, sample_bytes))
-    weight: Tensor | float = 0.0
+    weight = torch.zeros_like(layer.weight).flatten(1)
     for inputs, deltas in zip(a.split(size), delta.split(size), strict=True):
         patches = nn.functional.unfold(inputs, *geometry).unsqueeze(1)  # type: ignore[arg-type]
         weight = weight + _sum_of_squares(deltas @ patches.mT)
-    assert isinstance(weight, Tensor)
     return weight.view(layer.weight.shape), _sum_of_squares(delta.sum(-1))
 
 
 def _from_gradients(risk: Risk, cotangents: Cotangents, wrt: Params) -> Params:
     """Return F of some parameters from explicit per-sample gradients, a bounded number of samples at a time."""
-    total = {k: torch.zeros_like(p) for k, p in wrt.items()}
-    for gradients in dense_jacobian_chunks(risk, cotangents, wrt):
-        total = {k: total[k] + _sum_of_squares(g) for k, g in gradients.items()}
-    return {k: s / len(risk) for k, s in total.items()}
+    sums = (map_tree(_sum_of_squares, part) for part in dense_jacobian_chunks(risk, cotangents, wrt))
+    return map_tree(lambda total: total / len(risk), reduce(partial(map_tree, torch.add), sums))
 
 
 def _sum_of_squares(gradients: Tensor) -> Tensor:

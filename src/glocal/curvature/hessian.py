@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.func import vmap
 
 from glocal.curvature.jacobian import dense_jacobian_chunks, output_hessian_sqrt
 from glocal.curvature.operators import Operator, check_eval_mode, functional_operator, ggn_operator, hessian_operator
-from glocal.risk import Risk, is_recurrent, unfused_ops
+from glocal.risk import Risk, is_recurrent
 from glocal.tree import to_vector
 
 CHUNK_SIZE = 500
@@ -40,13 +41,9 @@ def ggn(risk: Risk) -> Tensor:
     if is_recurrent(risk.module):  # `vmap` cannot batch its samples
         return to_dense(ggn_operator(risk))
     check_eval_mode(risk.module)
-    total: Tensor | None = None
-    with unfused_ops(risk.module):
-        for gradients in dense_jacobian_chunks(risk, output_hessian_sqrt(risk.loss)):
-            rows = vmap(vmap(to_vector))(gradients).flatten(end_dim=1)  # one for each sample and column of the root
-            total = rows.mT @ rows if total is None else total + rows.mT @ rows
-    assert total is not None
-    return total / len(risk)
+    chunks = dense_jacobian_chunks(risk, output_hessian_sqrt(risk.loss))
+    rows = (vmap(vmap(to_vector))(part).flatten(end_dim=1) for part in chunks)  # a row for each sample and column
+    return reduce(torch.add, (j.mT @ j for j in rows)) / len(risk)
 
 
 def to_dense(operator: Operator, block_size: int = 64) -> Tensor:

@@ -35,7 +35,7 @@ from torch.func import vjp, vmap
 from glocal.curvature.layers import LAYER_TYPES, AffineLayer, Cotangents, affine_layers, forward_with_vjp
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
-from glocal.tree import Params, map_tree
+from glocal.tree import Params, map_tree, stack
 
 FactoredJacobian: TypeAlias = dict[str, Any]
 VJP: TypeAlias = Callable[[Tensor], Params]
@@ -89,8 +89,8 @@ def dense_jacobian_chunks(
     If `vmap` cannot batch the network, as with recurrent layers, samples are computed one by one.
     """
     wrt = dict(risk.params if wrt is None else wrt)
-    u = cotangents(risk.outputs(), risk.y)
-    batchable = True
+    with unfused_ops(risk.module):
+        u = cotangents(risk.outputs(), risk.y)
 
     def sample_gradients(x: Tensor, u: Tensor) -> Params:
         sample = replace(risk, x=x[None])
@@ -100,16 +100,11 @@ def dense_jacobian_chunks(
     sample_bytes = u.shape[1] * sum(p.numel() * p.element_size() for p in wrt.values())
     size = max(1, chunk_bytes // max(1, sample_bytes))
     for x, vectors in zip(risk.x.split(size), u.split(size), strict=True):
-        gradients: Params | None = None
         with unfused_ops(risk.module):
-            if batchable:
-                try:
-                    gradients = vmap(sample_gradients)(x, vectors)
-                except RuntimeError:
-                    batchable = False
-            if gradients is None:
-                parts = [sample_gradients(*sample) for sample in zip(x, vectors, strict=True)]
-                gradients = {k: torch.stack([part[k] for part in parts]) for k in wrt}
+            try:
+                gradients = vmap(sample_gradients)(x, vectors)
+            except RuntimeError:
+                gradients = stack([sample_gradients(*sample) for sample in zip(x, vectors, strict=True)])
         yield gradients
 
 

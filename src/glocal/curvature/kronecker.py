@@ -28,7 +28,7 @@ from glocal.curvature.jacobian import output_hessian_sqrt
 from glocal.curvature.lanczos import eigh_or_nan
 from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, chunk_size, forward_with_vjp, memory_budget
 from glocal.risk import Risk
-from glocal.tree import Params, map_tree
+from glocal.tree import Params
 
 KroneckerFactors: TypeAlias = dict[str, dict[str, Any]]
 MAX_CHUNK_SIZE = 500
@@ -44,13 +44,7 @@ def kronecker_factors(risk: Risk, cotangents: Cotangents | None = None) -> Krone
     """
     cotangents = cotangents or output_hessian_sqrt(risk.loss)
     size = risk.chunk_size or chunk_size(risk, cotangents, MAX_CHUNK_SIZE, memory_budget(risk.params))
-    total: KroneckerFactors | None = None
-    for part in risk.chunks(size):
-        share = len(part) / len(risk)
-        factors = map_tree(lambda t, share=share: t * share, _chunk_factors(part, cotangents))
-        total = factors if total is None else map_tree(torch.add, total, factors)
-    assert total is not None
-    return total
+    return risk.mean_over_chunks(size, lambda part: _chunk_factors(part, cotangents))
 
 
 def _chunk_factors(risk: Risk, cotangents: Cotangents) -> KroneckerFactors:

@@ -32,8 +32,6 @@ from glocal.tree import to_vector
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
 ROUNDING = 10
 """Products are assumed exact up to this many ε of the largest one."""
-INITIAL_BASIS_SIZE = 40
-"""Vectors that memory is allocated for at first, if the number of steps is not known."""
 SUM_BLOCK_SIZE = 4_096
 """Terms that are added one after the other; sums of such sums round less."""
 
@@ -141,19 +139,14 @@ def tridiagonalize(
 
     `converged` is called with α and β after every step and ends the iteration.
     """
-    tiny = torch.finfo(start.dtype).tiny
-    zero = start.square().sum() == 0
-    q = torch.where(zero, _restart_vector(start, 0), start)
+    q = torch.where(start.square().sum() == 0, _restart_vector(start, 0), start)
     q = q / _norm(q)
     w = matrix @ q
-    rows = steps if converged is None else min(steps, INITIAL_BASIS_SIZE)
-    basis = w.new_empty(rows, start.numel())  # batched under `vmap` as the products are
+    basis = w.new_empty(steps, start.numel())  # batched under `vmap` as the products are
     alphas: list[Tensor] = []
     betas: list[Tensor] = []
     scale = q.new_zeros(())
     for j in range(steps):
-        if j == len(basis):
-            basis = torch.cat([basis, basis.new_empty(min(j, steps - j), basis.shape[1])])
         basis[j] = q
         if j > 0:
             w = matrix @ q
@@ -168,13 +161,13 @@ def tridiagonalize(
         invariant = length <= ROUNDING * torch.finfo(w.dtype).eps * scale  # zero up to rounding
         betas.append(torch.where(invariant, 0.0, length))
         if converged is not None and converged(torch.stack(alphas), torch.stack(betas)):
-            return basis[: j + 1], torch.stack(alphas), torch.stack(betas)
+            break
         if j + 1 < steps:
             if not _known_false(invariant):
                 fresh, fresh_length = _orthogonalize(_restart_vector(start, j + 1), basis[: j + 1])
                 w, length = torch.where(invariant, fresh, w), torch.where(invariant, fresh_length, length)
-            q = w / length.clamp(min=tiny)
-    return basis, torch.stack(alphas), torch.stack(betas)
+            q = w / length.clamp(min=torch.finfo(w.dtype).tiny)
+    return basis[: len(alphas)], torch.stack(alphas), torch.stack(betas)
 
 
 def _known_false(condition: Tensor) -> bool:
@@ -205,7 +198,7 @@ def _norm(a: Tensor) -> Tensor:
 
 def _coefficients(basis: Tensor, w: Tensor) -> Tensor:
     """Return basis @ w, on a CPU a block of columns at a time, for the same reason."""
-    if w.is_cuda or w.shape[0] <= SUM_BLOCK_SIZE:
+    if w.is_cuda:
         return basis @ w
     parts = zip(basis.split(SUM_BLOCK_SIZE, 1), w.split(SUM_BLOCK_SIZE), strict=True)
     return torch.stack([columns @ part for columns, part in parts]).sum(0)

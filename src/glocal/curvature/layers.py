@@ -7,6 +7,7 @@ the sum of δ_p a_pᵀ over positions p for a convolution. Two small tensors sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.networks.layer_calls import LAYER_TYPES, Layer
+from glocal.networks.layer_calls import LAYER_TYPES, Layer, named_layers
 from glocal.risk import Risk
 from glocal.tree import Params
 
@@ -70,12 +71,10 @@ def forward_with_vjp(risk: Risk, layers: Mapping[str, AffineLayer]) -> ForwardPa
 
             return add_offset
 
-        handles = [affine.layer.register_forward_hook(hook(name)) for name, affine in layers.items()]
-        try:
+        with ExitStack() as hooks:
+            for name, affine in layers.items():
+                hooks.enter_context(affine.layer.register_forward_hook(hook(name)))
             return risk.outputs(), inputs
-        finally:
-            for handle in handles:
-                handle.remove()
 
     dtype = next(iter(risk.params.values())).dtype  # the network may compute in a wider type than its inputs have
     offsets = {name: risk.x.new_zeros(len(risk), *layer.output_shape, dtype=dtype) for name, layer in layers.items()}
@@ -101,47 +100,41 @@ _AFFINE_LAYERS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLa
 
 
 def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLayer]:
-    calls: dict[str, list[tuple[torch.Size, torch.Size]]] = {}
+    calls: dict[str, list[AffineLayer | None]] = {}  # None: the layer's input is not a batch
 
     def detach_layer(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         """Detach the layer's parameters: an output that still depends on them uses them elsewhere."""
 
         def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            calls.setdefault(name, []).append((args[0].shape, output.shape))
             assert isinstance(layer, LAYER_TYPES)
-            bias = None if layer.bias is None else layer.bias.detach()
-            return AffineLayer(layer, args[0].shape, output.shape).apply(args[0], layer.weight.detach(), bias)
+            affine = AffineLayer(layer, args[0].shape[1:], output.shape[1:])
+            dims = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
+            batched = args[0].dim() == dims and args[0].shape[0] == 1
+            calls.setdefault(name, []).append(affine if batched else None)
+            return affine.apply(args[0], layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
 
         return hook
 
     # A network that is a single layer has no name for it, and its parameters could not be found by name.
-    layers = {name: layer for name, layer in module.named_modules() if name and isinstance(layer, LAYER_TYPES)}
+    layers = {name: layer for name, layer in named_layers(module).items() if name}
     everything = dict(module.named_parameters(remove_duplicate=False))
-    handles = [layer.register_forward_hook(detach_layer(name)) for name, layer in layers.items()]
-    try:
-        with torch.enable_grad():
-            outputs = module(zeros).sum()
-    finally:
-        for handle in handles:
-            handle.remove()
-    trainable = {k: p for k, p in everything.items() if p.requires_grad}
-    grads: list[Tensor | None] = [None] * len(trainable)
+    with ExitStack() as hooks, torch.enable_grad():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(detach_layer(name)))
+        outputs = module(zeros).sum()
+    used_elsewhere: set[str] = set()
     if outputs.requires_grad:
-        grads = list(torch.autograd.grad(outputs, list(trainable.values()), allow_unused=True))
-    used_elsewhere = {k for k, grad in zip(trainable, grads, strict=True) if grad is not None}
+        trainable = {k: p for k, p in everything.items() if p.requires_grad}
+        grads = torch.autograd.grad(outputs, list(trainable.values()), allow_unused=True)
+        used_elsewhere = {k for k, grad in zip(trainable, grads, strict=True) if grad is not None}
 
     def owns_parameters(name: str) -> bool:
         keys = [f"{name}.{kind}" for kind, _ in layers[name].named_parameters()]
         untied = all(sum(everything[k] is p for p in everything.values()) == 1 for k in keys)
         return untied and not used_elsewhere & set(keys)
 
-    result = {}
-    for name, layer in layers.items():
-        dims = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
-        shapes = calls.get(name, [])
-        if len(shapes) == 1 and len(shapes[0][0]) == dims and shapes[0][0][0] == 1 and owns_parameters(name):
-            result[name] = AffineLayer(layer, shapes[0][0][1:], shapes[0][1][1:])
-    return result
+    once = {name: calls[name][0] for name in layers if len(calls.get(name, ())) == 1}
+    return {name: affine for name, affine in once.items() if affine is not None and owns_parameters(name)}
 
 
 def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes: int = MAX_ACTIVATION_BYTES) -> int:
@@ -157,17 +150,15 @@ def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes:
         input_bytes += _num_bytes(args)
         output_bytes += _num_bytes(output if isinstance(output, tuple) else (output,))
 
-    handles = [part.register_forward_hook(count) for part in risk.module.modules() if isinstance(part, LAYER_TYPES)]
     try:
-        with torch.no_grad():
+        with ExitStack() as hooks, torch.no_grad():
+            for layer in named_layers(risk.module).values():
+                hooks.enter_context(layer.register_forward_hook(count))
             first = next(risk.chunks(1))
             outputs = first.outputs()
             vectors = 1 if cotangents is None else cotangents(outputs, first.y).shape[1]
     except Exception:
         return limit
-    finally:
-        for handle in handles:
-            handle.remove()
     return max(1, min(limit, max_bytes // max(1, input_bytes + vectors * output_bytes)))
 
 
