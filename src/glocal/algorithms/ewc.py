@@ -29,7 +29,7 @@ from glocal.curvature.diagonal import diagonal, max_chunk_size
 from glocal.curvature.layers import Cotangents, chunk_size
 from glocal.errors import require, require_known
 from glocal.losses import Loss
-from glocal.networks.batchnorm import BatchNorm2d, SequentialBatchNorm2d, per_image_batchnorm
+from glocal.networks.batchnorm import BatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.tree import Params, total
@@ -43,7 +43,8 @@ def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
     """Update BatchNorm's running statistics by training-mode passes over single images, augmented as in training."""
     norms = [part for part in model.module.modules() if isinstance(part, _BatchNorm)]
     if norms and all(type(part) is BatchNorm2d for part in norms):
-        model.outputs_of(per_image_batchnorm(model.module, SequentialBatchNorm2d), params, x[-BATCHNORM_PASSES:])
+        module = per_image_batchnorm(model.module, update_statistics=True)
+        model.outputs_of(module, params, x[-BATCHNORM_PASSES:])
     elif norms:
         for image in x[-BATCHNORM_PASSES:]:
             model.outputs(params, image.unsqueeze(0))

@@ -59,38 +59,30 @@ def _add_and_rectify(z: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 class PerImageBatchNorm2d(BatchNorm2d):
     """BatchNorm with each image's own mean and variance: train-mode BatchNorm on batches of one image."""
 
-    def _normalize(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
-        return self._normalize_images(x)[0]
-
-    def _normalize_images(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return B(x), and each image's μ and σ², (n, channels)."""
-        mean = x.mean((-2, -1), keepdim=True)
-        centred = x - mean
-        variance = centred.square().mean((-2, -1), keepdim=True)
-        z = centred * (variance + self.eps).rsqrt() * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
-        return z, mean.flatten(1), variance.flatten(1)
-
-
-class SequentialBatchNorm2d(PerImageBatchNorm2d):
-    """Per-image BatchNorm that updates its running statistics with one image after the other."""
+    update_statistics = False
 
     def _normalize(self, x: Tensor, mean: Tensor, variance: Tensor, momentum: float) -> Tensor:
-        z, means, variances = self._normalize_images(x)
-        positions = x.shape[-2] * x.shape[-1]
-        decay = (1 - momentum) ** torch.arange(x.shape[0], -1, -1, dtype=mean.dtype, device=x.device)
-        weights = momentum * decay[1:]
-        self.running_mean = decay[0] * mean + weights @ means
-        self.running_var = decay[0] * variance + weights @ variances * (positions / (positions - 1))
-        return z
+        means = x.mean((-2, -1), keepdim=True)
+        centred = x - means
+        variances = centred.square().mean((-2, -1), keepdim=True)
+        if self.update_statistics:  # with one image after the other
+            positions = x.shape[-2] * x.shape[-1]
+            decay = (1 - momentum) ** torch.arange(x.shape[0], -1, -1, dtype=mean.dtype, device=x.device)
+            weights = momentum * decay[1:]
+            self.running_mean = decay[0] * mean + weights @ means.flatten(1)
+            self.running_var = decay[0] * variance + weights @ variances.flatten(1) * (positions / (positions - 1))
+        return centred * (variances + self.eps).rsqrt() * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
-def per_image_batchnorm(module: nn.Module, kind: type[PerImageBatchNorm2d] = PerImageBatchNorm2d) -> nn.Module:
+def per_image_batchnorm(module: nn.Module, update_statistics: bool = False) -> nn.Module:
     """Return a copy of the network that computes, in evaluation mode, what it computes in training on single images.
 
-    A sample's outputs and gradients then depend on that sample only, so many can be computed at once.
+    A sample's outputs and gradients then depend on that sample only, so many can be computed at once. Its running
+    statistics change only if `update_statistics`.
     """
     module = copy.deepcopy(module).eval()
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
-            part.__class__ = kind
+            part.__class__ = PerImageBatchNorm2d
+            part.update_statistics = update_statistics  # type: ignore[assignment]
     return module
