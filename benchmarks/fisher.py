@@ -50,7 +50,8 @@ def main() -> None:
     params = {k: p.detach() for k, p in module.named_parameters()}
     x = torch.randint(0, 256, (NUM_IMAGES, 1, 28, 28), dtype=torch.uint8, device=device)
     y = torch.randint(0, NUM_CLASSES, (NUM_IMAGES,), device=device)
-    data = Batch(x, y, torch.rand(NUM_IMAGES, device=device), torch.tensor(0, device=device))
+    zero = torch.tensor(0, device=device)
+    data = Batch(x, y, zero, zero)
     loop = partial(loop_fisher, module, model.prepare(x[:NUM_LOOP_IMAGES]), y[:NUM_LOOP_IMAGES])
     times: dict[str, list[float]] = {"loop": [], **{variant: [] for variant in FISHERS}}
     for number in range(NUM_ROUNDS + 1):

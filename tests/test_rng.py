@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.rng import below, generator, split
+from glocal.rng import below, choose, fold_in, generator, split, uniform
 
 QUICK = settings(deadline=None, max_examples=50, derandomize=True)
 KEYS = st.integers(-(2**63), 2**63 - 1)
@@ -64,6 +65,63 @@ def test_on_a_gpu_it_is_the_same() -> None:
     keys = torch.randint(-(2**63), 2**63 - 1, (1000,), generator=generator(0, "test"))
     assert torch.equal(split(keys.cuda(), torch.arange(1000).cuda()).cpu(), split(keys, torch.arange(1000)))
     assert torch.equal(below(9, split(keys.cuda(), 5)).cpu(), below(9, split(keys, 5)))
+
+
+def test_uniform_numbers_are_the_upper_24_bits() -> None:
+    expected = [(word >> 40) / 2**24 for word, _ in zip(splitmix64(12), range(1000), strict=False)]
+    actual = uniform(torch.tensor(12), 1000)
+    assert actual.dtype == torch.float32 and actual.double().tolist() == expected
+    state = -0x9E3779B97F4A7C15  # whose first word is 0; the largest word is below 1, too
+    assert float(uniform(torch.tensor(_signed(state)), 1)) == 0
+    assert float(torch.tensor((WORD >> 40) / 2**24)) < 1
+
+
+def _signed(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+PURPOSES = ["dropout", "examples", "labels", "reservoir", "replay", "second replay", "augmentation", "direction"]
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+@pytest.mark.parametrize("first", [0, 2**40])
+def test_uniform_numbers_are_uniform_and_independent_of_neighbouring_keys(purpose: str, first: int) -> None:
+    keys = fold_in(first + torch.arange(200), purpose)
+    u = vmap(lambda key: uniform(key, 500))(keys).double()
+    assert float(u.min()) >= 0 and float(u.max()) < 1
+    assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-3
+    z = (u - 0.5) * math.sqrt(12)
+    for a, b in [(z[1:], z[:-1]), (z[:, 1:], z[:, :-1])]:
+        assert abs(float((a * b).mean())) < 4.5 / math.sqrt(a.numel())
+
+
+def test_purposes_are_independent() -> None:
+    keys = torch.randint(2**63 - 1, (100,), generator=generator(0, "purposes"))
+    u = torch.stack([vmap(lambda key: uniform(key, 500))(fold_in(keys, purpose)) for purpose in PURPOSES])
+    correlations = torch.corrcoef(u.flatten(1).double()) - torch.eye(len(PURPOSES))
+    assert float(correlations.abs().max()) < 4.5 / math.sqrt(100 * 500)
+
+
+def test_sequences_of_purposes_do_not_overlap() -> None:
+    """Offsets in SplitMix64's sequence, in steps of the golden ratio, are further apart than any draw is long."""
+    inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    offsets = [int(fold_in(torch.tensor(0), purpose)) * inverse & WORD for purpose in PURPOSES] + [0]
+    assert min((a - b) & WORD for a in offsets for b in offsets if a != b) > 1 << 40
+
+
+def test_chosen_numbers_are_distinct_and_every_ordered_pair_is_equally_likely() -> None:
+    n, draws = 6, 9000
+    chosen = vmap(lambda key: choose(key, n, 2))(torch.arange(draws))
+    assert bool((chosen[:, 0] != chosen[:, 1]).all())
+    counts = (n * chosen[:, 0] + chosen[:, 1]).bincount(minlength=n * n)
+    assert stats.chisquare(counts[counts > 0].numpy()).pvalue > 1e-3 and int((counts > 0).sum()) == n * (n - 1)
+    assert sorted(choose(torch.tensor(3), 5, 9).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_mapped_over_keys_uniform_numbers_and_choices_are_the_same() -> None:
+    keys = torch.tensor([3, -(2**63), 2**63 - 1, 4])
+    for draw in (lambda key: uniform(key, 70), lambda key: choose(key, 70, 9)):
+        assert torch.equal(vmap(draw)(keys), torch.stack([draw(key) for key in keys]))
 
 
 def uniforms(keys: Tensor, calls: int, elements: int) -> Tensor:

@@ -4,8 +4,14 @@ A stream is named by what it is for, as in `generator(seed, "challenge", "angle"
 Nothing is drawn from a shared stream, so a run never depends on what else was drawn, in which order, or beside which
 other runs.
 
-Numbers that a step needs on the device, as many as it happens to need, are a function of a key (`split`, `below`):
-integers mixed as SplitMix64 does (Steele, Lea & Flood 2014), the same on every device and under `vmap`.
+Random numbers inside a step are functions of the step's key, as in JAX: words of the SplitMix64 generator (Steele,
+Lea & Flood 2014), the same on every device and under `vmap`. `fold_in` derives a key of its own for every purpose.
+
+>>> key = torch.tensor(7)
+>>> uniform(fold_in(key, "dropout"), 3)
+tensor([0.1068, 0.5825, 0.4302])
+>>> choose(fold_in(key, "examples"), 60_000, 4)
+tensor([20651, 23445,  1577, 23229])
 """
 
 from __future__ import annotations
@@ -31,22 +37,49 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest.digest()[:8], "big") >> 1)
 
 
+def fold_in(key: Tensor, purpose: str) -> Tensor:
+    """Return the key of a purpose, such as "dropout": the key plus a hash of the name.
+
+    It starts SplitMix64's sequence elsewhere. Sequences of two purposes overlap with probability n · 2⁻⁶³ for n words.
+    """
+    return key + int.from_bytes(sha256(purpose.encode()).digest()[:8], "big", signed=True)
+
+
 def split(key: Tensor, numbers: int | Tensor) -> Tensor:
-    """Other keys, int64, made of a key and one or many numbers: z mixed, z = key + (1 + number) · 2⁶⁴/φ."""
+    """Return other keys, int64, made of a key and one or many numbers: z mixed, z = key + (1 + number) · 2⁶⁴/φ."""
     z = key + (numbers + 1) * GOLDEN if isinstance(numbers, Tensor) else key + _wrapped((numbers + 1) * GOLDEN)
     for shift, factor in MIX:
-        z = (z ^ _shifted(z, shift)) * factor
-    return z ^ _shifted(z, 31)
+        z = _xor_shifted(z, shift).mul_(factor)
+    return _xor_shifted(z, 31)
 
 
-def below(bound: int, keys: Tensor) -> Tensor:
-    """An integer of {0, …, bound − 1} for every key, uniform but for bound · 2⁻³²."""
-    return _shifted(keys, 32) * bound >> 32
+def words(key: Tensor, n: int) -> Tensor:
+    """Return the first n words of SplitMix64 started at the key: uniform over all 64-bit integers, as int64."""
+    return split(key, torch.arange(n, device=key.device))
+
+
+def uniform(key: Tensor, n: int) -> Tensor:
+    """Return n uniform random numbers in [0, 1), float32: the upper 24 bits of every word."""
+    return _shifted(words(key, n), 40).float().mul_(2.0**-24)
+
+
+def choose(key: Tensor, n: int, count: int) -> Tensor:
+    """Return `count` of the integers 0, …, n − 1, all if there are fewer, without replacement and in random order."""
+    return words(key, n).topk(min(count, n)).indices  # 64-bit words practically never tie
+
+
+def below(bound: int | Tensor, words: Tensor) -> Tensor:
+    """Return an integer of {0, …, bound − 1} for every word, uniform up to bound · 2⁻³²; bound is less than 2³¹."""
+    return _shifted(words, 32) * bound >> 32
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """z without its last bits, zeros moved in: as unsigned numbers are shifted."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    """Return z shifted to the right as an unsigned number: zeros are moved in."""
+    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _xor_shifted(z: Tensor, by: int) -> Tensor:
+    return _shifted(z, by).bitwise_xor_(z)
 
 
 def _wrapped(number: int) -> int:

@@ -92,7 +92,7 @@ def largest_change(over_time: list[list[Tensor]]) -> float:
 
 def task_data(cohort: Cohort, task: int) -> Batch:
     train_set = cohort.challenge.task(task, 0).train
-    return Batch(train_set.x, train_set.y, torch.zeros(len(train_set.y)), torch.tensor(task))
+    return Batch(train_set.x, train_set.y, torch.tensor(task), torch.tensor(0))
 
 
 def buffers_over_time(cohort: Cohort, execution: Execution) -> list[dict[str, Tensor]]:

@@ -51,8 +51,8 @@ def examples(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n, FEATURES, dtype=torch.float64, generator=draw), torch.randint(CLASSES, (n,), generator=draw)
 
 
-def batch_of(data: tuple[Tensor, Tensor], random: Tensor, task: int = 0) -> Batch:
-    return Batch(*data, random, torch.tensor(task))
+def batch_of(data: tuple[Tensor, Tensor], key: int | Tensor = 0, task: int = 0) -> Batch:
+    return Batch(*data, torch.tensor(task), torch.as_tensor(key))
 
 
 def uniforms(*shape: int, seed: int = 0) -> Tensor:

@@ -20,13 +20,12 @@ from small_problems import (
     flat,
     gradient,
     train_to_the_end,
-    uniforms,
 )
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from glocal.algorithms.agem import AGEM, Filling, draw_batch
+from glocal.algorithms.agem import AGEM, Filling
 from glocal.algorithms.algorithm import Memory
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
@@ -37,9 +36,9 @@ BATCH = 4
 
 
 def after_tasks(agem: AGEM, model: Model, params: Params, finished: int) -> Memory:
-    memory = agem.init(model, params, batch_of(examples(BATCH, 0), torch.zeros(agem.uniforms(model))))
+    memory = agem.init(model, params, batch_of(examples(BATCH, 0)))
     for task in range(finished):
-        data = batch_of(examples(11, 60 + task), uniforms(11, seed=task), task)
+        data = batch_of(examples(11, 60 + task), task, task)
         memory = agem.consolidate(model, params, memory, data)
     return memory
 
@@ -49,7 +48,7 @@ def reference_gradient(model: Model, params: Params, x: Tensor, y: Tensor) -> Te
 
 
 def directed(agem: AGEM, model: Model, params: Params, memory: Memory, grads: Params, seed: int = 0) -> Tensor:
-    batch = batch_of(examples(BATCH, 9), uniforms(agem.uniforms(model), seed=seed), 2)
+    batch = batch_of(examples(BATCH, 9), seed, 2)
     return flat(agem.direction(model, grads, params, memory, batch))
 
 
@@ -92,17 +91,16 @@ def test_in_single_precision_it_does_not_raise_the_memorys_loss_either() -> None
 
 
 def test_the_reference_is_taken_on_the_drawn_examples() -> None:
-    """The slots with the smallest numbers are drawn, as many as a full batch has; here the stream's batch is short."""
+    """As many slots are drawn as a full batch has; here the stream's batch is short."""
     model, params = double_model()
     agem = AGEM(slots=9)
     memory = after_tasks(agem, model, params, 3)
-    keys = uniforms(9, seed=12)
-    drawn = keys.argsort()[:BATCH]
+    drawn = by_hand.chosen(12, "replay", 9, BATCH)
     r = reference_gradient(model, params, memory["x"][drawn], memory["y"][drawn])
     against = dict(zip(params, (-r).split([p.numel() for p in params.values()]), strict=True))
     noise = elsewhere({k: torch.zeros_like(p) for k, p in params.items()}, 3, by=0.01)
     grads = {k: against[k].view_as(p) + noise[k] for k, p in params.items()}
-    short = batch_of(examples(2, 9), keys, 2)
+    short = batch_of(examples(2, 9), 12, 2)
     g, d = flat(grads), flat(agem.direction(model, grads, params, memory, short))
     torch.testing.assert_close(d, g - (g @ r) / (r @ r) * r, rtol=1e-9, atol=1e-12)
 
@@ -131,7 +129,7 @@ def test_consolidating_leaves_the_memory_it_was_given_alone() -> None:
     agem = AGEM(slots=9)
     memory = after_tasks(agem, model, params, 1)
     before = {k: v.clone() for k, v in memory.items()}
-    agem.consolidate(model, params, memory, batch_of(examples(11, 3), uniforms(11), 1))
+    agem.consolidate(model, params, memory, batch_of(examples(11, 3), 0, 1))
     assert all(torch.equal(memory[k], before[k]) for k in before)
 
 
@@ -142,10 +140,10 @@ def test_every_example_of_a_task_is_equally_likely_to_be_stored() -> None:
     empty = stack([after_tasks(agem, model, params, 0)] * draws)
     numbered = torch.arange(n).double()[:, None].expand(-1, 5), torch.zeros(n, dtype=torch.long)
 
-    def stored_numbers(memory: Memory, random: Tensor) -> Tensor:
-        return agem.consolidate(model, params, memory, batch_of(numbered, random))["x"][:share, 0]
+    def stored_numbers(memory: Memory, key: Tensor) -> Tensor:
+        return agem.consolidate(model, params, memory, batch_of(numbered, key))["x"][:share, 0]
 
-    stored = vmap(stored_numbers)(empty, uniforms(draws, n, seed=7))
+    stored = vmap(stored_numbers)(empty, torch.arange(draws))
     assert all(len(set(row)) == share for row in stored.tolist())
     counts = np.bincount(stored.long().flatten().numpy(), minlength=n)
     p = share / n
@@ -192,25 +190,22 @@ def test_a_whole_run_is_that_of_a_plain_loop(filling: Filling) -> None:
     stored: list[tuple[Tensor, Tensor]] = []
     projected = seen = 0
     for task in range(3):
-        for x, y, numbers in by_hand.steps(cohort, task):
+        for x, y, key in by_hand.steps(cohort, task):
             g = by_hand.gradient(module, functional.cross_entropy(module(x), y))
             if stored:
-                old_x, old_y = by_hand.stacked(by_hand.drawn(stored, 32, numbers))
+                old_x, old_y = by_hand.stacked(by_hand.drawn(stored, 32, key))
                 r = by_hand.gradient(module, functional.cross_entropy(module(old_x), old_y))
                 if float(g @ r) < 0:
                     g = g - (g @ r) / (r @ r) * r
                     projected += 1
             by_hand.follow(module, g, 0.1)
-        x, y, numbers = by_hand.consolidation(cohort, task)
+        x, y, key = by_hand.consolidation(cohort, task)
+        chosen = by_hand.chosen(key, "examples", len(y), 16 if filling == "share" else 32)
+        new = list(zip(x[chosen], y[chosen], strict=True))
         if filling == "share":
-            chosen = numbers.argsort(descending=True)[:16]
-            stored += list(zip(x[chosen], y[chosen], strict=True))
+            stored += new
         else:
-            border = numbers.sort(descending=True).values[32].double()
-            chosen = torch.tensor([i for i, u in enumerate(numbers.tolist()) if u > float(border)])
-            left = (numbers[chosen].double() - border) / (1 - border)
-            batch = list(zip(x[chosen], y[chosen], strict=True))
-            seen = by_hand.algorithm_r(stored, batch, seen, 48, left)
+            seen = by_hand.algorithm_r(stored, new, seen, 48, key)
     assert projected >= 3
     end = train_to_the_end(cohort).state
     by_hand.assert_same_network(module, end.params)
@@ -242,38 +237,20 @@ def test_filled_by_batches_every_example_of_every_task_is_equally_likely_to_be_s
     agem = AGEM(slots=6, filling="batch")
     n, tasks, draws = 11, 4, 3000
 
-    def stored_numbers(memory: Memory, random: Tensor) -> Tensor:
+    def stored_numbers(memory: Memory, key: Tensor) -> Tensor:
         for task in range(tasks):
             part = (n * task + torch.arange(n)).double()[:, None].expand(-1, FEATURES)
-            data = batch_of((part, torch.zeros(n, dtype=torch.long)), random[task], task)
+            data = batch_of((part, torch.zeros(n, dtype=torch.long)), key + task, task)
             memory = agem.consolidate(model, params, memory, data)
         return memory["x"][:6, 0]
 
-    stored = vmap(stored_numbers)(stack([after_tasks(agem, model, params, 0)] * draws), uniforms(draws, tasks, n))
+    stored = vmap(stored_numbers)(stack([after_tasks(agem, model, params, 0)] * draws), 4 * torch.arange(draws))
     assert all(len(set(row)) == 6 for row in stored.tolist())
     counts = np.bincount(stored.long().flatten().numpy(), minlength=tasks * n)
     # As for a draw of 6 out of 44: that no five of a task are stored together hardly changes the covariance.
     p = 6 / (tasks * n)
     statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p) * tasks * n / (tasks * n - 1))
     assert stats.chi2(tasks * n - 1).sf(statistic) > 1e-3
-
-
-def test_the_numbers_left_to_the_drawn_examples_are_uniform_and_know_nothing_of_the_draw() -> None:
-    n, count, draws = 9, 4, 20_000
-    chosen, left = vmap(lambda u: draw_batch(u, count))(uniforms(draws, n, seed=3))
-    assert all(row == sorted(set(row)) for row in chosen[:200].tolist())
-    assert stats.kstest(left.flatten().numpy(), "uniform").pvalue > 1e-3
-    between = np.corrcoef(left.T.numpy())[np.triu_indices(count, 1)]
-    with_choice = [np.corrcoef(left[:, i], chosen[:, j])[0, 1] for i in range(count) for j in range(count)]
-    assert float(np.abs([*between, *with_choice]).max()) < 4 / draws**0.5
-
-
-def test_a_task_no_larger_than_a_batch_is_offered_whole() -> None:
-    numbers = uniforms(5, seed=1)
-    for count in (5, 8):
-        chosen, left = draw_batch(numbers, count)
-        assert chosen.tolist() == [0, 1, 2, 3, 4]
-        assert torch.equal(left, numbers.double())
 
 
 def test_an_unknown_filling_is_refused() -> None:

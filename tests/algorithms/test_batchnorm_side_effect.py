@@ -50,7 +50,7 @@ def test_the_published_fisher_is_a_loop_over_images_in_training_mode() -> None:
     buffers = {k: b.clone() + 0.1 for k, b in network.named_buffers()}
     x, y = torch.randn(5, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
     model = Model(copy.deepcopy(network), losses.get("cross-entropy")).bind(buffers)
-    data = Batch(x, y, torch.rand(5), torch.tensor(0))
+    data = Batch(x, y, torch.tensor(0), torch.tensor(5))
     network.train()
     expected = {k: torch.zeros_like(p) for k, p in params.items()}
     for image, label in zip(x, y, strict=True):
@@ -72,7 +72,7 @@ def test_its_images_are_augmented_from_the_runs_own_stream() -> None:
     params = {k: p.detach().clone() for k, p in network.named_parameters()}
     buffers = {k: b.clone() for k, b in network.named_buffers()}
     x, y = torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
-    data = Batch(x, y, torch.rand(6), torch.tensor(0))
+    data = Batch(x, y, torch.tensor(0), torch.tensor(6))
     model = Model(network, losses.get("cross-entropy"), transform=InputTransform(augment=Augment(2, flip=True)))
     keyed = lambda key: model.bind(buffers, key=torch.tensor(key))  # noqa: E731
     first, again, other = (task_fisher(keyed(k), params, data, "published", "published") for k in (3, 3, 4))

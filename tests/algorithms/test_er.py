@@ -14,7 +14,6 @@ from small_problems import (
     examples,
     gradient,
     train_to_the_end,
-    uniforms,
 )
 from torch.nn import functional
 
@@ -29,11 +28,11 @@ BATCH = 4
 
 def after_observing(er: ER, model: Model, params: Params, sizes: list[int]) -> tuple[Memory, list]:
     """The memory after one batch of every task, and the batches."""
-    memory = er.init(model, params, batch_of(examples(BATCH, 0), torch.zeros(er.uniforms(model))))
+    memory = er.init(model, params, batch_of(examples(BATCH, 0)))
     past = []
     for task, size in enumerate(sizes):
         past.append(examples(size, 20 + task))
-        batch = batch_of(past[-1], uniforms(er.uniforms(model), seed=task), task)
+        batch = batch_of(past[-1], task, task)
         memory = er.observe(memory, Step(batch, params, params, params))
     return memory, past
 
@@ -48,7 +47,7 @@ def test_with_the_whole_past_in_memory_it_follows_the_mean_loss_on_the_union(cur
     model, params = double_model()
     er = ER(slots=12, replay=12)
     memory, past = after_observing(er, model, params, [4, 3, 4])
-    batch = batch_of(examples(current, 9), uniforms(er.uniforms(model), seed=8), 3)
+    batch = batch_of(examples(current, 9), 8, 3)
     actual = gradient(lambda p: er.objective(model, p, memory, batch), params)
     expected = union_gradient(model, params, [batch[:2], *past])
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
@@ -58,7 +57,7 @@ def test_an_empty_memory_makes_it_plain_sgd() -> None:
     model, params = double_model()
     er = ER(slots=6)
     memory, _ = after_observing(er, model, params, [])
-    batch = batch_of(examples(BATCH, 9), uniforms(er.uniforms(model)))
+    batch = batch_of(examples(BATCH, 9))
     actual = gradient(lambda p: er.objective(model, p, memory, batch), params)
     torch.testing.assert_close(actual, union_gradient(model, params, [batch[:2]]), rtol=1e-10, atol=1e-12)
 
@@ -73,7 +72,7 @@ def test_replay_is_as_large_as_asked_or_as_a_full_batch(replay: int, drawn: int,
     memory["x"].fill_(1e4)  # all equal
     memory["y"].fill_(int(model.outputs(params, memory["x"][:1]).argmax()))
     assert float(model.loss(params, memory["x"], memory["y"])) == 0
-    batch = batch_of(examples(current, 9), uniforms(er.uniforms(model)))
+    batch = batch_of(examples(current, 9))
     stream = float(model.loss(params, batch.x, batch.y))
     expected = stream * current / (current + drawn)
     assert float(er.objective(model, params, memory, batch)) == pytest.approx(expected, rel=1e-12)
@@ -123,13 +122,13 @@ def test_a_whole_run_is_that_of_a_plain_loop() -> None:
     stored: list[tuple] = []
     seen = 0
     for task in range(2):
-        for x, y, numbers in by_hand.steps(cohort, task):
+        for x, y, key in by_hand.steps(cohort, task):
             together = [(x, y)]
             if stored:
-                together.append(tuple(by_hand.stacked(by_hand.drawn(stored, 32, numbers[32:]))))  # type: ignore[arg-type]
+                together.append(tuple(by_hand.stacked(by_hand.drawn(stored, 32, key))))  # type: ignore[arg-type]
             both_x, both_y = (torch.cat(parts) for parts in zip(*together, strict=True))
             by_hand.follow(module, by_hand.gradient(module, functional.cross_entropy(module(both_x), both_y)), 0.1)
-            seen = by_hand.algorithm_r(stored, list(zip(x, y, strict=True)), seen, 45, numbers[: len(y)])
+            seen = by_hand.algorithm_r(stored, list(zip(x, y, strict=True)), seen, 45, key)
     end = train_to_the_end(cohort).state
     by_hand.assert_same_network(module, end.params)
     x, y = by_hand.stacked(stored)

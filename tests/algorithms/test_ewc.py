@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import by_hand
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,6 @@ from small_problems import (
     learnt,
     normal_equations,
     train_to_the_end,
-    uniforms,
 )
 from torch import Tensor
 from torch.nn import functional
@@ -89,7 +89,8 @@ def weights_by_label(variant: Fisher, probability: Tensor, label: int, uniform: 
 
 def fisher_by_loops(model: Model, params: Params, data: Batch, variant: Fisher) -> Params:
     total = {k: torch.zeros_like(p) for k, p in params.items()}
-    for x, y, u in zip(data.x, data.y.tolist(), data.random.tolist(), strict=True):
+    uniforms = by_hand.uniforms(data.key, "labels", len(data.y)).tolist()
+    for x, y, u in zip(data.x, data.y.tolist(), uniforms, strict=True):
         probability = model.outputs(params, x[None])[0].softmax(0)
         for label, weight in enumerate(weights_by_label(variant, probability, y, u)):
             squares = {k: g**2 for k, g in log_likelihood_gradient(model, params, x, label).items()}
@@ -102,7 +103,7 @@ def fisher_by_loops(model: Model, params: Params, data: Batch, variant: Fisher) 
 def test_fishers_are_loops_over_samples_and_labels(variant: Fisher, chunk: int) -> None:
     model, params = double_model()
     params = elsewhere(params)
-    data = batch_of(examples(17, 3), uniforms(17, seed=6).double())
+    data = batch_of(examples(17, 3), 6)
     expected = fisher_by_loops(model, params, data, variant)
     torch.testing.assert_close(task_fisher(model, params, data, variant, chunk=chunk), expected, rtol=1e-9, atol=1e-13)
 
@@ -114,7 +115,7 @@ def test_every_variant_is_tested() -> None:
 def consolidated(ewc: EWC, model: Model, solutions: list[Params]) -> tuple[Memory, list[Batch]]:
     """The memory after one task a solution, and the tasks."""
     memory = ewc.init(model, solutions[0], batch_of(examples(2, 0), torch.zeros(0)))
-    tasks = [batch_of(examples(9, 50 + t), uniforms(9, seed=t).double(), t) for t in range(len(solutions))]
+    tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(len(solutions))]
     for theta, task in zip(solutions, tasks, strict=True):
         memory = ewc.consolidate(model, theta, memory, task)
     return memory, tasks

@@ -20,7 +20,6 @@ from small_problems import (
     gradient,
     small_mlp,
     train_to_the_end,
-    uniforms,
 )
 from test_executors import SmallConv
 from torch import Tensor
@@ -45,7 +44,7 @@ PUBLISHED = {"margin": 0.5, "damping": 1e-3}
 def remembering(gem: GEM, model: Model, params: Params, finished: int = TASKS, size: int = 11) -> Memory:
     memory = gem.init(model, params, batch_of(examples(4, 0), torch.zeros(0)))
     for task in range(finished):
-        data = batch_of(examples(size, 60 + task), uniforms(size, seed=task), task)
+        data = batch_of(examples(size, 60 + task), task, task)
         memory = gem.consolidate(model, params, memory, data)
     return memory
 
@@ -131,11 +130,11 @@ def test_with_one_finished_task_it_is_a_gem() -> None:
     gem, agem = GEM(slots=6), AGEM(slots=6, replay=6)
     stored = remembering(gem, model, params, finished=1)
     example = batch_of(examples(4, 0), torch.zeros(6))
-    data = batch_of(examples(11, 60), uniforms(11, seed=0), 0)
+    data = batch_of(examples(11, 60), 0, 0)
     averaged = agem.consolidate(model, params, agem.init(model, params, example), data)
     for seed in range(10):
         grads = noise(params, seed)
-        expected = flat(agem.direction(model, grads, params, averaged, batch_of(examples(4, 9), uniforms(6), 1)))
+        expected = flat(agem.direction(model, grads, params, averaged, batch_of(examples(4, 9), 0, 1)))
         torch.testing.assert_close(directed(gem, model, grads, params, stored), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -196,8 +195,8 @@ def test_a_whole_run_is_that_of_a_plain_loop(options: dict[str, float]) -> None:
                 projected += not torch.equal(d, g.double())
                 g = d.float()
             by_hand.follow(module, g, 0.1)
-        x, y, numbers = by_hand.consolidation(cohort, task)
-        chosen = numbers.argsort()[-10:]
+        x, y, key = by_hand.consolidation(cohort, task)
+        chosen = by_hand.chosen(key, "examples", len(y), 10)
         stored.append((x[chosen], y[chosen]))
     assert projected >= 3
     by_hand.assert_same_network(module, train_to_the_end(cohort).state.params, 1e-4)
@@ -234,8 +233,8 @@ def test_batchnorm_sees_every_finished_task_in_a_pass_of_its_own() -> None:
         for x, y, _ in by_hand.steps(cohort, task):
             g = by_hand.gradient(module, functional.cross_entropy(module(x), y))
             if task == 1:
-                old_x, old_y, numbers = by_hand.consolidation(cohort, 0)
-                chosen = numbers.argsort()[-10:]
+                old_x, old_y, key = by_hand.consolidation(cohort, 0)
+                chosen = by_hand.chosen(key, "examples", len(old_y), 10)
                 m = by_hand.gradient(module, functional.cross_entropy(module(old_x[chosen]), old_y[chosen]))
                 g = g - min(0.0, float(g @ m)) / float(m @ m) * m
             by_hand.follow(module, g, 0.1)

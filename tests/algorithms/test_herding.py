@@ -107,10 +107,10 @@ def test_mapped_over_runs_it_chooses_what_each_would_alone() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_by_chance_it_is_the_members_in_the_order_of_their_random_numbers(seed: int) -> None:
     members = shuffled_classes([6, 3], seed)
-    random = torch.rand(11, generator=torch.Generator().manual_seed(seed))
+    random = torch.randint(-(2**63), 2**63 - 1, (11,), generator=torch.Generator().manual_seed(seed))
     rows = draw(random, members, 5)
     for part, chosen in zip(members, rows.tolist(), strict=True):
-        ranked = sorted(part.nonzero().flatten().tolist(), key=lambda row: float(random[row]))
+        ranked = sorted(part.nonzero().flatten().tolist(), key=lambda row: int(random[row]))
         assert chosen[: len(ranked)] == ranked[:5]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_problems import batch_of, blobs, cohort_of, elsewhere, gradient, linear_network, train_to_the_end, uniforms
+from small_problems import batch_of, blobs, cohort_of, elsewhere, gradient, linear_network, train_to_the_end
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -61,7 +61,7 @@ def task_data(classes: Sequence[int], n: int = 20, seed: int = 0) -> Batch:
     draw = torch.Generator().manual_seed(seed)
     y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=draw)]
     x = torch.randn(n, WIDTH, dtype=torch.float64, generator=draw)
-    return batch_of((x, y), uniforms(n, seed=seed))
+    return batch_of((x, y), seed)
 
 
 def after(algorithm: ICaRL, finished: int, n: int = 20) -> tuple[Model, list[Params], list[Batch], Memory]:

@@ -19,7 +19,6 @@ from small_problems import (
     regression_matrix,
     regression_snapshots,
     train_to_the_end,
-    uniforms,
 )
 
 from glocal.algorithms.laplace import Laplace
@@ -54,7 +53,7 @@ def test_with_each_tasks_factors_its_quadratic_is_the_sum_of_their_products() ->
     laplace = Laplace(penalty=0.6, sums="each")
     memory = laplace.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
     solutions = [elsewhere(params, seed) for seed in (1, 2)]
-    tasks = [batch_of(examples(9, 50 + t), uniforms(9, seed=t), t) for t in range(2)]
+    tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(2)]
     for theta, task in zip(solutions, tasks, strict=True):
         memory = laplace.consolidate(model, theta, memory, task)
     here, expected = elsewhere(params, 8), 0.0
@@ -84,7 +83,7 @@ def test_the_objectives_gradient_is_that_of_its_value() -> None:
     model, params = double_model()
     laplace = Laplace()
     memory = laplace.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
-    memory = laplace.consolidate(model, params, memory, batch_of(examples(9, 50), uniforms(9)))
+    memory = laplace.consolidate(model, params, memory, batch_of(examples(9, 50)))
     batch, here = batch_of(examples(4, 7), torch.zeros(0), 1), elsewhere(params, 8)
     grad_value = flat(gradient(lambda p: laplace.objective(model, p, memory, batch), here))
     full = gradient(lambda p: model.loss(p, batch.x, batch.y) + laplace.approximation(model, memory, 0)(p), here)

@@ -25,7 +25,6 @@ from small_problems import (
     linear_network,
     small_mlp,
     train_to_the_end,
-    uniforms,
 )
 from torch import Tensor, nn
 from torch.nn import functional
@@ -79,7 +78,7 @@ def learn(algorithm: Orthogonal, model: Model, params: Params, tasks: Sequence[t
     """The memory after tasks that are stored whole, all at the same θ."""
     memory = algorithm.init(model, params, batch_of((tasks[0][0][:2], tasks[0][1][:2]), torch.zeros(0)))
     for number, task in enumerate(tasks):
-        memory = algorithm.consolidate(model, params, memory, batch_of(task, uniforms(len(task[1])), number))
+        memory = algorithm.consolidate(model, params, memory, batch_of(task, 0, number))
     return memory
 
 
@@ -350,7 +349,7 @@ def test_its_approximation_is_the_outer_product_quadratic_at_the_solution(varian
     algorithm = variant(slots=10 * CLASSES)
     memory = algorithm.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
     for number, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
-        memory = algorithm.consolidate(model, theta, memory, batch_of(task, uniforms(5), number))
+        memory = algorithm.consolidate(model, theta, memory, batch_of(task, 0, number))
     for number, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
         hessian = hessian_by_hand(variant, model, theta, *task)
         final_loss = functional.cross_entropy(model.outputs(theta, task[0]), task[1])

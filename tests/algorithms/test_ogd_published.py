@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import by_hand
 import pytest
 import torch
 from small_problems import (
@@ -15,7 +16,6 @@ from small_problems import (
     gradient,
     linear_network,
     train_to_the_end,
-    uniforms,
 )
 from torch import Tensor
 from torch.nn import functional
@@ -31,12 +31,12 @@ SHARE = 4
 
 
 def three_tasks() -> list[Batch]:
-    return [batch_of(examples(11, 60 + t), uniforms(11, seed=t), t) for t in range(3)]
+    return [batch_of(examples(11, 60 + t), t, t) for t in range(3)]
 
 
 def drawn(task: Batch) -> list[int]:
-    """The share of a task, by the largest of its random numbers."""
-    return task.random.argsort(descending=True)[:SHARE].tolist()
+    """The share of a task that is drawn."""
+    return by_hand.chosen(task.key, "examples", len(task.y), SHARE)
 
 
 def learn(model: Model, solutions: list[Params]) -> Memory:

@@ -19,7 +19,6 @@ from small_problems import (
     regression_matrix,
     regression_snapshots,
     train_to_the_end,
-    uniforms,
 )
 
 from glocal.algorithms.optimal import OptimalHard
@@ -83,7 +82,7 @@ def test_its_direction_is_orthogonal_to_every_eigenvector_above_the_threshold(st
     hard = OptimalHard(threshold=0.05, structure=structure, rank=rank)  # type: ignore[arg-type]
     memory = hard.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
     solutions = [elsewhere(params, seed) for seed in (1, 2)]
-    tasks = [batch_of(examples(9, 50 + t), uniforms(9, seed=t), t) for t in range(2)]
+    tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(2)]
     for theta, task in zip(solutions, tasks, strict=True):
         memory = hard.consolidate(model, theta, memory, task)
     batch = batch_of(examples(4, 7), torch.zeros(0), 2)

@@ -19,7 +19,6 @@ from small_problems import (
     regression_matrix,
     regression_snapshots,
     train_to_the_end,
-    uniforms,
 )
 from torch import Tensor
 
@@ -80,7 +79,7 @@ def consolidated(algorithm: Algorithm, model: Model, solutions: list[Params], ta
 
 def setup() -> tuple[Model, Params, list[Params], list[Batch]]:
     model, params = double_model()
-    tasks = [batch_of(examples(9, 50 + t), uniforms(9, seed=t), t) for t in range(3)]
+    tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(3)]
     return model, params, [elsewhere(params, seed) for seed in (1, 2, 3)], tasks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import by_hand
 import pytest
 import torch
 from old_tasks import small_convolutions
@@ -91,12 +92,11 @@ def test_dropout_changes_training_and_differs_from_epoch_to_epoch() -> None:
 @pytest.mark.parametrize("rate", [0.2, 0.5])
 @pytest.mark.parametrize("rows", [6, 4], ids=["full batch", "short last batch"])
 def test_its_objective_is_the_loss_behind_the_masks(rate: float, rows: int) -> None:
-    """The first uniforms are the masks': row by row, the first hidden layer's and then the second's."""
+    """Random numbers are used row by row, the first hidden layer's and then the second's."""
     model, params = dropped()
     algorithm = StableSGD(dropout=rate)
-    assert algorithm.uniforms(model) == 6 * (4 + 6)
-    batch = batch_of(examples(rows, 3), uniforms(60, seed=5).double())
-    u = batch.random[: rows * 10].reshape(rows, 10)
+    batch = batch_of(examples(rows, 3), 5)
+    u = by_hand.uniforms(5, "dropout", rows * 10).reshape(rows, 10)
     h = batch.x
     for i, part in enumerate([None, u[:, :4], u[:, 4:]]):
         if part is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from glocal import rng
 from glocal.algorithms import Algorithm, Batch, Memory, Step
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Data, Task
@@ -40,7 +41,7 @@ class KeepsSome(Algorithm):
         return (memory["x"], memory["y"]) if len(memory["y"]) else None
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        chosen = data.random.topk(KEPT).indices
+        chosen = rng.choose(data.key, len(data.y), KEPT)
         return {"x": torch.cat([memory["x"], data.x[chosen]]), "y": torch.cat([memory["y"], data.y[chosen]])}
 
 
@@ -129,20 +130,16 @@ def test_an_epoch_is_the_runs_own_permutation_of_both(algorithm: Algorithm, dtyp
                     assert torch.equal(batch_x, x[rows]) and torch.equal(batch_y, y[rows])
 
 
-def test_progress_and_random_numbers_follow_the_joined_length() -> None:
-    @dataclass(frozen=True)
-    class Draws(KeepsSome):
-        def uniforms(self, model: Model) -> int:
-            return 2
-
+def test_progress_and_random_keys_follow_the_joined_length() -> None:
     of = challenge()
-    loader = Loader(cohort(of, Draws()))
+    loader = Loader(cohort(of))
     loader.load_task(1, stored(30, of.task(1, 0).train.x))  # 67 examples: 5 steps
     loader.load_epoch(0)
     assert torch.equal(torch.stack([b.progress for b in loader.batches_of(1)]), torch.linspace(0, 1, 5))
-    expected = torch.rand(5, 2, generator=generator(4, "buffer", 1, 0))
-    assert torch.equal(torch.stack([b.random for b in loader.batches_of(3)]), expected)
-    assert torch.equal(torch.stack([loader.batch(i).random[3] for i in range(5)]), expected)
+    expected = torch.randint(2**63 - 1, (6,), generator=generator(4, "step", 1, 0))
+    assert torch.equal(torch.stack([b.key for b in loader.batches_of(3)]), expected[:5])
+    assert torch.equal(torch.stack([loader.batch(i).key[3] for i in range(5)]), expected[:5])
+    assert torch.equal(loader.consolidation_keys()[3], expected[5])
 
 
 def test_with_nothing_stored_it_is_the_task_alone() -> None:
@@ -162,7 +159,7 @@ def test_consolidation_sees_the_task_alone() -> None:
     of = challenge()
     loader = Loader(cohort(of))
     loader.load_task(1, stored(7, of.task(1, 0).train.x))
-    assert torch.equal(loader.whole(0).x, of.task(1, 0).train.x) and loader.draws()["random"].shape == (4, 37)
+    assert torch.equal(loader.whole(0).x, of.task(1, 0).train.x)
 
 
 def test_whoever_replays_has_hyperparameters_of_its_own() -> None:

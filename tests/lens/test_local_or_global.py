@@ -12,6 +12,7 @@ import torch
 from sklearn.feature_selection import mutual_info_classif
 from torch import Tensor, nn
 
+from glocal import rng
 from glocal.algorithms import ALGORITHMS, ER, Algorithm, Batch, Memory, Step
 from glocal.algorithms.algorithm import Locality
 from glocal.challenges import Challenge, from_tasks
@@ -88,7 +89,7 @@ class RandomThree(FirstTen):
     r"""\hat L_o(θ): the loss of three random examples."""
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        chosen = data.random.topk(3).indices
+        chosen = rng.choose(data.key, len(data.y), 3)
         return {"x": data.x[chosen], "y": data.y[chosen]}
 
 
@@ -96,14 +97,11 @@ class RandomThree(FirstTen):
 class LastDrawn(FirstTen):
     r"""\hat L_o(θ): the loss of two random examples of the last step, stored during training."""
 
-    def uniforms(self, model: Model) -> int:
-        return model.batch_size
-
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {"x": torch.zeros_like(example.x[:2]), "y": torch.zeros_like(example.y[:2])}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        chosen = step.batch.random.topk(2).indices
+        chosen = rng.choose(step.batch.key, len(step.batch.y), 2)
         return {"x": step.batch.x[chosen], "y": step.batch.y[chosen]}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
@@ -139,7 +137,8 @@ class RandomCoordinate(Algorithm):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         weight = next(iter(params.values())).flatten()
-        return {"coordinate": weight[(data.random[0] * weight.numel()).long()] * (data.random[1] - 0.5).sign()}
+        words = rng.words(data.key, 2)
+        return {"coordinate": weight[rng.below(weight.numel(), words[0])] * words[1].sign()}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         return lambda params: memory["coordinate"]

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from glocal import rng
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.errors import require, require_known
@@ -47,16 +48,14 @@ class AGEM(Algorithm):
         require(self.slots >= 1, f"agem needs slots of at least 1; {self.slots} was given.")
         require(self.replay >= 0, f"agem needs a replay of at least 0; {self.replay} was given.")
 
-    def uniforms(self, model: Model) -> int:
-        return self.slots
-
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.filling == "batch" or self.slots >= model.tasks
         require(enough, f"agem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
         return buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        replay = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, batch.random)
+        key = rng.fold_in(batch.key, "replay")
+        replay = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
         reference = model.grad(params, replay.x, replay.y, replay.weight)
         overlap, square = inner(grads, reference), inner(reference, reference)
         # During the first task nothing is stored: the reference and the coefficient are 0.
@@ -65,28 +64,13 @@ class AGEM(Algorithm):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         memory = {k: v.clone() for k, v in memory.items()}
+        count = model.batch_size if self.filling == "batch" else self.slots // model.tasks
+        rows = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], count)
+        examples = data._replace(x=data.x[rows], y=data.y[rows])
         if self.filling == "batch":
-            rows, random = draw_batch(data.random, model.batch_size)
-            return buffer.reservoir(memory, Batch(data.x[rows], data.y[rows], random, data.task), random)
-        share = min(self.slots // model.tasks, data.y.shape[0])
-        rows = data.random.topk(share).indices
-        slot = memory["count"] + torch.arange(share, device=data.y.device)
-        examples = Batch(data.x[rows], data.y[rows], data.random, data.task)
-        return buffer.write(memory, examples, slot, memory["count"] + share)
+            return buffer.reservoir(memory, examples)
+        slot = memory["count"] + torch.arange(rows.shape[0], device=rows.device)
+        return buffer.write(memory, examples, slot, memory["count"] + rows.shape[0])
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         return buffer.task_loss(model, memory, task)
-
-
-def draw_batch(random: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Draw `count` examples (or all) and a fresh uniform number for each, from one uniform number per example.
-
-    The examples with the largest numbers are drawn. Given c, the largest number of the others, their numbers are
-    independent and uniform in (c, 1), so they can be rescaled and reused. The rows are sorted, because in the order of
-    the numbers the two would be dependent.
-    """
-    n = random.shape[0]
-    top = random.topk(min(count + 1, n))
-    rows = top.indices[:count].sort().values
-    bound = top.values[-1].double() if count < n else 0.0
-    return rows, (random[rows].double() - bound) / (1 - bound)

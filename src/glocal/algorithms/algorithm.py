@@ -24,14 +24,13 @@ Locality: TypeAlias = Literal["local", "global"]
 
 
 class Batch(NamedTuple):
-    """Examples of the current task, with the uniform random numbers that a method may use."""
+    """Examples of the current task, and the key of all random numbers that a method may use (`glocal.rng`)."""
 
     x: Tensor
     y: Tensor
-    random: Tensor  # in a step: `uniforms` numbers; in `consolidate`: one per example
     task: Tensor  # index of the task, from 0
+    key: Tensor  # random key of the run, task, epoch and step; `consolidate` has its own
     progress: Tensor = torch.ones(())  # through the epoch: 0 at the first step, 1 at the last and in `consolidate`
-    key: Tensor = torch.zeros((), dtype=torch.long)  # random key of the augmentation
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,6 @@ class Algorithm:
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         """Return the factory of the trained network, which may wrap the user's in columns, gates or dropout."""
         return make
-
-    def uniforms(self, model: Model) -> int:
-        """Return the number of uniform random numbers that a step needs in `batch.random`."""
-        return 0
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         """Return M_1, the memory before the first task. `example` is a batch with the shapes of a step."""

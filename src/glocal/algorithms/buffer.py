@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from glocal import rng
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.networks.model import Model
 
@@ -38,17 +39,18 @@ def empty(slots: int, example: Batch) -> Memory:
     }
 
 
-def reservoir(memory: Memory, batch: Batch, random: Tensor) -> Memory:
-    """Add a batch by Vitter's algorithm R: example n (from 0) goes to slot n, later to slot ⌊u(n+1)⌋ if it exists."""
-    return write(memory, batch, reservoir_slots(memory, random), memory["count"] + batch.y.shape[0])
+def reservoir(memory: Memory, batch: Batch) -> Memory:
+    """Add a batch by Vitter's algorithm R: example n (from 0) goes to slot n, later to a random one of n + 1 slots."""
+    return write(memory, batch, reservoir_slots(memory, batch), memory["count"] + batch.y.shape[0])
 
 
-def reservoir_slots(memory: Memory, random: Tensor) -> Tensor:
-    """Return the slots of the next examples, given one uniform number each; rejected ones get the spare row."""
-    slots, count = memory["task"].shape[0] - 1, random.shape[0]
-    order = torch.arange(count, device=random.device)
+def reservoir_slots(memory: Memory, batch: Batch) -> Tensor:
+    """Return the slots of a batch's examples in a reservoir; those that are not stored get the spare row."""
+    slots, count = memory["task"].shape[0] - 1, batch.y.shape[0]
+    order = torch.arange(count, device=batch.y.device)
     n = memory["count"] + order
-    slot = torch.where(n < slots, n, (random.double() * (n + 1)).long().clamp(max=slots))
+    words = rng.words(rng.fold_in(batch.key, "reservoir"), count)
+    slot = torch.where(n < slots, n, rng.below(n + 1, words).clamp(max=slots))
     # Of examples with the same slot the last wins. Rejected ones get distinct places: atomics on one would serialise.
     place = torch.where(slot < slots, slot, slots + order)
     last = order.new_zeros(slots + count).scatter_reduce(0, place, order, "amax")
@@ -65,24 +67,24 @@ def write(memory: Memory, batch: Batch, slot: Tensor, count: Tensor) -> Memory:
     }
 
 
-def draw(memory: Memory, count: int, random: Tensor, ordered: bool = False) -> Replay:
-    """Draw `count` filled slots (or all) without replacement, given one uniform number per slot.
+def draw(memory: Memory, count: int, key: Tensor, ordered: bool = False) -> Replay:
+    """Draw `count` filled slots (or all) without replacement.
 
-    With `ordered`, the draws are sorted by their random numbers; otherwise their order is unspecified.
+    With `ordered`, they are in random order; otherwise their order is unspecified.
     """
     filled = memory["task"][:-1] >= 0
-    key = torch.where(filled, random, random + 1)
-    slot = key.topk(min(count, key.shape[-1]), largest=False, sorted=ordered).indices
-    return Replay(take(memory["x"], slot), take(memory["y"], slot), filled[slot].to(random.dtype), slot)
+    rank = torch.where(filled, rng.words(key, filled.shape[0]), torch.iinfo(torch.long).min)
+    slot = rank.topk(min(count, filled.shape[0]), sorted=ordered).indices
+    return Replay(take(memory["x"], slot), take(memory["y"], slot), filled[slot].float(), slot)
 
 
-def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, random: Tensor) -> Replay:
+def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, key: Tensor) -> Replay:
     """Draw a replay batch for a forward pass.
 
     BatchNorm's statistics include rows of weight 0, so with BatchNorm such rows are copied from the current batch.
     """
     # Augmentation uses random numbers by position, so the order must not depend on the device.
-    replay = draw(memory, count, random, ordered=model.transform.augmentation is not None)
+    replay = draw(memory, count, key, ordered=model.transform.augmentation is not None)
     if not model.has_batchnorm:
         return replay
     substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]

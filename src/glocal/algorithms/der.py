@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from glocal import rng
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
 from glocal.algorithms.buffer import put, take
@@ -45,9 +46,6 @@ class DER(Algorithm):
         require(self.replay >= 0, f"{self.name} needs a replay of at least 0; {self.replay} was given.")
         require(self.alpha >= 0, f"{self.name} needs an alpha of at least 0; {self.alpha} was given.")
 
-    def uniforms(self, model: Model) -> int:
-        return model.batch_size + self.slots
-
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         logits = model.eval_mode().outputs(params, example.x[:1])
         return buffer.empty(self.slots, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
@@ -58,9 +56,8 @@ class DER(Algorithm):
         return stream + self._past(model, params, memory, batch), {"logits": outputs}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        count = step.batch.y.shape[0]
-        slot = buffer.reservoir_slots(memory, step.batch.random[:count])
-        written = buffer.write(memory, step.batch, slot, memory["count"] + count)
+        slot = buffer.reservoir_slots(memory, step.batch)
+        written = buffer.write(memory, step.batch, slot, memory["count"] + step.batch.y.shape[0])
         return written | {"logits": put(memory["logits"], slot, step.aux["logits"])}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -73,13 +70,13 @@ class DER(Algorithm):
         return value
 
     def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        replay = self._draw(model, memory, batch, first=model.batch_size)
+        replay = self._draw(model, memory, batch, "replay")
         difference = _replay_outputs(model, params, replay) - take(memory["logits"], replay.slot)
         return self.alpha * _weighted_mean(difference.square().mean(-1), replay.weight)
 
-    def _draw(self, model: Model, memory: Memory, batch: Batch, first: int) -> buffer.Replay:
-        random = batch.random[first : first + self.slots]
-        return buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, random)
+    def _draw(self, model: Model, memory: Memory, batch: Batch, purpose: str) -> buffer.Replay:
+        key = rng.fold_in(batch.key, purpose)
+        return buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
 
 
 @dataclass(frozen=True)
@@ -100,16 +97,13 @@ class DERpp(DER):
         super().__post_init__()
         require(self.beta >= 0, f"derpp needs a beta of at least 0; {self.beta} was given.")
 
-    def uniforms(self, model: Model) -> int:
-        return model.batch_size + 2 * self.slots
-
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         logits, labels = super().approximation(model, memory, task), buffer.task_loss(model, memory, task)
         return lambda params: logits(params) + self.beta * labels(params)
 
     def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         logits = super()._past(model, params, memory, batch)
-        replay = self._draw(model, memory, batch, first=model.batch_size + self.slots)
+        replay = self._draw(model, memory, batch, "second replay")
         losses = model.criterion.per_sample(_replay_outputs(model, params, replay), replay.y)
         return logits + self.beta * _weighted_mean(losses, replay.weight)
 

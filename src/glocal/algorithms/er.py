@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from glocal import rng
 from glocal.algorithms import buffer
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
 from glocal.errors import require
@@ -38,20 +39,17 @@ class ER(Algorithm):
         require(self.slots >= 1, f"er needs slots of at least 1; {self.slots} was given.")
         require(self.replay >= 0, f"er needs a replay of at least 0; {self.replay} was given.")
 
-    def uniforms(self, model: Model) -> int:
-        return model.batch_size + self.slots
-
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return buffer.empty(self.slots, example)
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        random = batch.random[-self.slots :]
-        replay = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, random)
-        weight = torch.cat([torch.ones_like(batch.random[: batch.y.shape[0]]), replay.weight])
+        key = rng.fold_in(batch.key, "replay")
+        replay = buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
+        weight = torch.cat([replay.weight.new_ones(batch.y.shape[0]), replay.weight])
         return model.loss(params, torch.cat([batch.x, replay.x]), torch.cat([batch.y, replay.y]), weight)
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        return buffer.reservoir(memory, step.batch, step.batch.random[: step.batch.y.shape[0]])
+        return buffer.reservoir(memory, step.batch)
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         return buffer.task_loss(model, memory, task)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.curvature.diagonal import diagonal, max_chunk_size
 from glocal.curvature.layers import Cotangents, chunk_size
@@ -98,11 +99,12 @@ def task_fisher(
     module = model.eval_mode().module
     module = per_image_batchnorm(module) if per_image else module
     inputs = model.augment(data.x) if per_image else data.x
+    uniforms = rng.uniform(rng.fold_in(data.key, "labels"), data.y.shape[0])
     if chunk is None:
         first = replace(Risk.from_model(model, params, data.x[:1], data.y[:1]), module=module)
-        chunk = chunk_size(first, _cotangents(variant, model.criterion, data.random[:1]), max_chunk_size(data.y.device))
+        chunk = chunk_size(first, _cotangents(variant, model.criterion, uniforms[:1]), max_chunk_size(data.y.device))
     fisher = {k: torch.zeros_like(p) for k, p in params.items()}
-    for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), data.random.split(chunk), strict=True):
+    for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), uniforms.split(chunk), strict=True):
         risk = replace(Risk.from_model(model, params, x, y), module=module, chunk_size=len(y))
         part = diagonal(risk, _cotangents(variant, model.criterion, random))
         fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
@@ -171,7 +173,8 @@ class EWC(Algorithm):
         losses = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         updated: Memory = {"anchor": params, "fisher": {k: old[k] + new[k] for k in new}, "loss_at_solution": losses}
         if self.statistics == "published":
-            disturb_batchnorm(model, params, data.x[data.random.topk(min(BATCHNORM_PASSES, len(data.y))).indices])
+            rows = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], BATCHNORM_PASSES)
+            disturb_batchnorm(model, params, data.x[rows])
         return updated | self._add_anchor(memory, old, params, new) if self.anchors == "each" else updated
 
     def _add_anchor(self, memory: Memory, old: Params, params: Params, new: Params) -> Memory:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.buffer import take
 from glocal.errors import require
@@ -65,7 +66,7 @@ class GEM(Algorithm):
         return {
             "x": example.x.new_zeros(0, share, *example.x.shape[1:]),
             "y": example.y.new_zeros(0, share, *example.y.shape[1:]),
-            "weight": example.random.new_zeros(0, share),  # 0 where a task has fewer examples than its share
+            "weight": torch.zeros(0, share, device=example.y.device),  # 0 where a task has fewer examples
         }
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
@@ -80,10 +81,10 @@ class GEM(Algorithm):
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         share = self.slots // model.tasks
-        chosen = data.random.topk(min(share, data.y.shape[0])).indices
+        chosen = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], share)
         position = torch.arange(share, device=data.y.device)
         rows = chosen[position % chosen.shape[0]]
-        weight = (position < chosen.shape[0]).to(data.random)
+        weight = (position < chosen.shape[0]).to(memory["weight"])
         new = {"x": take(data.x, rows), "y": take(data.y, rows), "weight": weight}
         return {k: torch.cat([memory[k], part.unsqueeze(0)]) for k, part in new.items()}
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from glocal import rng
 from glocal.algorithms.algorithm import Batch
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.hessian import ggn, hessian
@@ -194,6 +195,6 @@ def sample_risk(model: Model, params: Params, data: Batch, count: int) -> Risk:
     """Return the risk on `count` random examples of a task; 0 means all of them."""
     x, y = data.x, data.y
     if 0 < count < y.shape[0]:
-        chosen = data.random.topk(count).indices
+        chosen = rng.choose(rng.fold_in(data.key, "examples"), y.shape[0], count)
         x, y = x[chosen], y[chosen]
     return Risk.from_model(model, params, x, y)

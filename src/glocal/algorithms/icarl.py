@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.buffer import take
 from glocal.challenges.challenge import Setting
@@ -175,7 +176,7 @@ class RandomICaRL(ICaRL):
     name: ClassVar[str] = "icarl-random"
 
     def _rank(self, model: Model, params: Params, data: Batch, members: Tensor, count: int) -> Tensor:
-        return draw(data.random, members, count)
+        return draw(rng.words(rng.fold_in(data.key, "examples"), data.y.shape[0]), members, count)
 
 
 def _exemplars(memory: Memory) -> list[Memory]:
@@ -248,9 +249,10 @@ def herd(features: Tensor, members: Tensor, count: int) -> Tensor:
     return torch.stack(chosen, -1)
 
 
-def draw(random: Tensor, members: Tensor, count: int) -> Tensor:
-    """Choose `count` examples per class uniformly at random, given one random number per example."""
-    return torch.where(members, random, 2.0).sort(dim=-1, stable=True).indices[..., :count]
+def draw(words: Tensor, members: Tensor, count: int) -> Tensor:
+    """Choose `count` examples per class uniformly at random, given one random word per example."""
+    last = torch.iinfo(torch.long).max
+    return torch.where(members, words, last).sort(dim=-1, stable=True).indices[..., :count]
 
 
 def repeat(rows: Tensor, counts: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.buffer import take
 from glocal.networks.model import Model
@@ -31,9 +32,6 @@ class Joint(Algorithm):
     memory_contents: ClassVar[str] = "all training data of every task"
     memory_size: ClassVar[str] = "all data"
 
-    def uniforms(self, model: Model) -> int:
-        return 2 * model.batch_size
-
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {
             "x": example.x[:0].clone(),
@@ -46,10 +44,10 @@ class Joint(Algorithm):
         loss = model.loss(params, batch.x, batch.y)
         if finished == 0:
             return loss
-        random_task, random_row = batch.random.chunk(2)
-        task = (random_task * finished).long().clamp(max=finished - 1)
+        words = rng.words(rng.fold_in(batch.key, "replay"), 2 * model.batch_size)
+        task = rng.below(finished, words[: model.batch_size])
         begin, end = memory["ends"][task], memory["ends"][task + 1]
-        rows = begin + (random_row.double() * (end - begin)).long()
+        rows = begin + rng.below(end - begin, words[model.batch_size :])
         past = model.loss(params, take(memory["x"], rows), take(memory["y"], rows))
         return (loss + finished * past) / (finished + 1)
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from glocal import rng
 from glocal.algorithms import gradient_projection
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
 from glocal.algorithms.ewc import Statistics, disturb_batchnorm
@@ -100,8 +101,8 @@ class Orthogonal(Algorithm):
         return gradient_projection.project_out(model.module, memory["span"], grads, self.passes)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        share = min(self.slots // (model.tasks * memory["start"].shape[1]), data.y.shape[0])
-        chosen = data.random.topk(share).indices
+        share = self.slots // (model.tasks * memory["start"].shape[1])
+        chosen = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], share)
         rows, curvature = self._gradients(model, params, data.x[chosen], data.y[chosen])
         rows, lengths = normalize(model.module, rows)
         start, _ = jvp_and_vjp(model.module, rows, params)
@@ -109,7 +110,7 @@ class Orthogonal(Algorithm):
         new = {
             "start": start,
             "curvature": lengths.unsqueeze(-1) * curvature * lengths.unsqueeze(-2),
-            "task": data.task.expand(share),
+            "task": data.task.expand(chosen.shape[0]),
             "loss_at_solution": loss[None],
         }
         return {
@@ -229,7 +230,7 @@ class OGDPublished(Algorithm):
         return {k: g - (stored[k] * coefficients.view(-1, *[1] * g.dim())).sum(0) for k, g in grads.items()}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        rows = self._draw(model, data)
+        rows = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], self.slots // model.tasks)
         x, y = data.x[rows], data.y[rows]
         evaluated = model.eval_mode()
 
@@ -251,10 +252,6 @@ class OGDPublished(Algorithm):
         if self.statistics == "published":
             disturb_batchnorm(model, params, x)
         return {"gradients": gradients, **{k: torch.cat([memory[k], part]) for k, part in new.items()}}
-
-    def _draw(self, model: Model, data: Batch) -> Tensor:
-        """Return the indices of the task's samples, in random order."""
-        return data.random.topk(min(self.slots // model.tasks, data.y.shape[0])).indices
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
         gradient = {k: v[task : task + 1] for k, v in memory["gradients"].items()}

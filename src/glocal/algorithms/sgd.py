@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.errors import require
 from glocal.networks.layer_calls import DropoutNetwork
@@ -47,12 +48,10 @@ class StableSGD(Algorithm):
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return lambda shape, outputs: DropoutNetwork(make(shape, outputs), shape)
 
-    def uniforms(self, model: Model) -> int:
-        assert isinstance(model.module, DropoutNetwork)
-        return model.batch_size * sum(model.module.widths)
-
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        outputs = model.outputs(params, batch.x, batch.random, self.dropout)
+        assert isinstance(model.module, DropoutNetwork)
+        random = rng.uniform(rng.fold_in(batch.key, "dropout"), batch.y.shape[0] * sum(model.module.widths))
+        outputs = model.outputs(params, batch.x, random, self.dropout)
         return model.criterion.per_sample(outputs, batch.y).mean()
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:

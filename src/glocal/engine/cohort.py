@@ -115,7 +115,7 @@ def constants(network: nn.Module) -> Params:
     return {**dict(network.named_buffers()), **frozen}
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Increment when the same configuration gives different results (beyond rounding) than before."""
 
 

@@ -93,7 +93,7 @@ class Executor(ABC):
         """Call the algorithm's `consolidate` with all data of the finished task."""
         parts = []
         for group, runs in enumerate(self.cohort.groups):
-            trees = (state.params, state.buffers, state.memory, self.hyper, loader.draws())
+            trees = (state.params, state.buffers, state.memory, self.hyper, {"key": loader.consolidation_keys()})
             stream = int(loader.task), self.cohort.epochs
             parts.append(self.over_runs(self.program.consolidate, runs, trees, (loader.whole(group),), stream))
         memories, buffers = zip(*parts, strict=True)

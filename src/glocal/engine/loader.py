@@ -1,4 +1,4 @@
-"""The data loader of a cohort: the task's data on the device, and every run's own order and random numbers.
+"""The data loader of a cohort: the task's data on the device, and every run's own order and random keys.
 
 Random streams are keyed, not consumed: the order of an epoch depends on (seed, task, epoch) alone. A run's batches
 therefore do not depend on its cohort, its learning rate, its device, or on where training was interrupted.
@@ -33,8 +33,7 @@ class Loader:
         x, y                      training data, (groups · examples, ...); runs of a group share theirs
         exemplars_x, exemplars_y  stored examples that join them, (runs, m, ...), where the algorithm has any
         rows                      the order of the epoch, (runs, examples + m)
-        random                    uniform numbers for every step, (seeds, steps, count)
-        keys                      augmentation keys for every step and for consolidation, (seeds, steps + 1)
+        keys                      random keys of every step and of consolidation, (runs, steps + 1)
         task, progress            the task's number, and the progress through the epoch at every step
     """
 
@@ -46,8 +45,6 @@ class Loader:
         self._seed_of_run = torch.tensor([self._seeds.index(m.seed) for m in cohort.members], device=self.device)
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
-        self._uniforms = cohort.algorithm.uniforms(cohort.model(vectorised=False))
-        self._augments = cohort.transform.augmentation is not None
         self._end = torch.ones((), device=self.device)
 
     @property
@@ -81,8 +78,7 @@ class Loader:
             "y": torch.cat([p.y for p in parts]),
             **exemplars,
             "rows": torch.zeros(len(self.cohort), joint, dtype=torch.long),
-            "random": torch.zeros(len(self._seeds), self.steps, self._uniforms),
-            "keys": torch.zeros(len(self._seeds), self.steps + 1, dtype=torch.long),
+            "keys": torch.zeros(len(self.cohort), self.steps + 1, dtype=torch.long),
             "task": torch.tensor(task),
             "progress": torch.linspace(0, 1, self.steps) if self.steps > 1 else torch.ones(1),
         }
@@ -90,17 +86,13 @@ class Loader:
         self.cohort.transform.check(self.x, challenge.name)
 
     def load_epoch(self, epoch: int) -> None:
-        """Draw the order and the random numbers of an epoch, in place."""
-        stream, tensors = (int(self.task), epoch), self.tensors
-        rows, keys, random = tensors["rows"], tensors["keys"], tensors["random"]
-        orders = [torch.randperm(rows.shape[1], generator=generator(s, "order", *stream)) for s in self._seeds]
+        """Draw the order and the random keys of an epoch, in place."""
+        task, rows, keys = int(self.task), self.tensors["rows"], self.tensors["keys"]
+        orders = [torch.randperm(rows.shape[1], generator=generator(s, "order", task, epoch)) for s in self._seeds]
         rows.copy_(torch.stack(orders).to(self.device)[self._seed_of_run])
-        if self._uniforms:
-            draws = [torch.rand(random.shape[1:], generator=generator(s, "buffer", *stream)) for s in self._seeds]
-            random.copy_(torch.stack(draws))
-        if self._augments:
-            streams = [generator(s, "augmentation", *stream) for s in self._seeds]
-            keys.copy_(torch.stack([torch.randint(2**63 - 1, keys.shape[1:], generator=g) for g in streams]))
+        streams = [generator(s, "step", task, epoch) for s in self._seeds]
+        drawn = torch.stack([torch.randint(2**63 - 1, keys.shape[1:], generator=stream) for stream in streams])
+        keys.copy_(drawn.to(self.device)[self._seed_of_run])
 
     def size(self, step: int) -> int:
         """Return the batch size of a step: the last batch of an epoch may be short."""
@@ -110,33 +102,30 @@ class Loader:
         """Return the step's batch of every run, stacked."""
         begin = step * self.cohort.batch_size
         rows = self.tensors["rows"][:, begin : begin + self.size(step)]
-        return self._gather(rows, self.tensors["random"][:, step], self.tensors["keys"][:, step], step)
+        return self._gather(rows, self.tensors["keys"][:, step], self.tensors["progress"][step])
 
     def batch_at(self, step: Tensor, size: int) -> Batch:
         """Return the same with the number of the step on the device, for a captured graph."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
-        random, keys = (self.tensors[k].index_select(1, step.view(1)).squeeze(1) for k in ("random", "keys"))
-        return self._gather(self.tensors["rows"].index_select(1, where), random, keys, step.view(1))
+        keys = self.tensors["keys"].index_select(1, step.view(1)).squeeze(1)
+        progress = self.tensors["progress"].index_select(0, step.view(1)).squeeze(0)
+        return self._gather(self.tensors["rows"].index_select(1, where), keys, progress)
 
     def batches_of(self, run: int) -> Iterator[Batch]:
         """Yield the epoch's batches of one run."""
-        seed = self._seeds.index(self.cohort.members[run].seed)
-        random, keys = self.tensors["random"][seed], self.tensors["keys"][seed]
-        progress = self.tensors["progress"]
+        keys, progress = self.tensors["keys"][run], self.tensors["progress"]
         for step, rows in enumerate(self.tensors["rows"][run].split(self.cohort.batch_size)):
             x, y = self._examples(rows.unsqueeze(0), slice(run, run + 1))
-            yield Batch(x[0], y[0], random[step], self.task, progress[step], keys[step])
+            yield Batch(x[0], y[0], self.task, keys[step], progress[step])
 
     def whole(self, group: int) -> Batch:
-        """Return all training data that the runs of a group share; their random numbers are in `draws`."""
+        """Return all training data that the runs of a group share; their keys are `consolidation_keys`."""
         part = slice(group * self.examples, (group + 1) * self.examples)
-        return Batch(self.x[part], self.y[part], self.tensors["random"], self.task, self._end)
+        return Batch(self.x[part], self.y[part], self.task, self.task.new_zeros(()), self._end)
 
-    def draws(self) -> Params:
-        """Return every run's random numbers for consolidation: a uniform one per example, and a key."""
-        draw = lambda seed: torch.rand(self.examples, generator=generator(seed, "consolidate", int(self.task)))  # noqa: E731
-        random = torch.stack([draw(m.seed) for m in self.cohort.members]).to(self.device)
-        return {"random": random, "key": self.tensors["keys"][:, self.steps].index_select(0, self._seed_of_run)}
+    def consolidation_keys(self) -> Tensor:
+        """Return every run's random key for consolidation."""
+        return self.tensors["keys"][:, -1]
 
     def shortened(self, examples: int) -> Loader:
         """Return a loader of the first few examples of every group, for consolidation."""
@@ -156,7 +145,7 @@ class Loader:
     def example(self) -> Batch:
         """Return a full batch of the first examples: its shapes are those of a step."""
         size = min(self.cohort.batch_size, self.examples)
-        return Batch(self.x[:size], self.y[:size], self.tensors["random"].new_zeros(self._uniforms), self.task)
+        return Batch(self.x[:size], self.y[:size], self.task, self.task.new_zeros(()))
 
     def _exemplars(self, memory: Memory) -> Params:
         """Return every run's stored examples that join the training set; {} if there are none."""
@@ -172,13 +161,10 @@ class Loader:
             return tensor.to(self.device)
         return held.copy_(tensor)
 
-    def _gather(self, rows: Tensor, random: Tensor, keys: Tensor, step: int | Tensor) -> Batch:
-        """Return the batch of all runs; `random` and `keys` have one entry per seed."""
+    def _gather(self, rows: Tensor, keys: Tensor, progress: Tensor) -> Batch:
+        """Return the batch of all runs."""
         x, y = self._examples(rows, slice(None))
-        progress = self.tensors["progress"]
-        now = progress[step] if isinstance(step, int) else progress.index_select(0, step)[0]
-        random, keys = (part.index_select(0, self._seed_of_run) for part in (random, keys))
-        return Batch(x, y, random, self.task, now, keys)
+        return Batch(x, y, self.task, keys, progress)
 
     def _examples(self, rows: Tensor, runs: slice) -> tuple[Tensor, Tensor]:
         """Return examples of some runs, (runs, n, ...); rows beyond the task's own are the run's exemplars."""

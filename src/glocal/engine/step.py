@@ -22,8 +22,7 @@ from glocal.tree import Params, Tree
 
 Hyper: TypeAlias = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters, one value per run
 Map: TypeAlias = Callable[..., Callable[..., Any]]  # `vmap`, or `unmapped`
-BATCH_DIMS = Batch(0, 0, 0, None, None, 0)  # type: ignore[arg-type]
-SECOND_PASS = 1 << 20  # the augmentations of `direction` are numbered from here, those of `objective` from 0
+BATCH_DIMS = Batch(0, 0, None, 0, None)  # type: ignore[arg-type]
 UNCHANGED = ()  # what a mapped method returns if the algorithm returned its very argument
 
 
@@ -93,7 +92,7 @@ class Program:
     def direction(
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Any, Params]:
-        model = self.model.bind(buffers, key=batch.key, first=SECOND_PASS)
+        model = self.model.bind(buffers, key=batch.key, purpose="direction")
         return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
     def observe(
@@ -111,10 +110,10 @@ class Program:
         return changed(self._with(hyper).observe(memory, new), memory)
 
     def consolidate(
-        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, draws: Params, data: Batch
+        self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch
     ) -> tuple[Any, Params]:
-        model = self.model.bind(buffers, key=draws["key"])
-        new = self._with(hyper).consolidate(model, params, memory, data._replace(**draws))
+        model = self.model.bind(buffers, key=random["key"])
+        new = self._with(hyper).consolidate(model, params, memory, data._replace(**random))
         return changed(new, memory), model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:

@@ -43,7 +43,7 @@ from glocal.errors import require
 from glocal.lens.independence_test import Dependence, measure_dependence
 from glocal.lens.trace import Checkpoint
 from glocal.networks.model import MakeNetwork, Model
-from glocal.rng import generator
+from glocal.rng import generator, split
 from glocal.sweeps import resolve
 from glocal.tree import Params, from_vector, to_vector
 
@@ -275,12 +275,11 @@ def _varies(values: Tensor, dim: int) -> bool:
 
 
 def _consolidation_batch(cohort: Cohort, seed: int, draw: int) -> Batch:
-    """Return all data of the task with the random numbers of one draw."""
+    """Return all data of the task with the random key of one draw."""
     device, (x, y) = cohort.device, cohort.challenge.task(0, seed).train
-    stream = generator(seed, "locality", "consolidate", draw)
-    random, key = torch.rand(len(y), generator=stream), torch.randint(2**63 - 1, (), generator=stream)
+    key = torch.randint(2**63 - 1, (), generator=generator(seed, "locality", "consolidate", draw))
     task, end = torch.zeros((), dtype=torch.long, device=device), torch.ones((), device=device)
-    return Batch(x.to(device), y.to(device), random.to(device), task, end, key.to(device))
+    return Batch(x.to(device), y.to(device), task, key.to(device), end)
 
 
 @contextmanager
@@ -307,12 +306,8 @@ class ResampledMemory(Algorithm):
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return self.algorithm.network(make, tasks)
 
-    def uniforms(self, model: Model) -> int:
-        return self.draws * self.algorithm.uniforms(model)
-
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        batches = [self._select_random(example, d) for d in range(self.draws)]
-        return _pack_memories([self.algorithm.init(model, params, batch) for batch in batches])
+        return _pack_memories([self.algorithm.init(model, params, example) for _ in range(self.draws)])
 
     def before_epoch(
         self, model: Model, params: Params, memory: Memory, epoch: int, epochs: int
@@ -324,14 +319,13 @@ class ResampledMemory(Algorithm):
         return self.algorithm.exemplars(self.memories(memory)[0])
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
-        return self.algorithm.objective(model, params, self.memories(memory)[0], self._select_random(batch, 0))
+        return self.algorithm.objective(model, params, self.memories(memory)[0], _resample(batch, 0))
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        batch = self._select_random(batch, 0)
-        return self.algorithm.direction(model, grads, params, self.memories(memory)[0], batch)
+        return self.algorithm.direction(model, grads, params, self.memories(memory)[0], _resample(batch, 0))
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        steps = [replace(step, batch=self._select_random(step.batch, d)) for d in range(self.draws)]
+        steps = [replace(step, batch=_resample(step.batch, d)) for d in range(self.draws)]
         return _pack_memories([self.algorithm.observe(m, s) for m, s in zip(self.memories(memory), steps, strict=True)])
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:
@@ -340,10 +334,10 @@ class ResampledMemory(Algorithm):
     def memories(self, memory: Memory) -> list[Memory]:
         return [memory.get(str(d), {}) for d in range(self.draws)]
 
-    def _select_random(self, batch: Batch, draw: int) -> Batch:
-        """Return the batch with only the random numbers of one memory."""
-        size = batch.random.shape[0] // self.draws
-        return batch._replace(random=batch.random[draw * size : (draw + 1) * size])
+
+def _resample(batch: Batch, draw: int) -> Batch:
+    """Return the batch with the random key of one memory."""
+    return batch._replace(key=split(batch.key, draw))
 
 
 def _pack_memories(memories: list[Memory]) -> Memory:

@@ -18,7 +18,7 @@ from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
 from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
-from glocal.rng import split
+from glocal.rng import fold_in, split
 from glocal.tree import Params
 
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
@@ -81,23 +81,28 @@ class Model:
         return self._functions[self.training].module
 
     def bind(
-        self, buffers: Mapping[str, Tensor], training: bool = True, key: Tensor | None = None, first: int = 0
+        self,
+        buffers: Mapping[str, Tensor],
+        training: bool = True,
+        key: Tensor | None = None,
+        purpose: str = "augmentation",
     ) -> Model:
         """Return the model with one run's buffers. The given tensors are not modified.
 
         Args:
             buffers: The run's buffers and frozen parameters.
             training: Train or evaluation mode.
-            key: The step's random key for augmentation. Without one, the returned model continues this model's
+            key: The step's random key, for augmentation. Without one, the returned model continues this model's
                 sequence of augmentations.
-            first: The number of the first batch that is augmented with `key`.
+            purpose: The purpose that augmentation folds into the key.
         """
-        keyed = key is not None and self.transform.augmentation is not None
-        if not buffers and training == self.training and not keyed:
+        if self.transform.augmentation is None:
+            key = None
+        if not buffers and training == self.training and key is None:
             return self
         bound = copy.copy(self)
-        if keyed:
-            bound.key, bound._batch_numbers = key, count(first)
+        if key is not None:
+            bound.key, bound._batch_numbers = fold_in(key, purpose), count()
         mutable = self._mutable_buffers if training else ()
         bound.buffers = {k: b.clone() if k in mutable else b for k, b in buffers.items()}
         bound.training = training
