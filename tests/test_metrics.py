@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays as draw_arrays
 from scipy import stats
 
 from glocal import metrics
-from glocal.engine.measurements import MEASURES
+from glocal.engine.evaluate import MEASURES
 from glocal.errors import GlocalError
 from glocal.store.run import Run
 

@@ -43,7 +43,7 @@ def after_observing(der: DER, model: Model, params: Params, sizes: Sequence[int]
     for task, size in enumerate(sizes):
         batch = batch_of(examples(size, 20 + task), task, task)
         _, aux = der.objective(model, elsewhere(params, task), memory, batch)
-        memory = der.observe(memory, Step(batch, {}, {}, {}, aux))
+        memory = der.observe(memory, Step(batch, {}, {}, {}, aux, {}, torch.tensor(0.1)))
     return memory
 
 

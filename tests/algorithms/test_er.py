@@ -33,7 +33,7 @@ def after_observing(er: ER, model: Model, params: Params, sizes: list[int]) -> t
     for task, size in enumerate(sizes):
         past.append(examples(size, 20 + task))
         batch = batch_of(past[-1], task, task)
-        memory = er.observe(memory, Step(batch, params, params, params))
+        memory = er.observe(memory, Step(batch, params, params, params, {}, {}, torch.tensor(0.1)))
     return memory, past
 
 

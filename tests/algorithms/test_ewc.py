@@ -114,7 +114,7 @@ def test_every_variant_is_tested() -> None:
 
 def consolidated(ewc: EWC, model: Model, solutions: list[Params]) -> tuple[Memory, list[Batch]]:
     """The memory after one task a solution, and the tasks."""
-    memory = ewc.init(model, solutions[0], batch_of(examples(2, 0), torch.zeros(0)))
+    memory = ewc.init(model, solutions[0], batch_of(examples(2, 0)))
     tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(len(solutions))]
     for theta, task in zip(solutions, tasks, strict=True):
         memory = ewc.consolidate(model, theta, memory, task)
@@ -142,7 +142,7 @@ def test_the_penaltys_gradient_is_lambda_fisher_times_displacement(variant: Fish
     ewc = EWC(penalty=2.5, fisher=variant)
     solutions = three_solutions(params)
     memory, _ = consolidated(ewc, model, solutions)
-    batch = batch_of(examples(4, 7), torch.zeros(0), 3)
+    batch = batch_of(examples(4, 7), 0, 3)
     full = gradient(lambda p: ewc.objective(model, p, memory, batch), params)
     stream = gradient(lambda p: functional.cross_entropy(model.outputs(p, batch.x), batch.y), params)
     for k in params:
@@ -153,8 +153,8 @@ def test_the_penaltys_gradient_is_lambda_fisher_times_displacement(variant: Fish
 def test_before_the_first_task_ends_nothing_is_penalised() -> None:
     model, params = double_model()
     ewc = EWC(penalty=1e3)
-    memory = ewc.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
-    batch = batch_of(examples(4, 7), torch.zeros(0))
+    memory = ewc.init(model, params, batch_of(examples(2, 0)))
+    batch = batch_of(examples(4, 7))
     for at in (params, elsewhere(params)):
         expected = functional.cross_entropy(model.outputs(at, batch.x), batch.y)
         torch.testing.assert_close(ewc.objective(model, at, memory, batch), expected)
@@ -166,7 +166,7 @@ def test_the_published_objective_is_a_penalty_twice_as_large() -> None:
     ewc = EWC(penalty=1.4, fisher="published")
     solution = elsewhere(params)
     memory, (task,) = consolidated(ewc, model, [solution])
-    batch = batch_of(examples(4, 7), torch.zeros(0), 1)
+    batch = batch_of(examples(4, 7), 0, 1)
     fisher = fisher_by_loops(model, solution, task, "published")
     quadratic = sum(float((fisher[k] * (params[k] - solution[k]) ** 2).sum()) for k in params)
     expected = float(functional.cross_entropy(model.outputs(params, batch.x), batch.y)) + 0.7 * quadratic
@@ -179,7 +179,7 @@ def test_one_anchor_a_task_is_a_sum_of_quadratics_at_the_solutions(decay: float)
     ewc = EWC(penalty=0.8, decay=decay, anchors="each")
     solutions = three_solutions(params)
     memory, tasks = consolidated(ewc, model, solutions)
-    batch = batch_of(examples(4, 7), torch.zeros(0), 3)
+    batch = batch_of(examples(4, 7), 0, 3)
     here = elsewhere(params, seed=8)
     expected = float(functional.cross_entropy(model.outputs(here, batch.x), batch.y))
     for o, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
@@ -205,7 +205,7 @@ def test_its_approximations_add_up_to_what_its_objective_adds() -> None:
     model, params = double_model()
     ewc = EWC(penalty=0.9)
     memory, _ = consolidated(ewc, model, three_solutions(params))
-    batch = batch_of(examples(4, 7), torch.zeros(0), 3)
+    batch = batch_of(examples(4, 7), 0, 3)
     approximations = [ewc.approximation(model, memory, o) for o in range(3)]
     added = gradient(lambda p: sum((f(p) for f in approximations), torch.zeros(())), params)
     full = gradient(lambda p: ewc.objective(model, p, memory, batch), params)

@@ -42,7 +42,7 @@ PUBLISHED = {"margin": 0.5, "damping": 1e-3}
 
 
 def remembering(gem: GEM, model: Model, params: Params, finished: int = TASKS, size: int = 11) -> Memory:
-    memory = gem.init(model, params, batch_of(examples(4, 0), torch.zeros(0)))
+    memory = gem.init(model, params, batch_of(examples(4, 0)))
     for task in range(finished):
         data = batch_of(examples(size, 60 + task), task, task)
         memory = gem.consolidate(model, params, memory, data)
@@ -62,7 +62,7 @@ def noise(params: Params, seed: int, by: float = 1.0) -> Params:
 
 
 def directed(gem: GEM, model: Model, grads: Params, params: Params, memory: Memory) -> Tensor:
-    return flat(gem.direction(model, grads, params, memory, batch_of(examples(4, 9), torch.zeros(0), TASKS)))
+    return flat(gem.direction(model, grads, params, memory, batch_of(examples(4, 9), 0, TASKS)))
 
 
 def published_rule(g: np.ndarray, memory: np.ndarray, margin: float, damping: float) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_with_one_finished_task_it_is_a_gem() -> None:
     model, params = double_model(1)
     gem, agem = GEM(slots=6), AGEM(slots=6, replay=6)
     stored = remembering(gem, model, params, finished=1)
-    example = batch_of(examples(4, 0), torch.zeros(6))
+    example = batch_of(examples(4, 0))
     data = batch_of(examples(11, 60), 0, 0)
     averaged = agem.consolidate(model, params, agem.init(model, params, example), data)
     for seed in range(10):

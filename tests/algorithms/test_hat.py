@@ -121,7 +121,7 @@ def gated(hidden: tuple[int, ...] = (4, 6), tasks: int = 3) -> tuple[Model, Para
 
 
 def at(progress: float, task: int = 0) -> Batch:
-    return batch_of(examples(6, 3), torch.zeros(0), task)._replace(progress=torch.tensor(progress, dtype=torch.float64))
+    return batch_of(examples(6, 3), 0, task)._replace(progress=torch.tensor(progress, dtype=torch.float64))
 
 
 def memory_of(hat: HAT, model: Model, params: Params, tasks: int) -> Memory:
@@ -338,7 +338,7 @@ def test_what_is_used_is_the_most_that_any_task_used() -> None:
     hat = HAT(scale=3.0)
     memory = hat.init(model, params, at(0.0))
     for task in range(3):
-        memory = hat.consolidate(model, params, memory, batch_of(examples(9, task), torch.zeros(9), task))
+        memory = hat.consolidate(model, params, memory, batch_of(examples(9, task), 0, task))
         for k in ("embeddings.0", "embeddings.1"):
             expected = torch.sigmoid(3 * params[k][: task + 1]).max(0).values
             torch.testing.assert_close(memory["used"][k], expected)

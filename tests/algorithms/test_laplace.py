@@ -51,7 +51,7 @@ def test_the_penalty_weighs_the_past() -> None:
 def test_with_each_tasks_factors_its_quadratic_is_the_sum_of_their_products() -> None:
     model, params = double_model()
     laplace = Laplace(penalty=0.6, sums="each")
-    memory = laplace.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = laplace.init(model, params, batch_of(examples(2, 0)))
     solutions = [elsewhere(params, seed) for seed in (1, 2)]
     tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(2)]
     for theta, task in zip(solutions, tasks, strict=True):
@@ -74,7 +74,7 @@ def test_with_each_tasks_factors_its_quadratic_is_the_sum_of_their_products() ->
     final_loss = [float(model.loss(s, t.x, t.y)) for s, t in zip(solutions, tasks, strict=True)]
     actual = sum(float(laplace.approximation(model, memory, o)(here)) for o in range(2))
     assert actual == pytest.approx(expected + sum(final_loss), rel=1e-8)
-    batch = batch_of(examples(4, 7), torch.zeros(0), 2)
+    batch = batch_of(examples(4, 7), 0, 2)
     stream = float(model.loss(here, batch.x, batch.y))
     assert float(laplace.objective(model, here, memory, batch)) == pytest.approx(stream + expected, rel=1e-8)
 
@@ -82,9 +82,9 @@ def test_with_each_tasks_factors_its_quadratic_is_the_sum_of_their_products() ->
 def test_the_objectives_gradient_is_that_of_its_value() -> None:
     model, params = double_model()
     laplace = Laplace()
-    memory = laplace.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = laplace.init(model, params, batch_of(examples(2, 0)))
     memory = laplace.consolidate(model, params, memory, batch_of(examples(9, 50)))
-    batch, here = batch_of(examples(4, 7), torch.zeros(0), 1), elsewhere(params, 8)
+    batch, here = batch_of(examples(4, 7), 0, 1), elsewhere(params, 8)
     grad_value = flat(gradient(lambda p: laplace.objective(model, p, memory, batch), here))
     full = gradient(lambda p: model.loss(p, batch.x, batch.y) + laplace.approximation(model, memory, 0)(p), here)
     torch.testing.assert_close(grad_value, flat(full), rtol=1e-9, atol=1e-12)

@@ -76,14 +76,14 @@ def outside_by_svd(j: Tensor, g: Tensor) -> Tensor:
 
 def learn(algorithm: Orthogonal, model: Model, params: Params, tasks: Sequence[tuple[Tensor, Tensor]]) -> Memory:
     """The memory after tasks that are stored whole, all at the same θ."""
-    memory = algorithm.init(model, params, batch_of((tasks[0][0][:2], tasks[0][1][:2]), torch.zeros(0)))
+    memory = algorithm.init(model, params, batch_of((tasks[0][0][:2], tasks[0][1][:2])))
     for number, task in enumerate(tasks):
         memory = algorithm.consolidate(model, params, memory, batch_of(task, 0, number))
     return memory
 
 
 def followed(algorithm: Orthogonal, model: Model, memory: Memory, grads: Params) -> Tensor:
-    return flat(algorithm.direction(model, grads, grads, memory, batch_of(examples(2, 0), torch.zeros(0))))
+    return flat(algorithm.direction(model, grads, grads, memory, batch_of(examples(2, 0))))
 
 
 # In real training, step by step.
@@ -154,7 +154,7 @@ def test_so_it_is_with_the_papers_network_on_digits() -> None:
 
 def test_the_first_task_is_learnt_as_by_sgd() -> None:
     model, params = double_model()
-    memory = OGD(slots=9).init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = OGD(slots=9).init(model, params, batch_of(examples(2, 0)))
     grads = elsewhere(params)
     assert torch.equal(followed(OGD(slots=9), model, memory, grads), flat(grads))
 
@@ -304,7 +304,7 @@ def test_a_linear_models_outputs_on_stored_samples_never_move() -> None:
     before, elsewhere_before = model.outputs(params, first[0]), model.outputs(params, second[0])
     for _ in range(100):
         grads = model.grad(params, *second)
-        step = ogd.direction(model, grads, params, memory, batch_of(second, torch.zeros(0)))
+        step = ogd.direction(model, grads, params, memory, batch_of(second))
         params = {k: p - 0.5 * step[k] for k, p in params.items()}
     torch.testing.assert_close(model.outputs(params, first[0]), before, rtol=0, atol=1e-10)
     assert float((model.outputs(params, second[0]) - elsewhere_before).abs().max()) > 0.1
@@ -347,7 +347,7 @@ def test_its_approximation_is_the_outer_product_quadratic_at_the_solution(varian
     solutions = [elsewhere(params, seed) for seed in (1, 2)]
     tasks = [examples(5, 3), examples(5, 4)]
     algorithm = variant(slots=10 * CLASSES)
-    memory = algorithm.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = algorithm.init(model, params, batch_of(examples(2, 0)))
     for number, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):
         memory = algorithm.consolidate(model, theta, memory, batch_of(task, 0, number))
     for number, (theta, task) in enumerate(zip(solutions, tasks, strict=True)):

@@ -41,7 +41,7 @@ def drawn(task: Batch) -> list[int]:
 
 def learn(model: Model, solutions: list[Params]) -> Memory:
     algorithm = OGDPublished(slots=3 * SHARE)
-    memory = algorithm.init(model, solutions[0], batch_of(examples(2, 0), torch.zeros(0)))
+    memory = algorithm.init(model, solutions[0], batch_of(examples(2, 0)))
     for theta, task in zip(solutions, three_tasks(), strict=False):
         memory = algorithm.consolidate(model, theta, memory, task)
     return memory
@@ -88,7 +88,7 @@ def test_it_is_no_projection() -> None:
 def test_before_the_first_task_ends_it_is_sgd() -> None:
     model, params = double_model()
     algorithm = OGDPublished()
-    memory = algorithm.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = algorithm.init(model, params, batch_of(examples(2, 0)))
     grads = elsewhere(params)
     assert algorithm.direction(model, grads, params, memory, three_tasks()[0]) is grads
 

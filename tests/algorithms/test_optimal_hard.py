@@ -80,12 +80,12 @@ def dense_hessians(theta: list, model, tasks: list) -> torch.Tensor:
 def test_its_direction_is_orthogonal_to_every_eigenvector_above_the_threshold(structure: str, rank: int) -> None:
     model, params = double_model()
     hard = OptimalHard(threshold=0.05, structure=structure, rank=rank)  # type: ignore[arg-type]
-    memory = hard.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = hard.init(model, params, batch_of(examples(2, 0)))
     solutions = [elsewhere(params, seed) for seed in (1, 2)]
     tasks = [batch_of(examples(9, 50 + t), t, t) for t in range(2)]
     for theta, task in zip(solutions, tasks, strict=True):
         memory = hard.consolidate(model, theta, memory, task)
-    batch = batch_of(examples(4, 7), torch.zeros(0), 2)
+    batch = batch_of(examples(4, 7), 0, 2)
     grads = gradient(lambda p: model.loss(p, batch.x, batch.y), params)
     followed = flat(hard.direction(model, grads, params, memory, batch))
     hessian = dense_hessians(solutions, model, tasks)

@@ -71,7 +71,7 @@ def test_other_exact_structures_reach_it_too(structure: str) -> None:
 
 
 def consolidated(algorithm: Algorithm, model: Model, solutions: list[Params], tasks: list[Batch]) -> Memory:
-    memory = algorithm.init(model, solutions[0], batch_of(examples(2, 0), torch.zeros(0)))
+    memory = algorithm.init(model, solutions[0], batch_of(examples(2, 0)))
     for theta, task in zip(solutions, tasks, strict=True):
         memory = algorithm.consolidate(model, theta, memory, task)
     return memory
@@ -89,7 +89,7 @@ def test_with_a_diagonal_hessian_it_is_ewc(anchors: str) -> None:
     model, params, solutions, tasks = setup()
     soft = OptimalSoft(penalty=0.8, structure="diagonal", gradient=False, recentred=anchors == "each")
     ewc = EWC(penalty=0.8, anchors=anchors)  # type: ignore[arg-type]
-    batch = batch_of(examples(4, 7), torch.zeros(0), 3)
+    batch = batch_of(examples(4, 7), 0, 3)
     gradients = []
     for algorithm in (soft, ewc):
         memory = consolidated(algorithm, model, solutions, tasks)
@@ -132,7 +132,7 @@ def test_its_objective_is_the_sum_of_taylor_expansions_each_at_its_own_solution(
     model, params, solutions, tasks = setup()
     soft = OptimalSoft(penalty=0.7, structure="full", matrix="ggn" if ggn else "hessian")
     memory = consolidated(soft, model, solutions, tasks)
-    batch, here = batch_of(examples(4, 7), torch.zeros(0), 3), elsewhere(params, 8)
+    batch, here = batch_of(examples(4, 7), 0, 3), elsewhere(params, 8)
     expansions = [float(taylor(model, s, t, here, ggn)) for s, t in zip(solutions, tasks, strict=True)]
     final_loss = [
         float(torch.nn.functional.cross_entropy(model.outputs(s, t.x), t.y))
@@ -152,7 +152,7 @@ def test_the_objectives_gradient_is_that_of_its_value(structure: str) -> None:
     model, params, solutions, tasks = setup()
     soft = OptimalSoft(structure=structure, rank=5)  # type: ignore[arg-type]
     memory = consolidated(soft, model, solutions, tasks)
-    batch, here = batch_of(examples(4, 7), torch.zeros(0), 3), elsewhere(params, 8)
+    batch, here = batch_of(examples(4, 7), 0, 3), elsewhere(params, 8)
     grad_value = gradient(lambda p: soft.objective(model, p, memory, batch), here)
     ways = elsewhere({k: torch.zeros_like(p) for k, p in params.items()}, 9)
     step = 1e-5

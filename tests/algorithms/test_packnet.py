@@ -157,10 +157,10 @@ def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:
 
 def after(packnet: PackNet, model: Model, params: Params, tasks: int) -> Memory:
     """The memory after some tasks that ended at other parameters each."""
-    memory = packnet.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
+    memory = packnet.init(model, params, batch_of(examples(2, 0)))
     for task in range(tasks):
         memory = packnet.consolidate(
-            model, elsewhere(params, task), memory, batch_of(examples(9, task), torch.zeros(9))
+            model, elsewhere(params, task), memory, batch_of(examples(9, task))
         )
     return memory
 
@@ -189,7 +189,7 @@ def test_the_largest_free_weights_are_kept(keep: float, shares: list[float]) -> 
         assert all(torch.equal(new[k], theta[k]) for k in theta if "bias" in k)
         _, again = packnet.before_epoch(model, elsewhere(new), dealt, 6, 10)  # a task is pruned once
         torch.testing.assert_close(again, dealt, rtol=0, atol=0)
-        done = packnet.consolidate(model, new, dealt, batch_of(examples(9, 0), torch.zeros(9)))
+        done = packnet.consolidate(model, new, dealt, batch_of(examples(9, 0)))
         torch.testing.assert_close(done["owner"], dealt["owner"], rtol=0, atol=0)
 
 
@@ -237,7 +237,7 @@ def test_gradients_are_masked_by_ownership(task: int, pruned: bool) -> None:
     memory = after(packnet, model, params, task)
     if pruned:
         params, memory = packnet.before_epoch(model, params, memory, 5, 10)
-    batch = batch_of(examples(6, 3), torch.zeros(0), task)
+    batch = batch_of(examples(6, 3), 0, task)
 
     def objective(p: Params) -> Tensor:
         return packnet.objective(model, p, memory, batch) + 0 * sum(part.sum() for part in p.values())
@@ -256,9 +256,9 @@ def test_a_network_keeps_its_own_dropout_in_later_tasks() -> None:
     buffers = {k: b.clone() for k, b in module.named_buffers()}
     model = Model(module, losses.get("cross-entropy"), 3, 4).bind(buffers)
     packnet = PackNet()
-    memory = packnet.init(model, params, batch_of(examples(2, 0), torch.zeros(0)))
-    memory = packnet.consolidate(model, params, memory, batch_of(examples(9, 1), torch.zeros(9)))
-    batch = batch_of(examples(4, 3), torch.zeros(0), 1)
+    memory = packnet.init(model, params, batch_of(examples(2, 0)))
+    memory = packnet.consolidate(model, params, memory, batch_of(examples(9, 1)))
+    batch = batch_of(examples(4, 3), 0, 1)
     assert len({float(packnet.objective(model, params, memory, batch)) for _ in range(5)}) > 1
     assert all(torch.equal(b, buffers[k]) for k, b in model.buffers.items())
     assert module.training and all(m.training for m in module.modules())

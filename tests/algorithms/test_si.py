@@ -43,11 +43,11 @@ def steps(si: SI, model: Model, params: Params, memory: Memory, seeds: list[int]
     """A few steps as an engine makes them, on copies."""
     params = {k: p.clone() for k, p in params.items()}
     for seed in seeds:
-        batch = batch_of(examples(4, seed), torch.zeros(0))
+        batch = batch_of(examples(4, seed))
         grads = gradient(partial(objective_at, si, model, memory, batch), params)
         followed = si.direction(model, grads, params, memory, batch)
         params = {k: params[k] - LR * followed[k] for k in params}
-        memory = si.observe(memory, Step(batch, grads, followed, params, {}, followed, LR))
+        memory = si.observe(memory, Step(batch, grads, followed, params, {}, followed, torch.tensor(LR, dtype=torch.float64)))
     return params, memory
 
 
@@ -79,12 +79,12 @@ def test_it_steps_as_written_by_hand(importance: Importance) -> None:
     model, params = double_model()
     params = elsewhere(params, by=3.0)  # far away: some gradients are above 1 and are clipped where that is published
     si = SI(penalty=20.0, damping=0.1, importance=importance)
-    memory = si.init(model, params, batch_of(examples(4, 0), torch.zeros(0)))
+    memory = si.init(model, params, batch_of(examples(4, 0)))
     tasks = [[1, 2, 3], [4, 5], [6, 7, 8]]
     theta = params
     for seeds in tasks[:-1]:
         theta, memory = steps(si, model, theta, memory, seeds)
-        memory = si.consolidate(model, theta, memory, batch_of(examples(4, 0), torch.zeros(0)))
+        memory = si.consolidate(model, theta, memory, batch_of(examples(4, 0)))
     theta, memory = steps(si, model, theta, memory, tasks[-1])
     expected, big = by_hand(model, params, si, tasks)
     torch.testing.assert_close(memory["importance"], big, rtol=1e-9, atol=1e-12)
@@ -141,12 +141,12 @@ def test_a_large_penalty_keeps_it_where_it_was_and_none_lets_it_go() -> None:
 def test_its_approximations_add_up_to_what_its_objective_adds() -> None:
     model, params = double_model()
     si = SI(penalty=0.9)
-    memory = si.init(model, params, batch_of(examples(4, 0), torch.zeros(0)))
+    memory = si.init(model, params, batch_of(examples(4, 0)))
     theta = params
     for seeds in ([1, 2], [3, 4], [5]):
         theta, memory = steps(si, model, theta, memory, seeds)
-        memory = si.consolidate(model, theta, memory, batch_of(examples(4, 0), torch.zeros(0)))
-    batch, here = batch_of(examples(4, 7), torch.zeros(0), 3), elsewhere(params, 5)
+        memory = si.consolidate(model, theta, memory, batch_of(examples(4, 0)))
+    batch, here = batch_of(examples(4, 7), 0, 3), elsewhere(params, 5)
     added = sum(float(si.approximation(model, memory, o)(here)) for o in range(3))
     stream = float(functional.cross_entropy(model.outputs(here, batch.x), batch.y))
     assert added > 0

@@ -194,7 +194,9 @@ def by_hand(of: Challenge, seed: int, lr: float, start: Params, epochs: int = 2)
                 optimiser.zero_grad()
                 functional.cross_entropy(net(scaled(joint_x[rows])), joint_y[rows]).backward()
                 optimiser.step()
-        chosen = torch.rand(len(own.y), generator=generator(seed, "consolidate", task)).topk(KEPT).indices
+        steps = -(-len(joint_y) // BATCH)
+        keys = torch.randint(2**63 - 1, (steps + 1,), generator=generator(seed, "step", task, epochs - 1))
+        chosen = rng.choose(keys[-1], len(own.y), KEPT)
         x, y = torch.cat([x, own.x[chosen]]), torch.cat([y, own.y[chosen]])
     return {k: v.clone() for k, v in net.state_dict().items()}
 

@@ -139,7 +139,8 @@ def _epoch_from(of: Cohort, executor: Vectorised, begin: State) -> tuple[Params,
     loader = Loader(of)
     loader.load_task(1, state.memory)
     loader.load_epoch(0)
-    loader = loader.first_step() if of.precision == "fp32" else loader
+    if of.precision == "fp32":
+        loader.steps = 1
     before = tree.map_tree(torch.clone, state.params)
     with matmul_precision(of.precision):
         executor.before_epoch(state, 0)

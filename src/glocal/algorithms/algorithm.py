@@ -9,7 +9,7 @@ graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -33,22 +33,16 @@ class Batch(NamedTuple):
     progress: Tensor = torch.ones(())  # through the epoch: 0 at the first step, 1 at the last and in `consolidate`
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The result of one training step, passed to `observe`."""
 
     batch: Batch
-    grads: Params
-    """Gradient of the objective at θ before the step."""
-    direction: Params
-    """Output of `direction`, the optimiser's input."""
-    params: Params
-    """θ after the step."""
-    aux: Memory = field(default_factory=dict)
-    """Auxiliary output of `objective`; {} if it has none."""
-    descent: Params = field(default_factory=dict)
-    """Output of the optimiser: θ changed by −lr times this; parameters that are missing did not change."""
-    lr: Tensor | float = 0.0
+    grads: Params  # gradient of the objective at θ before the step
+    direction: Params  # output of `direction`, the optimiser's input
+    params: Params  # θ after the step
+    aux: Memory  # auxiliary output of `objective`; {} if it has none
+    descent: Params  # output of the optimiser: θ changed by −lr times this; missing parameters did not change
+    lr: Tensor
 
     @property
     def update(self) -> Params:

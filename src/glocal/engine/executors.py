@@ -28,6 +28,7 @@ from glocal.rng import generator
 from glocal.tree import Tree
 
 CompiledStep: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
+Stream: TypeAlias = tuple[int, int] | None
 Tick: TypeAlias = Callable[[int], None]  # counts steps of single runs, for progress bars
 OnStep: TypeAlias = Callable[[State, int], None]  # is given the state and the number of steps taken in this epoch
 
@@ -62,12 +63,7 @@ class Executor(ABC):
 
     @abstractmethod
     def over_runs(
-        self,
-        function: Callable[..., Any],
-        runs: slice,
-        trees: Sequence[Tree],
-        shared: Sequence[Any],
-        stream: tuple[int, int] | None = None,
+        self, function: Callable[..., Any], runs: slice, trees: Sequence[Tree], *shared: Any, stream: Stream = None
     ) -> Any:
         """Call a function for each of some neighbouring runs and stack the results.
 
@@ -76,26 +72,26 @@ class Executor(ABC):
             runs: which runs.
             trees: trees with one entry per run.
             shared: arguments that all runs share.
-            stream: (task, epoch) that seed torch's global generator for modules which draw from it.
+            stream: (task, epoch) that seed torch's global generator, for modules which draw from it.
         """
 
     def before_epoch(self, state: State, epoch: int) -> None:
         """Call the algorithm's `before_epoch`."""
         trees = state.params, state.buffers, state.memory, self.hyper
         runs = slice(0, len(self.cohort))
-        params, memory = self.over_runs(self.program.before_epoch, runs, trees, (epoch, self.cohort.epochs))
+        params, memory = self.over_runs(self.program.before_epoch, runs, trees, epoch, self.cohort.epochs)
         if params != UNCHANGED:
             copy_into_(params, state.params)
         if memory != UNCHANGED:
             state.memory = replace_memory(memory, state.memory)
 
-    def consolidate(self, state: State, loader: Loader) -> None:
-        """Call the algorithm's `consolidate` with all data of the finished task."""
+    def consolidate(self, state: State, loader: Loader, limit: int | None = None) -> None:
+        """Call the algorithm's `consolidate` with all data of the finished task, or its first `limit` examples."""
         parts = []
         for group, runs in enumerate(self.cohort.groups):
             trees = (state.params, state.buffers, state.memory, self.hyper, {"key": loader.consolidation_keys()})
-            stream = int(loader.task), self.cohort.epochs
-            parts.append(self.over_runs(self.program.consolidate, runs, trees, (loader.whole(group),), stream))
+            data, stream = loader.whole(group, limit), (int(loader.task), self.cohort.epochs)
+            parts.append(self.over_runs(self.program.consolidate, runs, trees, data, stream=stream))
         memories, buffers = zip(*parts, strict=True)
         if memories[0] != UNCHANGED:
             state.memory = with_own_storage(tree.concatenate(memories))
@@ -112,7 +108,7 @@ class Executor(ABC):
         """
         trees, size = (state.params, state.buffers, state.memory, self.hyper), (runs.stop - runs.start) // x.shape[0]
         parts = [slice(runs.start + i * size, runs.start + (i + 1) * size) for i in range(x.shape[0])]
-        outputs = [self.over_runs(self.program.predict, p, trees, (x[i], task)) for i, p in enumerate(parts)]
+        outputs = [self.over_runs(self.program.predict, p, trees, x[i], task) for i, p in enumerate(parts)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -129,12 +125,7 @@ class Vectorised(Executor):
         return torch.stack(losses, 1)
 
     def over_runs(
-        self,
-        function: Callable[..., Any],
-        runs: slice,
-        trees: Sequence[Tree],
-        shared: Sequence[Any],
-        stream: tuple[int, int] | None = None,
+        self, function: Callable[..., Any], runs: slice, trees: Sequence[Tree], *shared: Any, stream: Stream = None
     ) -> Any:
         mapped = vmap(function, in_dims=(*(0 for _ in trees), *(None for _ in shared)))
         return mapped(*(tree.select(part, runs) for part in trees), *shared)
@@ -158,21 +149,16 @@ class Sequential(Executor):
         losses = []
         for run in range(len(self.cohort)):
             own = state.select(run)
+            hyper = tree.select(self.hyper, run)
             with self._network_randomness(run, (int(loader.task), epoch)):
-                losses.append(self._epoch_of(own, run, loader, tick, on_step))
+                for i, batch in enumerate(loader.batches_of(run)):
+                    losses.append(self.step(own, hyper, batch))
+                    tick(1)
+                    if on_step is not None:
+                        stacked = tree.map_tree(lambda leaf: leaf.unsqueeze(0), own.as_tree())
+                        on_step(State.from_tree(stacked, own.clock), i + 1)
             copy_into_(own.as_tree(), tree.select(state.as_tree(), run))
-        return torch.stack(losses)
-
-    def _epoch_of(self, own: State, run: int, loader: Loader, tick: Tick, on_step: OnStep | None) -> Tensor:
-        hyper = tree.select(self.hyper, run)
-        losses = []
-        for i, batch in enumerate(loader.batches_of(run)):
-            losses.append(self.step(own, hyper, batch))
-            tick(1)
-            if on_step is not None:
-                stacked = tree.map_tree(lambda leaf: leaf.unsqueeze(0), own.as_tree())
-                on_step(State.from_tree(stacked, own.clock), i + 1)
-        return torch.stack(losses)
+        return torch.stack(losses).view(len(self.cohort), -1)
 
     def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
         """Take one step of one run of a cohort."""
@@ -182,12 +168,7 @@ class Sequential(Executor):
         return loss
 
     def over_runs(
-        self,
-        function: Callable[..., Any],
-        runs: slice,
-        trees: Sequence[Tree],
-        shared: Sequence[Any],
-        stream: tuple[int, int] | None = None,
+        self, function: Callable[..., Any], runs: slice, trees: Sequence[Tree], *shared: Any, stream: Stream = None
     ) -> Any:
         results = []
         for run in range(runs.start, runs.stop):

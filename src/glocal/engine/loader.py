@@ -6,7 +6,6 @@ therefore do not depend on its cohort, its learning rate, its device, or on wher
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -118,29 +117,15 @@ class Loader:
             x, y = self._examples(rows.unsqueeze(0), slice(run, run + 1))
             yield Batch(x[0], y[0], self.task, keys[step], progress[step])
 
-    def whole(self, group: int) -> Batch:
-        """Return all training data that the runs of a group share; their keys are `consolidation_keys`."""
-        part = slice(group * self.examples, (group + 1) * self.examples)
+    def whole(self, group: int, limit: int | None = None) -> Batch:
+        """Return all training data that a group shares, or the first `limit`; the keys are `consolidation_keys`."""
+        first = group * self.examples
+        part = slice(first, first + min(self.examples, limit or self.examples))
         return Batch(self.x[part], self.y[part], self.task, self.task.new_zeros(()), self._end)
 
     def consolidation_keys(self) -> Tensor:
         """Return every run's random key for consolidation."""
         return self.tensors["keys"][:, -1]
-
-    def shortened(self, examples: int) -> Loader:
-        """Return a loader of the first few examples of every group, for consolidation."""
-        short = copy.copy(self)
-        short.examples = min(examples, self.examples)
-        groups = range(len(self.cohort.groups))
-        kept = torch.cat([torch.arange(short.examples) + g * self.examples for g in groups]).to(self.device)
-        short.tensors = {**self.tensors, "x": self.x[kept], "y": self.y[kept]}
-        return short
-
-    def first_step(self) -> Loader:
-        """Return a loader whose epoch ends after one step."""
-        short = copy.copy(self)
-        short.steps = 1
-        return short
 
     def example(self) -> Batch:
         """Return a full batch of the first examples: its shapes are those of a step."""

@@ -16,10 +16,9 @@ from torch.func import vmap
 
 from glocal import accelerate, tree
 from glocal.engine.cohort import Cohort
-from glocal.engine.evaluate import Evaluator
+from glocal.engine.evaluate import Evaluator, Record
 from glocal.engine.executors import Executor, OnStep, Sequential, Vectorised, keep_freed_memory
 from glocal.engine.loader import Loader
-from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange
 from glocal.errors import first_line
@@ -79,70 +78,57 @@ def train(
             trains without CUDA graphs, and a sequential executor gives a state of one run.
     """
     on_gpu = cohort.device.type == "cuda"
+    progress = progress or Silent()
     # Streams, graphs and kernels are made on the GPU that is torch's current one.
     with matmul_precision(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
-        yield from _train(cohort, begin, execution, progress or Silent(), watch, on_step)
-
-
-def _train(
-    cohort: Cohort,
-    begin: Snapshot | None,
-    execution: Execution,
-    progress: Progress,
-    watch: Watch | None,
-    on_step: OnStep | None,
-) -> Iterator[Snapshot]:
-    if cohort.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(cohort.device)
-    started = time.perf_counter()
-    loader, evaluator = Loader(cohort), Evaluator(cohort)
-    loader.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
-    executor = choose(cohort, loader, execution)
-    theta_0, _ = cohort.initial()
-    if begin is None:
-        record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
-        begin = Snapshot(0, initial_state(cohort, loader), record)
-        evaluator.measure(executor, begin.state, record, row=0)
-        record.notes = noted(executor)
-        record.seconds = time.perf_counter() - started
-        yield begin
-    arrange(begin.state, cohort.device)
-    state, record, spent = begin.state, begin.record, begin.record.seconds
-    for task in range(begin.finished, cohort.challenge.tasks):
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(cohort.device)
         started = time.perf_counter()
-        progress.task(task)
-        loader.load_task(task, state.memory)
-        previous = {k: p.clone() for k, p in state.params.items()}
-        for epoch in range(cohort.epochs):
-            begun = time.perf_counter()
-            loader.load_epoch(epoch)
-            executor.before_epoch(state, epoch)
-            losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
-            note_divergence(state, losses)
-            record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
-            took = time.perf_counter() - begun  # complete: copying the losses waits for the device
-            if epoch or cohort.epochs == 1:  # the first epoch includes graph capture and tracing
-                record.epoch_step_seconds.append(took / losses.shape[1] / len(cohort))
-            if watch is not None:
-                watch(task, epoch, state, loader)
-                synchronize(cohort.device)
-        with torch.no_grad():
-            executor.consolidate(state, loader)
-            arrange(state, cohort.device)
-            distances = distance(state.params, theta_0), distance(state.params, previous)
-            note_lost(state, distances[0])
-            record.distance_from_init[:, task], record.update_norm[:, task] = distances
-            record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
-            note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
-        record.notes = noted(executor)
-        record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))
-        spent += time.perf_counter() - started
-        record.seconds = spent
-        yield Snapshot(task + 1, state, record)
-
-
-def noted(executor: Executor) -> list[str]:
-    return [executor.note] if executor.note else []
+        loader, evaluator = Loader(cohort), Evaluator(cohort)
+        loader.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
+        executor = choose(cohort, loader, execution)
+        theta_0, _ = cohort.initial()
+        if begin is None:
+            record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
+            begin = Snapshot(0, initial_state(cohort, loader), record)
+            evaluator.measure(executor, begin.state, record, row=0)
+            record.notes = [executor.note] if executor.note else []
+            record.seconds = time.perf_counter() - started
+            yield begin
+        arrange(begin.state, cohort.device)
+        state, record, spent = begin.state, begin.record, begin.record.seconds
+        for task in range(begin.finished, cohort.challenge.tasks):
+            started = time.perf_counter()
+            progress.task(task)
+            loader.load_task(task, state.memory)
+            previous = {k: p.clone() for k, p in state.params.items()}
+            for epoch in range(cohort.epochs):
+                begun = time.perf_counter()
+                loader.load_epoch(epoch)
+                executor.before_epoch(state, epoch)
+                losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
+                note_divergence(state, losses)
+                record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
+                took = time.perf_counter() - begun  # complete: copying the losses waits for the device
+                if epoch or cohort.epochs == 1:  # the first epoch includes graph capture and tracing
+                    record.epoch_step_seconds.append(took / losses.shape[1] / len(cohort))
+                if watch is not None:
+                    watch(task, epoch, state, loader)
+                    if on_gpu:  # pending work must not count in the next epoch's time
+                        torch.cuda.synchronize(cohort.device)
+            with torch.no_grad():
+                executor.consolidate(state, loader)
+                arrange(state, cohort.device)
+                distances = distance(state.params, theta_0), distance(state.params, previous)
+                note_lost(state, distances[0])
+                record.distance_from_init[:, task], record.update_norm[:, task] = distances
+                record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
+                note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
+            record.notes = [executor.note] if executor.note else []
+            record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))
+            spent += time.perf_counter() - started
+            record.seconds = spent
+            yield Snapshot(task + 1, state, record)
 
 
 def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
@@ -166,12 +152,11 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
 def rehearse(executor: Vectorised, cohort: Cohort, loader: Loader) -> None:
     """Try a step, a consolidation on a few examples, a step with that memory and a prediction, on a separate state."""
     loader.load_epoch(0)
-    ignored = lambda steps: None  # noqa: E731
     state = initial_state(cohort, loader)
     executor.before_epoch(state, 0)
-    executor.epoch(state, loader.first_step(), 0, ignored)
-    executor.consolidate(state, loader.shortened(8))
-    executor.epoch(state, loader.first_step(), 0, ignored)
+    executor.step(state, executor.hyper, loader.batch(0))
+    executor.consolidate(state, loader, limit=8)
+    executor.step(state, executor.hyper, loader.batch(0))
     executor.predict(state, slice(0, len(cohort)), loader.x[None, :2], 0)
 
 
@@ -193,12 +178,6 @@ def note_lost(state: State, measured: Tensor) -> None:
     """Mark runs whose parameters or losses are not finite as diverged, even if their last objective was finite."""
     lost = (state.diverged < 0) & ~measured.isfinite().to(state.diverged.device)
     state.diverged.masked_fill_(lost, state.clock)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for pending GPU work, so that it is not counted in the next epoch's time."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -23,6 +23,7 @@ from glocal.tree import Params, Tree
 Hyper: TypeAlias = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters, one value per run
 Map: TypeAlias = Callable[..., Callable[..., Any]]  # `vmap`, or `unmapped`
 BATCH_DIMS = Batch(0, 0, None, 0, None)  # type: ignore[arg-type]
+STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
 UNCHANGED = ()  # what a mapped method returns if the algorithm returned its very argument
 
 
@@ -53,9 +54,9 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         direction, buffers = projection(grads, params, buffers, memory, hyper, batch)
         descent, state.optimizer = program.optimizer.update(direction or used, state.optimizer, params, hyper)
         apply_update(params, descent, hyper["lr"])
-        observe = map(program.observe, in_dims=(0, 0, BATCH_DIMS, 0, 0, 0, 0, 0))
         aux = tree.map_tree(torch.detach, aux)
-        memory = observe(memory, hyper, batch, grads, direction or grads, descent, params, aux)
+        result = Step(batch, grads, direction or grads, params, aux, descent, hyper["lr"])
+        memory = map(program.observe, in_dims=(0, 0, STEP_DIMS))(memory, hyper, result)
         if memory != UNCHANGED:
             state.memory = unshare(memory, batch)
         state.buffers = {k: b.detach() for k, b in buffers.items()}
@@ -95,19 +96,8 @@ class Program:
         model = self.model.bind(buffers, key=batch.key, purpose="direction")
         return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
-    def observe(
-        self,
-        memory: Memory,
-        hyper: Hyper,
-        batch: Batch,
-        grads: Params,
-        direction: Params,
-        descent: Params,
-        params: Params,
-        aux: Memory,
-    ) -> Any:
-        new = Step(batch, grads, direction, params, aux, descent, hyper["lr"])
-        return changed(self._with(hyper).observe(memory, new), memory)
+    def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
+        return changed(self._with(hyper).observe(memory, step), memory)
 
     def consolidate(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch

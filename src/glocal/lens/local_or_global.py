@@ -34,9 +34,9 @@ from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
 from glocal.challenges.challenge import Challenge, Task
 from glocal.engine.cohort import Cohort, Member
+from glocal.engine.evaluate import Record
 from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Snapshot, train
-from glocal.engine.measurements import Record
 from glocal.engine.memory_budget import initial_state, state_at
 from glocal.engine.state import State
 from glocal.errors import require
@@ -325,7 +325,7 @@ class ResampledMemory(Algorithm):
         return self.algorithm.direction(model, grads, params, self.memories(memory)[0], _resample(batch, 0))
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        steps = [replace(step, batch=_resample(step.batch, d)) for d in range(self.draws)]
+        steps = [step._replace(batch=_resample(step.batch, d)) for d in range(self.draws)]
         return _pack_memories([self.algorithm.observe(m, s) for m, s in zip(self.memories(memory), steps, strict=True)])
 
     def predict(self, model: Model, params: Params, memory: Memory, x: Tensor, task: int) -> Tensor:

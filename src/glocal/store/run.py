@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Run:
     """A run's configuration, measurements and information about its training.
 
-    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `measurements.MEASURES` (t = 0 is the
+    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `evaluate.MEASURES` (t = 0 is the
         initialisation; NaN where the run had diverged), 'distance_from_init' and 'update_norm' (T,), 'epoch_loss'
         (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged'

@@ -22,8 +22,8 @@ import torch
 
 from glocal import tree
 from glocal.engine.cohort import RunConfig
+from glocal.engine.evaluate import MEASURES, VECTORS, Record
 from glocal.engine.loop import Snapshot
-from glocal.engine.measurements import MEASURES, VECTORS, Record
 from glocal.engine.state import State
 from glocal.errors import GlocalError
 from glocal.store import files
