@@ -37,7 +37,7 @@ ENTRIES = [
         "Eq. 1",
         "multi-task-expected",
         "multi-task loss, the true objective",
-        "glocal/algorithms/joint.py:Joint",
+        "glocal/algorithms/baselines.py:Joint",
         "glocal run rotated-digits joint",
     ),
     Entry(
@@ -128,14 +128,14 @@ ENTRIES = [
         "Eq. 13",
         "replay-approx",
         "experience replay: the mean loss on stored examples",
-        "glocal/algorithms/er.py:ER",
+        "glocal/algorithms/replay.py:ER",
         "glocal run rotated-digits er",
     ),
     Entry(
         "Eq. 14",
         "GEM-obj",
         "GEM: old losses must not increase",
-        "glocal/algorithms/gem.py:GEM glocal/algorithms/agem.py:AGEM",
+        "glocal/algorithms/gem.py:GEM glocal/algorithms/gem.py:AGEM",
         "glocal run rotated-digits gem",
     ),
     Entry(

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from glocal.algorithms.agem import AGEM, Filling
 from glocal.algorithms.algorithm import Memory
+from glocal.algorithms.gem import AGEM, Filling
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.tree import Params, select, stack

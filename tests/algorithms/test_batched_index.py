@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.algorithms.buffer import put, take
+from glocal.algorithms.replay_buffer import put, take
 
 DTYPES = [torch.uint8, torch.float32, torch.long, torch.float64]
 

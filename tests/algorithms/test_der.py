@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal.algorithms.algorithm import Memory, Step
-from glocal.algorithms.der import DER, DERpp
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.baselines import SGD
+from glocal.algorithms.replay import DER, DERpp
 from glocal.challenges import from_tasks
 from glocal.engine.loop import train
 from glocal.errors import GlocalError

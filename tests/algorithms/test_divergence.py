@@ -12,8 +12,8 @@ from torch import Tensor
 
 from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm
+from glocal.algorithms.baselines import SGD
 from glocal.algorithms.ewc import EWC
-from glocal.algorithms.sgd import SGD
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import Execution

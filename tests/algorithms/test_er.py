@@ -18,8 +18,8 @@ from small_problems import (
 from torch.nn import functional
 
 from glocal.algorithms.algorithm import Memory, Step
-from glocal.algorithms.er import ER
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.baselines import SGD
+from glocal.algorithms.replay import ER
 from glocal.networks.model import Model
 from glocal.tree import Params, select
 

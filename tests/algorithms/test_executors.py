@@ -11,12 +11,11 @@ from small_problems import blobs, cohort_of, train_to_the_end
 from torch import Tensor, nn
 from torch.nn import functional
 
-from glocal.algorithms.agem import AGEM
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
-from glocal.algorithms.er import ER
+from glocal.algorithms.baselines import SGD, Joint
 from glocal.algorithms.ewc import EWC
-from glocal.algorithms.joint import Joint
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.gem import AGEM
+from glocal.algorithms.replay import ER
 from glocal.engine.loop import train
 from glocal.engine.state import State
 from glocal.networks.mlp import mlp

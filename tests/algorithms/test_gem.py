@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal import losses
-from glocal.algorithms.agem import AGEM
 from glocal.algorithms.algorithm import Memory
-from glocal.algorithms.gem import GEM
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.baselines import SGD
+from glocal.algorithms.gem import AGEM, GEM
 from glocal.challenges import from_tasks
 from glocal.engine.loop import Execution
 from glocal.errors import GlocalError

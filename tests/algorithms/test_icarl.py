@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
+from glocal.algorithms.baselines import SGD
 from glocal.algorithms.icarl import ICaRL, RandomICaRL
-from glocal.algorithms.sgd import SGD
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.loop import Snapshot, train
 from glocal.engine.state import State

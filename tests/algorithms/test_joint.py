@@ -11,8 +11,7 @@ from torch.func import vmap
 from torch.nn import functional
 
 from glocal.algorithms.algorithm import Memory
-from glocal.algorithms.joint import Joint
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.baselines import SGD, Joint
 from glocal.networks.model import Model
 from glocal.tree import Params
 

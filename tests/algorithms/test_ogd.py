@@ -457,7 +457,7 @@ def test_a_run_that_diverges_leaves_the_others_alone(variant: type[Orthogonal]) 
 
 
 def test_it_forgets_less_than_sgd_where_learning_is_local() -> None:
-    from glocal.algorithms.sgd import SGD
+    from glocal.algorithms.baselines import SGD
 
     challenge = blobs((150,) * 3, seed=3)
     forgotten = []

@@ -21,8 +21,8 @@ from small_problems import (
     train_to_the_end,
 )
 
+from glocal.algorithms.baselines import SGD
 from glocal.algorithms.optimal import OptimalHard
-from glocal.algorithms.sgd import SGD
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
 

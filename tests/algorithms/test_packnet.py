@@ -32,8 +32,8 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.algorithms.algorithm import Memory
+from glocal.algorithms.baselines import SGD
 from glocal.algorithms.packnet import PackNet
-from glocal.algorithms.sgd import SGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError
@@ -159,9 +159,7 @@ def after(packnet: PackNet, model: Model, params: Params, tasks: int) -> Memory:
     """The memory after some tasks that ended at other parameters each."""
     memory = packnet.init(model, params, batch_of(examples(2, 0)))
     for task in range(tasks):
-        memory = packnet.consolidate(
-            model, elsewhere(params, task), memory, batch_of(examples(9, task))
-        )
+        memory = packnet.consolidate(model, elsewhere(params, task), memory, batch_of(examples(9, task)))
     return memory
 
 

@@ -10,8 +10,8 @@ from old_tasks import SmallResidual, buffers_over_time, largest_change, logits_o
 from small_problems import blobs, cohort_of, small_mlp, train_to_the_end
 from torch.nn import functional
 
+from glocal.algorithms.baselines import SGD
 from glocal.algorithms.partition import PNN
-from glocal.algorithms.sgd import SGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.tree import select

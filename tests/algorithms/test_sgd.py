@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import glocal.algorithms
 import glocal.optimizers
-from glocal.algorithms.sgd import SGD
+from glocal.algorithms.baselines import SGD
 from glocal.engine.loop import Execution, train
 from glocal.rng import generator
 from glocal.tree import Params, select

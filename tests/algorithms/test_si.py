@@ -47,7 +47,9 @@ def steps(si: SI, model: Model, params: Params, memory: Memory, seeds: list[int]
         grads = gradient(partial(objective_at, si, model, memory, batch), params)
         followed = si.direction(model, grads, params, memory, batch)
         params = {k: params[k] - LR * followed[k] for k in params}
-        memory = si.observe(memory, Step(batch, grads, followed, params, {}, followed, torch.tensor(LR, dtype=torch.float64)))
+        memory = si.observe(
+            memory, Step(batch, grads, followed, params, {}, followed, torch.tensor(LR, dtype=torch.float64))
+        )
     return params, memory
 
 

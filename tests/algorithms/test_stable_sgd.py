@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from glocal import losses
 from glocal.algorithms.algorithm import Algorithm
-from glocal.algorithms.sgd import SGD, StableSGD
+from glocal.algorithms.baselines import SGD, StableSGD
 from glocal.engine.cohort import MakeNetwork
 from glocal.engine.loop import Execution, train
 from glocal.errors import GlocalError

@@ -7,21 +7,18 @@
 'exact'
 """
 
-from glocal.algorithms.agem import AGEM
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
-from glocal.algorithms.der import DER, DERpp
-from glocal.algorithms.er import ER
+from glocal.algorithms.baselines import SGD, Joint, StableSGD
 from glocal.algorithms.ewc import EWC
-from glocal.algorithms.gem import GEM
+from glocal.algorithms.gem import AGEM, GEM
 from glocal.algorithms.hat import HAT
 from glocal.algorithms.icarl import ICaRL, RandomICaRL
-from glocal.algorithms.joint import Joint
 from glocal.algorithms.laplace import Laplace
 from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, OGDPublished
 from glocal.algorithms.optimal import OptimalHard, OptimalSoft
 from glocal.algorithms.packnet import PackNet
 from glocal.algorithms.partition import PNN
-from glocal.algorithms.sgd import SGD, StableSGD
+from glocal.algorithms.replay import DER, ER, DERpp
 from glocal.algorithms.si import SI
 
 BASELINES = (SGD, StableSGD, Joint)

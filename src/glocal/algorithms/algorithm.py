@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from glocal.challenges.challenge import Setting
+from glocal.errors import require
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 
 Memory: TypeAlias = dict[str, Any]  # M_t: tensors and dicts of tensors, all that is stored about finished tasks
 Locality: TypeAlias = Literal["local", "global"]
+Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # \hat L_o as a function of θ
 
 
 class Batch(NamedTuple):
@@ -114,6 +116,13 @@ class Algorithm:
         """Return the logits for inputs of a task; only task-incremental algorithms may use its index."""
         return model.outputs(params, x)
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         r"""Return \hat L_o(θ) of the finished task o = `task` as a function of the parameters."""
         return lambda params: torch.zeros_like(next(iter(params.values()))).sum()
+
+
+def require_at_least(algorithm: Algorithm, **bounds: float) -> None:
+    """Raise an error if a field is below its bound, as in `require_at_least(self, slots=1)`."""
+    for field, bound in bounds.items():
+        value = getattr(algorithm, field)
+        require(value >= bound, f"{algorithm.name} needs {field} of at least {bound}; {value} was given.")

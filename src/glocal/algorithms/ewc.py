@@ -16,7 +16,7 @@ evaluated. Training uses batch statistics, so only the measured accuracy changes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal import rng
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
 from glocal.curvature.diagonal import diagonal, max_chunk_size
 from glocal.curvature.layers import Cotangents, chunk_size
-from glocal.errors import require, require_known
+from glocal.errors import require_known
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
@@ -52,29 +52,7 @@ def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
 
 
 Fisher = Literal["exact", "sampled", "empirical", "published"]
-
-
-def _exact(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
-    """Expectation over labels of the model distribution, in closed form: the Gauss–Newton matrix."""
-    return loss.output_hessian_sqrt(outputs)
-
-
-def _sampled(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
-    """Monte Carlo estimate of the same expectation from one sampled label per input."""
-    return loss.output_gradient(outputs, loss.sample_labels(outputs, random)).unsqueeze(1)
-
-
-def _empirical(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
-    """Squared gradients at the data's labels, which vanish where the network fits them exactly."""
-    return loss.output_gradient(outputs, y).unsqueeze(1)
-
-
-def _published(loss: Loss, outputs: Tensor, y: Tensor, random: Tensor) -> Tensor:
-    """The variant behind the paper's results: the empirical one with each sample weighted by p(y|x)."""
-    return (loss.likelihood(outputs, y).sqrt().unsqueeze(-1) * loss.output_gradient(outputs, y)).unsqueeze(1)
-
-
-FISHERS = {"exact": _exact, "sampled": _sampled, "empirical": _empirical, "published": _published}
+FISHERS = ("exact", "sampled", "empirical", "published")
 
 
 def task_fisher(
@@ -91,7 +69,7 @@ def task_fisher(
         model: The network and its loss.
         params: θ, the solution of the task.
         data: All training data of the task.
-        variant: A key of `FISHERS`.
+        variant: One of `FISHERS`.
         statistics: 'kept': in evaluation mode; 'published': in training mode per augmented image.
         chunk: Number of examples per forward pass; by default as many as suit the device's memory.
     """
@@ -111,8 +89,20 @@ def task_fisher(
     return fisher
 
 
-def _cotangents(variant: str, loss: Loss, random: Tensor) -> Cotangents:
-    return lambda outputs, y: FISHERS[variant](loss, outputs, y, random)
+def _cotangents(variant: str, loss: Loss, uniforms: Tensor) -> Cotangents:
+    """Return a function of outputs and labels: the output-space vectors whose squared gradients sum up to F."""
+
+    def vectors(outputs: Tensor, y: Tensor) -> Tensor:
+        if variant == "exact":  # the expectation over labels of the model distribution: the Gauss–Newton matrix
+            return loss.output_hessian_sqrt(outputs)
+        if variant == "sampled":  # an estimate of that expectation from one sampled label per input
+            y = loss.sample_labels(outputs, uniforms)
+        gradients = loss.output_gradient(outputs, y)  # empirical: at the data's labels
+        if variant == "published":  # the empirical one with each sample weighted by p(y|x), as in the paper's results
+            gradients = loss.likelihood(outputs, y).sqrt().unsqueeze(-1) * gradients
+        return gradients.unsqueeze(1)
+
+    return vectors
 
 
 @dataclass(frozen=True)
@@ -145,8 +135,7 @@ class EWC(Algorithm):
 
     def __post_init__(self) -> None:
         require_known("fisher variant", self.fisher, FISHERS)
-        require(self.penalty >= 0, f"ewc needs a penalty of at least 0; {self.penalty} was given.")
-        require(self.decay >= 0, f"ewc needs a decay of at least 0; {self.decay} was given.")
+        require_at_least(self, penalty=0, decay=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         zeros = {k: torch.zeros_like(p) for k, p in params.items()}
@@ -194,7 +183,7 @@ class EWC(Algorithm):
             "fishers": {k: torch.cat([self.decay * memory["fishers"][k], f[None]]) for k, f in new.items()},
         }
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         losses = memory["loss_at_solution"]
         if self.anchors == "last":
             return lambda params: losses[task] + self._quadratic(memory, params) / losses.shape[0]

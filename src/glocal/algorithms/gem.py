@@ -1,6 +1,6 @@
-r"""Gradient episodic memory, GEM (§5.1, Eq. GEM-obj): one linear constraint per finished task. Global.
+r"""Gradient episodic memory (§5.1, Eq. GEM-obj): one linear constraint per finished task, GEM, or one, A-GEM. Global.
 
-The dual of the projection is a quadratic programme with one variable per constraint,
+The dual of GEM's projection is a quadratic programme with one variable per constraint,
 
     min_{z ≥ 0} ½ zᵀQz + qᵀz   ⇔   w = Qz + q,   z ≥ 0,   w ≥ 0,   zᵀw = 0.
 
@@ -12,20 +12,20 @@ control flow, so it can be vectorised with `vmap` and captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from glocal import rng
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.buffer import take
-from glocal.errors import require
+from glocal.algorithms import replay_buffer
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
+from glocal.algorithms.replay_buffer import take
+from glocal.errors import require, require_known
 from glocal.networks.model import Model
-from glocal.tree import Params
+from glocal.tree import Params, inner
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class GEM(Algorithm):
     """Value added to the diagonal of MMᵀ; it relaxes constraints whose gradients are much shorter than its root."""
 
     def __post_init__(self) -> None:
-        require(self.slots >= 1, f"gem needs slots of at least 1; {self.slots} was given.")
-        require(self.margin >= 0, f"gem needs a margin of at least 0; {self.margin} was given.")
-        require(self.damping >= 0, f"gem needs a damping of at least 0; {self.damping} was given.")
+        require_at_least(self, slots=1, margin=0, damping=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.slots >= model.tasks
@@ -88,7 +86,7 @@ class GEM(Algorithm):
         new = {"x": take(data.x, rows), "y": take(data.y, rows), "weight": weight}
         return {k: torch.cat([memory[k], part.unsqueeze(0)]) for k, part in new.items()}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         return lambda params: model.loss(params, memory["x"][task], memory["y"][task], memory["weight"][task])
 
     @staticmethod
@@ -102,6 +100,65 @@ class GEM(Algorithm):
         # Buffers are updated task by task, and sequential runs may use networks that vmap does not support.
         by_task = [model.grad(params, x, y, weight) for x, y, weight in zip(*stored, strict=True)]
         return {k: torch.stack([grads[k] for grads in by_task]) for k in params}
+
+
+Filling = Literal["share", "batch"]
+FILLINGS = ("share", "batch")
+
+
+@dataclass(frozen=True)
+class AGEM(Algorithm):
+    r"""Averaged GEM: minimise L_t without increasing, to first order, the mean loss on the stored examples:
+
+        g ← g − min(0, g·r) / (r·r) r,   r = ∇\hat L(θ) on a batch drawn from the memory.
+
+    \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) is linearised at the current θ, not at θ_o: global.
+    The paper's results use `filling='batch'`.
+    """
+
+    name: ClassVar[str] = "agem"
+    family: ClassVar[str] = "constraint"
+    locality: ClassVar[Locality] = "global"
+    memory_contents: ClassVar[str] = "examples, equally many per task"
+    memory_size: ClassVar[str] = "slots examples"
+
+    slots: int = 500
+    """Number of stored examples after the last task."""
+    replay: int = 0
+    """Number of stored examples per step for the reference gradient; 0: the batch size."""
+    filling: Filling = "share"
+    """Examples stored per task: share (slots / tasks) or batch (one batch, by reservoir sampling, as published)."""
+
+    def __post_init__(self) -> None:
+        require_known("filling", self.filling, FILLINGS)
+        require_at_least(self, slots=1, replay=0)
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        enough = self.filling == "batch" or self.slots >= model.tasks
+        require(enough, f"agem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
+        return replay_buffer.empty(self.slots, example)
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        key = rng.fold_in(batch.key, "replay")
+        replay = replay_buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
+        reference = model.grad(params, replay.x, replay.y, replay.weight)
+        overlap, square = inner(grads, reference), inner(reference, reference)
+        # During the first task nothing is stored: the reference and the coefficient are 0.
+        coefficient = overlap.clamp(max=0) / square.clamp(min=torch.finfo(square.dtype).tiny)
+        return {k: g - coefficient * reference[k] for k, g in grads.items()}
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        memory = {k: v.clone() for k, v in memory.items()}
+        count = model.batch_size if self.filling == "batch" else self.slots // model.tasks
+        rows = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], count)
+        examples = data._replace(x=data.x[rows], y=data.y[rows])
+        if self.filling == "batch":
+            return replay_buffer.reservoir(memory, examples)
+        slot = memory["count"] + torch.arange(rows.shape[0], device=rows.device)
+        return replay_buffer.write(memory, examples, slot, memory["count"] + rows.shape[0])
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
+        return replay_buffer.task_loss(model, memory, task)
 
 
 def _products(past: Params, grads: Params) -> Tensor:

@@ -14,9 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Batch, Memory
+from glocal.algorithms.algorithm import Batch, Memory, require_at_least
 from glocal.algorithms.partition import Partition, current, frozen_batchnorm
-from glocal.errors import require
 from glocal.networks.hat import GatedNetwork
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params, inner, total
@@ -53,8 +52,7 @@ class HAT(Partition):
     """c, the weight of the penalty on used units."""
 
     def __post_init__(self) -> None:
-        require(self.scale >= 1, f"hat needs a scale of at least 1; {self.scale} was given.")
-        require(self.sparsity >= 0, f"hat needs a sparsity of at least 0; {self.sparsity} was given.")
+        require_at_least(self, scale=1, sparsity=0)
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return lambda shape, outputs: GatedNetwork(make(shape, outputs), shape, tasks)

@@ -8,10 +8,11 @@ r"""Structured storage of the Hessians H_o of finished tasks: compute at a solut
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,52 +36,40 @@ MAX_FULL_PARAMS = 6_000
 """Largest network for which a P × P matrix is stored; 6,000 parameters take 144 MB."""
 
 
-class HessianStructure(Protocol):
+class HessianStructure(ABC):
     """One way to store a sum of Hessians, as a tree of tensors."""
 
-    def check(self, params: Params) -> None:
-        """Raise an error if the network is too large for this structure."""
-        ...
-
+    @abstractmethod
     def at(self, risk: Risk) -> Tree:
         """Return H_o of a task's risk."""
-        ...
 
     def add(self, total: Tree, new: Tree) -> Tree:
         """Return the sum with one more H_o."""
-        ...
+        return map_tree(torch.add, total, new)
 
+    @abstractmethod
     def product(self, total: Tree, vector: Params) -> Params:
         """Return (Σ_o H_o) v."""
-        ...
 
 
-@dataclass(frozen=True)
-class Diagonal:
+class Diagonal(HessianStructure):
     """The diagonal of the Gauss–Newton matrix, equal to EWC's exact Fisher."""
-
-    def check(self, params: Params) -> None: ...
 
     def at(self, risk: Risk) -> Tree:
         return diagonal(risk)
-
-    def add(self, total: Tree, new: Tree) -> Tree:
-        return map_tree(torch.add, total, new)
 
     def product(self, total: Tree, vector: Params) -> Params:
         return {k: total[k] * v for k, v in vector.items()}
 
 
 @dataclass(frozen=True)
-class Kronecker:
+class Kronecker(HessianStructure):
     """Kronecker factors of the Gauss–Newton matrix.
 
     A sum is stored as the nearest Kronecker product or, with merge=False, as all its terms along a leading axis.
     """
 
     merge: bool = True
-
-    def check(self, params: Params) -> None: ...
 
     def at(self, risk: Risk) -> Tree:
         factors = {kind: parts for kind, parts in kronecker_factors(risk).items() if parts}  # no empty branches
@@ -109,13 +98,11 @@ def _merge(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(HessianStructure):
     """The eigenpairs of largest magnitude of every H_o, by the Lanczos method, concatenated over tasks."""
 
     matrix: Matrix
     rank: int
-
-    def check(self, params: Params) -> None: ...
 
     def at(self, risk: Risk) -> Tree:
         operator = ggn_operator(risk) if self.matrix == "ggn" else hessian_operator(risk)
@@ -132,24 +119,13 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(HessianStructure):
     """The dense matrix, for small networks."""
 
     matrix: Matrix
 
-    def check(self, params: Params) -> None:
-        size = sum(p.numel() for p in params.values())
-        require(
-            size <= MAX_FULL_PARAMS,
-            f"a full Hessian of {size:,} parameters has {size**2:,} entries; up to {MAX_FULL_PARAMS:,} parameters are "
-            "allowed. Choose structure=low-rank.",
-        )
-
     def at(self, risk: Risk) -> Tree:
         return {"full": ggn(risk) if self.matrix == "ggn" else hessian(risk)}
-
-    def add(self, total: Tree, new: Tree) -> Tree:
-        return map_tree(torch.add, total, new)
 
     def product(self, total: Tree, vector: Params) -> Params:
         return from_vector(total["full"] @ to_vector(vector), vector)
@@ -172,6 +148,16 @@ def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> Hess
             f"{user}: structure={structure} needs matrix=ggn; matrix=hessian requires structure=full or low-rank."
         )
     return structures[structure]
+
+
+def require_small(structure: HessianStructure, params: Params) -> None:
+    """Raise an error if the network is too large for a full Hessian."""
+    size = sum(p.numel() for p in params.values())
+    require(
+        size <= MAX_FULL_PARAMS or not isinstance(structure, Full),
+        f"a full Hessian of {size:,} parameters has {size**2:,} entries; up to {MAX_FULL_PARAMS:,} parameters are "
+        "allowed. Choose structure=low-rank.",
+    )
 
 
 def half_quadratic_form(structure: HessianStructure, total: Tree, delta: Params) -> Tensor:

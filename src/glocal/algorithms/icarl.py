@@ -16,7 +16,7 @@ ties going to the smallest index. The list is nested: its first m entries are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal import rng
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
-from glocal.algorithms.buffer import take
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
+from glocal.algorithms.replay_buffer import take
 from glocal.challenges.challenge import Setting
 from glocal.errors import require, require_known
 from glocal.networks.model import Model
@@ -71,7 +71,7 @@ class ICaRL(Algorithm):
 
     def __post_init__(self) -> None:
         require_known("kind of features", self.features, FEATURES)
-        require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
+        require_at_least(self, slots=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         regression = example.y.is_floating_point()
@@ -126,7 +126,7 @@ class ICaRL(Algorithm):
         squares = features.square().sum(-1, keepdim=True) + means.square().sum(-1)
         return torch.where(memory["counts"] > 0, 2 * products - squares, UNKNOWN_LOGIT)
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         part = memory["exemplars"][str(task)]
         x, weight = part["x"].flatten(0, 1), _distinct(part).flatten()
         targets = _last_outputs(model, memory, x)

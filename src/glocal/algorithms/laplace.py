@@ -9,16 +9,15 @@ between the parameters of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
 from glocal.algorithms.hessian_structures import Kronecker, half_quadratic_form, sample_risk
-from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner
 
@@ -47,8 +46,7 @@ class Laplace(Algorithm):
     """Storage of Σ_o G_o ⊗ A_o: nearest (the nearest Kronecker product) or each (all terms)."""
 
     def __post_init__(self) -> None:
-        require(self.penalty >= 0, f"laplace needs a penalty of at least 0; {self.penalty} was given.")
-        require(self.samples >= 0, f"laplace needs samples of at least 0; {self.samples} was given.")
+        require_at_least(self, penalty=0, samples=0)
 
     @property
     def _structure(self) -> Kronecker:
@@ -74,7 +72,7 @@ class Laplace(Algorithm):
         losses = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
         return {"anchor": params, "loss_at_solution": losses, "precision": precision}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         losses = memory["loss_at_solution"]
 
         def value(params: Mapping[str, Tensor]) -> Tensor:

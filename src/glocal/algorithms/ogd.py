@@ -21,9 +21,9 @@ which after t tasks removes about 1/t of the component along the v_o.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from torch.func import grad
 
 from glocal import rng
 from glocal.algorithms import gradient_projection
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
 from glocal.algorithms.ewc import Statistics, disturb_batchnorm
 from glocal.curvature.jacobian import (
     FactoredJacobian,
@@ -70,14 +70,16 @@ class Orthogonal(Algorithm):
     )
     memory_size: ClassVar[str] = "slots (inputs and outputs of all layers, up to 3 times for convolutions) + slots²"
 
+    cotangents: ClassVar[Any]
+    """A function that returns C orthogonal vectors u per sample, (n, C, K), for outputs (n, K) and labels."""
+
     slots: int = 500
     """Number of stored gradients after the last task, divided equally among the tasks."""
     passes: int = 1
     """Number of times the projection is applied per step; 2 suffices for nearly dependent gradients."""
 
     def __post_init__(self) -> None:
-        require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
-        require(self.passes >= 1, f"{self.name} needs passes of at least 1; {self.passes} was given.")
+        require_at_least(self, slots=1, passes=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         rows, _ = self._gradients(model, params, example.x[:1], example.y[:1])
@@ -118,7 +120,7 @@ class Orthogonal(Algorithm):
             **{k: torch.cat([memory[k], part]) for k, part in new.items()},
         }
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         stored = memory["task"] == task
 
         def quadratic(params: Mapping[str, Tensor]) -> Tensor:
@@ -135,19 +137,13 @@ class Orthogonal(Algorithm):
         root = model.criterion.output_hessian_sqrt(outputs) @ (u / u.square().sum(-1, keepdim=True)).mT
         return jacobian(Risk.from_model(model, params, x, y), self.cotangents), root.mT @ root
 
-    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return C orthogonal vectors u per sample, (n, C, K), for outputs (n, K) and labels."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class OGD(Orthogonal):
     """Minimise L_t orthogonally to the gradients of all K outputs of every stored input, as in Theorem 5.1."""
 
     name: ClassVar[str] = "ogd"
-
-    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return every_output(outputs, y)
+    cotangents = staticmethod(every_output)
 
 
 @dataclass(frozen=True)
@@ -159,13 +155,11 @@ class OGDGTL(Orthogonal):
     """
 
     name: ClassVar[str] = "ogd-gtl"
+    cotangents = staticmethod(label_output)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         _require_labels(self.name, model, example)
         return super().init(model, params, example)
-
-    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return label_output(outputs, y)
 
 
 @dataclass(frozen=True)
@@ -177,9 +171,7 @@ class OGDAve(Orthogonal):
     """
 
     name: ClassVar[str] = "ogd-ave"
-
-    def cotangents(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return mean_output(outputs, y)
+    cotangents = staticmethod(mean_output)
 
 
 @dataclass(frozen=True)
@@ -206,7 +198,7 @@ class OGDPublished(Algorithm):
     """BatchNorm statistics after a task: kept, or published (overwritten by passes over the drawn samples)."""
 
     def __post_init__(self) -> None:
-        require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
+        require_at_least(self, slots=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.slots >= model.tasks
@@ -253,7 +245,7 @@ class OGDPublished(Algorithm):
             disturb_batchnorm(model, params, x)
         return {"gradients": gradients, **{k: torch.cat([memory[k], part]) for k, part in new.items()}}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         gradient = {k: v[task : task + 1] for k, v in memory["gradients"].items()}
         start, curvature, loss = (memory[k][task] for k in ("start", "curvature", "loss_at_solution"))
         return lambda params: loss + 0.5 * curvature * (overlaps(gradient, params)[0] - start).square()

@@ -20,14 +20,14 @@ space; every gradient is projected onto it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
 from glocal.algorithms.hessian_structures import (
     Full,
     HessianStructure,
@@ -36,6 +36,7 @@ from glocal.algorithms.hessian_structures import (
     Structure,
     half_quadratic_form,
     hessian_structure,
+    require_small,
     sample_risk,
     task_gradient,
 )
@@ -77,9 +78,7 @@ class OptimalSoft(Algorithm):
     """Weight of an old task: joint: equal to the new one; stated: 1/t, as the equation is printed."""
 
     def __post_init__(self) -> None:
-        require(self.penalty >= 0, f"optimal-soft needs a penalty of at least 0; {self.penalty} was given.")
-        require(self.rank >= 1, f"optimal-soft needs a rank of at least 1; {self.rank} was given.")
-        require(self.samples >= 0, f"optimal-soft needs samples of at least 0; {self.samples} was given.")
+        require_at_least(self, penalty=0, rank=1, samples=0)
         hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
     @property
@@ -87,7 +86,7 @@ class OptimalSoft(Algorithm):
         return hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        self._structure.check(params)
+        require_small(self._structure, params)
         empty = next(iter(params.values())).new_zeros(0)
         return {
             "anchor": {k: p.clone() for k, p in params.items()},
@@ -122,7 +121,7 @@ class OptimalSoft(Algorithm):
         terms = {"constant": constant, "linear": linear, "hessian": hessian}
         return {"anchor": params, "loss_at_solution": losses, **terms}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         losses = memory["loss_at_solution"]
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
@@ -169,8 +168,7 @@ class OptimalHard(Algorithm):
         require(
             0 <= self.threshold < 1, f"optimal-hard needs a threshold from 0 to below 1; {self.threshold} was given."
         )
-        require(self.rank >= 1, f"optimal-hard needs a rank of at least 1; {self.rank} was given.")
-        require(self.samples >= 0, f"optimal-hard needs samples of at least 0; {self.samples} was given.")
+        require_at_least(self, rank=1, samples=0)
         for field, allowed in (("structure", ["auto", "full", "low-rank"]), ("matrix", ["hessian", "ggn"])):
             if getattr(self, field) not in allowed:
                 raise unknown(f"{field} of optimal-hard:", getattr(self, field), allowed)
@@ -181,7 +179,7 @@ class OptimalHard(Algorithm):
         return Full(self.matrix) if full else LowRank(self.matrix, self.rank)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        self._structure(params).check(params)
+        require_small(self._structure(params), params)
         return {"loss_at_solution": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of the finished tasks
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
@@ -213,7 +211,7 @@ class OptimalHard(Algorithm):
     def _above_threshold(self, magnitudes: Tensor) -> Tensor:
         return (magnitudes > self.threshold * magnitudes.amax()) & (magnitudes > 0)
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         losses = memory["loss_at_solution"]
 
         def value(params: Mapping[str, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ never changes a parameter that the outputs of a finished task depend on, so \hat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory
 from glocal.challenges.challenge import Setting
 from glocal.networks.layer_calls import eval_mode
 from glocal.networks.model import MakeNetwork, Model
@@ -44,7 +44,7 @@ class Partition(Algorithm):
         loss = self._mean_loss(model.eval_mode(), params, memory, data, current(model, memory))
         return {**memory, "loss_at_solution": torch.cat([memory["loss_at_solution"], loss[None]])}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         return lambda params: memory["loss_at_solution"][task].clone()
 
     def _mean_loss(

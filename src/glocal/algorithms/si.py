@@ -7,14 +7,14 @@ where ω_i accumulates the decrease of the loss due to θ_i over all steps: ω_i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, Step, require_at_least
 from glocal.algorithms.ewc import first_order_weighted_square, weighted_square
 from glocal.errors import require
 from glocal.networks.model import Model
@@ -48,7 +48,7 @@ class SI(Algorithm):
     """Definition of ω: path (path integral of L_t) or published (with clipped gradients)."""
 
     def __post_init__(self) -> None:
-        require(self.penalty >= 0, f"si needs a penalty of at least 0; {self.penalty} was given.")
+        require_at_least(self, penalty=0)
         require(self.damping > 0, f"si needs a damping above 0; {self.damping} was given.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
@@ -87,7 +87,7 @@ class SI(Algorithm):
             "finished": memory["finished"] + 1,
         }
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         return lambda params: self._quadratic(memory, params) / memory["finished"]
 
     def _quadratic(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:

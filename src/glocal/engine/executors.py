@@ -44,7 +44,7 @@ class Executor(ABC):
         mapped = isinstance(self, Vectorised)
         self.program = Program(cohort.algorithm, cohort.model(vectorised=mapped))
         self.hyper = cohort.hyper()
-        self.step: CompiledStep = partial(_step, self.program, vmap if mapped else unmapped)
+        self.step: CompiledStep = partial(step, self.program, map=vmap if mapped else unmapped)
         compile_step = accelerate.find("step.compile")
         if compile_step is not None:
             self.step = compile_step(self.step, self.program.model.module, cohort.device)
@@ -186,10 +186,6 @@ class Sequential(Executor):
             yield
 
 
-def _step(program: Program, map: Any, state: State, hyper: Hyper, batch: Batch) -> Tensor:
-    return step(program, state, hyper, batch, map)
-
-
 def _stacked(results: Sequence[Any]) -> Any:
     """Stack equal results of several runs: tensors, trees of tensors, or tuples of these."""
     first = results[0]
@@ -213,16 +209,13 @@ def replace_memory(new: Memory, old: Memory) -> Memory:
 def copy_into_(source: Tree, target: Tree) -> None:
     """Copy a tree's leaves into those of another tree, except for leaves that are the same memory."""
     leaves = tree.flatten(target)
-    moved = {name: leaf for name, leaf in tree.flatten(source).items() if not shares_storage(leaf, leaves[name])}
+    same = lambda a, b: a.data_ptr() == b.data_ptr() and a.stride() == b.stride()  # noqa: E731
+    moved = {name: leaf for name, leaf in tree.flatten(source).items() if not same(leaf, leaves[name])}
     storages = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
     # A source that views some target leaf must be read before that leaf is overwritten.
     safe = {k: v.clone() if v.untyped_storage().data_ptr() in storages else v for k, v in moved.items()}
     for name, leaf in safe.items():
         leaves[name].copy_(leaf)
-
-
-def shares_storage(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def with_own_storage(memory: Tree) -> Tree:

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from glocal import tree
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.buffer import take
+from glocal.algorithms.replay_buffer import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.errors import require
@@ -40,26 +40,12 @@ class Loader:
         self.cohort, self.device = cohort, cohort.device
         self.examples = self.steps = 0
         self.tensors: Params = {}
+        self.x = self.y = self.task = torch.empty(0)  # those of `tensors`
         self._seeds = sorted({m.seed for m in cohort.members})
         self._seed_of_run = torch.tensor([self._seeds.index(m.seed) for m in cohort.members], device=self.device)
         group_of_run = [g for g, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._group_of_run = torch.tensor(group_of_run, device=self.device)
         self._end = torch.ones((), device=self.device)
-
-    @property
-    def x(self) -> Tensor:
-        """Inputs of the current task, as the challenge stores them, group after group."""
-        return self.tensors["x"]
-
-    @property
-    def y(self) -> Tensor:
-        """Labels of the current task, group after group."""
-        return self.tensors["y"]
-
-    @property
-    def task(self) -> Tensor:
-        """The number of the current task."""
-        return self.tensors["task"]
 
     def load_task(self, task: int, memory: Memory | None = None) -> None:
         """Bring a task's training data to the device, with the exemplars of every run's memory behind them."""
@@ -82,6 +68,7 @@ class Loader:
             "progress": torch.linspace(0, 1, self.steps) if self.steps > 1 else torch.ones(1),
         }
         self.tensors = {name: self._place(tensor, self.tensors.get(name)) for name, tensor in new.items()}
+        self.x, self.y, self.task = (self.tensors[name] for name in ("x", "y", "task"))
         self.cohort.transform.check(self.x, challenge.name)
 
     def load_epoch(self, epoch: int) -> None:
@@ -101,14 +88,16 @@ class Loader:
         """Return the step's batch of every run, stacked."""
         begin = step * self.cohort.batch_size
         rows = self.tensors["rows"][:, begin : begin + self.size(step)]
-        return self._gather(rows, self.tensors["keys"][:, step], self.tensors["progress"][step])
+        keys, progress = self.tensors["keys"][:, step], self.tensors["progress"][step]
+        return Batch(*self._examples(rows, slice(None)), self.task, keys, progress)
 
     def batch_at(self, step: Tensor, size: int) -> Batch:
         """Return the same with the number of the step on the device, for a captured graph."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
         keys = self.tensors["keys"].index_select(1, step.view(1)).squeeze(1)
         progress = self.tensors["progress"].index_select(0, step.view(1)).squeeze(0)
-        return self._gather(self.tensors["rows"].index_select(1, where), keys, progress)
+        rows = self.tensors["rows"].index_select(1, where)
+        return Batch(*self._examples(rows, slice(None)), self.task, keys, progress)
 
     def batches_of(self, run: int) -> Iterator[Batch]:
         """Yield the epoch's batches of one run."""
@@ -145,11 +134,6 @@ class Loader:
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
             return tensor.to(self.device)
         return held.copy_(tensor)
-
-    def _gather(self, rows: Tensor, keys: Tensor, progress: Tensor) -> Batch:
-        """Return the batch of all runs."""
-        x, y = self._examples(rows, slice(None))
-        return Batch(x, y, self.task, keys, progress)
 
     def _examples(self, rows: Tensor, runs: slice) -> tuple[Tensor, Tensor]:
         """Return examples of some runs, (runs, n, ...); rows beyond the task's own are the run's exemplars."""

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure
+from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure, require_small
 from glocal.curvature.operators import Operator
 from glocal.errors import GlocalError, require
 from glocal.lens.trace import TrainingTrace
@@ -142,7 +142,7 @@ def expand(risk: Risk, order: int, structure: HessianStructure | None) -> Taylor
         if order >= 1:
             parts["gradient"] = risk.gradient()
         if structure is not None:
-            structure.check(dict(risk.params))
+            require_small(structure, dict(risk.params))
             try:
                 parts["hessian"] = structure.at(risk)
             except RuntimeError as error:  # for example vmap over recurrent layers

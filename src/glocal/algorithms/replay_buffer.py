@@ -6,7 +6,6 @@ runs as one table instead and copy whole rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from glocal import rng
-from glocal.algorithms.algorithm import Batch, Memory
+from glocal.algorithms.algorithm import Approximation, Batch, Memory
 from glocal.networks.model import Model
 
 
@@ -92,7 +91,7 @@ def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, key: T
     return replay._replace(x=torch.where(stored, replay.x, take(batch.x, substitutes)))
 
 
-def task_loss(model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
     r"""Return \hat L_o of Eq. replay-approx, (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) over the stored examples S_o."""
     stored = (memory["task"][:-1] == task).float()
     return lambda params: model.loss(params, memory["x"][:-1], memory["y"][:-1], stored)

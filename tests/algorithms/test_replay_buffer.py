@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from glocal.algorithms import buffer
+from glocal.algorithms import replay_buffer
 from glocal.algorithms.algorithm import Batch, Memory
 from glocal.tree import select, stack
 
@@ -35,11 +35,11 @@ def contents(memory: Memory) -> list[int]:
 @QUICK
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2**63 - 1)), min_size=1, max_size=5))
 def test_reservoir_is_vitters_algorithm_r(slots: int, stream: list[tuple[int, int]]) -> None:
-    memory = buffer.empty(slots, stream_batch(0, 1))
+    memory = replay_buffer.empty(slots, stream_batch(0, 1))
     kept: list[tuple[int, int]] = []
     seen = 0
     for task, (size, key) in enumerate(stream):
-        memory = buffer.reservoir(memory, stream_batch(seen, size, task, key))
+        memory = replay_buffer.reservoir(memory, stream_batch(seen, size, task, key))
         seen = by_hand.algorithm_r(kept, [(seen + i, task) for i in range(size)], seen, slots, key)
         assert contents(memory) == [n for n, _ in kept]
         assert memory["y"][: len(kept)].tolist() == [3 * n for n, _ in kept]
@@ -49,8 +49,10 @@ def test_reservoir_is_vitters_algorithm_r(slots: int, stream: list[tuple[int, in
 
 def test_every_element_of_a_stream_is_equally_likely_to_be_kept() -> None:
     slots, length, streams = 5, 20, 4000
-    empty = stack([buffer.empty(slots, stream_batch(0, 1))] * streams)
-    memory = vmap(lambda m, key: buffer.reservoir(m, stream_batch(0, length, key=key)))(empty, torch.arange(streams))
+    empty = stack([replay_buffer.empty(slots, stream_batch(0, 1))] * streams)
+    memory = vmap(lambda m, key: replay_buffer.reservoir(m, stream_batch(0, length, key=key)))(
+        empty, torch.arange(streams)
+    )
     kept = memory["x"][:, :-1, 0].long().flatten()
     counts = np.bincount(kept.numpy(), minlength=length)
     # Indicators of a draw of k out of N have covariance p(1 − p) N/(N − 1) (I − 11ᵀ/N), p = k/N.
@@ -60,15 +62,15 @@ def test_every_element_of_a_stream_is_equally_likely_to_be_kept() -> None:
 
 
 def partly_filled(slots: int, filled: int) -> Memory:
-    memory = buffer.empty(slots, stream_batch(0, 1))
-    return buffer.reservoir(memory, stream_batch(1, filled)) if filled else memory
+    memory = replay_buffer.empty(slots, stream_batch(0, 1))
+    return replay_buffer.reservoir(memory, stream_batch(1, filled)) if filled else memory
 
 
 @QUICK
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(1, 12), st.integers(0, 1000))
 def test_draws_are_filled_slots_without_replacement(slots: int, filled: int, count: int, seed: int) -> None:
     filled = min(filled, slots)
-    drawn = buffer.draw(partly_filled(slots, filled), count, torch.tensor(seed))
+    drawn = replay_buffer.draw(partly_filled(slots, filled), count, torch.tensor(seed))
     assert drawn.weight.shape[0] == drawn.y.shape[0] == drawn.x.shape[0] == min(count, slots)
     real = drawn.weight == 1
     assert (drawn.weight[~real] == 0).all()
@@ -81,7 +83,7 @@ def test_draws_are_filled_slots_without_replacement(slots: int, filled: int, cou
 def test_every_pair_of_filled_slots_is_drawn_equally_often() -> None:
     slots, filled, draws = 7, 5, 6000
     memory = partly_filled(slots, filled)
-    drawn = vmap(lambda key: buffer.draw(memory, 2, key))(torch.arange(draws))
+    drawn = vmap(lambda key: replay_buffer.draw(memory, 2, key))(torch.arange(draws))
     low, high = drawn.x[..., 0].long().sort(1).values.T
     pairs = np.bincount((10 * low + high).numpy(), minlength=100)
     observed = [pairs[10 * a + b] for a in range(1, filled + 1) for b in range(a + 1, filled + 1)]
@@ -93,13 +95,13 @@ def test_mapped_over_runs_it_does_what_every_run_does_alone() -> None:
     runs, slots = 5, 4
     keys = torch.arange(runs)
 
-    def filled_and_drawn(memory: Memory, key: Tensor) -> tuple[Memory, buffer.Replay]:
+    def filled_and_drawn(memory: Memory, key: Tensor) -> tuple[Memory, replay_buffer.Replay]:
         for first in range(0, 30, 10):
-            memory = buffer.reservoir(memory, stream_batch(first, 10, key=key + first))
-        return memory, buffer.draw(memory, 3, key)
+            memory = replay_buffer.reservoir(memory, stream_batch(first, 10, key=key + first))
+        return memory, replay_buffer.draw(memory, 3, key)
 
     def empty() -> Memory:
-        return buffer.empty(slots, stream_batch(0, 1))
+        return replay_buffer.empty(slots, stream_batch(0, 1))
 
     memories, draws = vmap(filled_and_drawn)(stack([empty()] * runs), keys)
     for run in range(runs):
@@ -112,10 +114,10 @@ def test_mapped_over_runs_it_does_what_every_run_does_alone() -> None:
 
 def test_task_loss_is_the_mean_over_what_is_stored_of_the_task() -> None:
     model, params = double_model()
-    memory = buffer.empty(8, batch_of(examples(1, 0)))
+    memory = replay_buffer.empty(8, batch_of(examples(1, 0)))
     for task in range(3):
         data = examples(6, 10 + task)
-        memory = buffer.reservoir(memory, batch_of(data, task, task))
+        memory = replay_buffer.reservoir(memory, batch_of(data, task, task))
     for task in range(3):
         for at in (params, elsewhere(params)):
             stored = [i for i in range(8) if memory["task"][i] == task]
@@ -125,15 +127,17 @@ def test_task_loss_is_the_mean_over_what_is_stored_of_the_task() -> None:
                 assert logits.shape == (1, CLASSES)
                 terms.append(float(functional.cross_entropy(logits, memory["y"][i : i + 1])))
             assert terms, "the stream left examples of every task"
-            assert float(buffer.task_loss(model, memory, task)(at)) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+            assert float(replay_buffer.task_loss(model, memory, task)(at)) == pytest.approx(
+                sum(terms) / len(terms), rel=1e-12
+            )
 
 
 def test_the_spare_row_is_never_read() -> None:
     model, params = double_model()
-    memory = buffer.empty(4, batch_of(examples(1, 0)))
-    memory = buffer.reservoir(memory, batch_of(examples(9, 1)))
+    memory = replay_buffer.empty(4, batch_of(examples(1, 0)))
+    memory = replay_buffer.reservoir(memory, batch_of(examples(9, 1)))
     key = torch.tensor(4)
-    before = buffer.task_loss(model, memory, 0)(params), *buffer.draw(memory, 4, key)
+    before = replay_buffer.task_loss(model, memory, 0)(params), *replay_buffer.draw(memory, 4, key)
     memory["x"][-1], memory["y"][-1], memory["task"][-1] = torch.nan, CLASSES - 1, 0
-    after = buffer.task_loss(model, memory, 0)(params), *buffer.draw(memory, 4, key)
+    after = replay_buffer.task_loss(model, memory, 0)(params), *replay_buffer.draw(memory, 4, key)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,25 +1,66 @@
-r"""Dark experience replay, DER and DER++ (Buzzega et al. 2020): replay with the logits of past networks. Local."""
+r"""Experience replay, ER (§5.1, global), and dark experience replay, DER and DER++ (Buzzega et al. 2020, local)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from glocal import rng
-from glocal.algorithms import buffer
-from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
-from glocal.algorithms.buffer import put, take
-from glocal.errors import require
+from glocal.algorithms import replay_buffer
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, Step, require_at_least
+from glocal.algorithms.replay_buffer import put, take
 from glocal.networks.model import Model
 from glocal.tree import Params
 
 
 @dataclass(frozen=True)
-class DER(Algorithm):
+class ER(Algorithm):
+    r"""Minimise the mean loss over the current batch and a batch drawn from a reservoir of all past examples:
+
+        \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ)   (Eq. replay-approx).
+
+    S_o is chosen at random and does not depend on θ_o: global.
+    """
+
+    name: ClassVar[str] = "er"
+    family: ClassVar[str] = "replay"
+    locality: ClassVar[Locality] = "global"
+    memory_contents: ClassVar[str] = "examples of all tasks, by reservoir sampling"
+    memory_size: ClassVar[str] = "slots examples"
+
+    slots: int = 500
+    """Number of stored examples."""
+    replay: int = 0
+    """Number of stored examples drawn per step; 0: the batch size."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, slots=1, replay=0)
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return replay_buffer.empty(self.slots, example)
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:
+        replay = self._draw(model, memory, batch, "replay")
+        weight = torch.cat([replay.weight.new_ones(batch.y.shape[0]), replay.weight])
+        return model.loss(params, torch.cat([batch.x, replay.x]), torch.cat([batch.y, replay.y]), weight)
+
+    def observe(self, memory: Memory, step: Step) -> Memory:
+        return replay_buffer.reservoir(memory, step.batch)
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
+        return replay_buffer.task_loss(model, memory, task)
+
+    def _draw(self, model: Model, memory: Memory, batch: Batch, purpose: str) -> replay_buffer.Replay:
+        key = rng.fold_in(batch.key, purpose)
+        return replay_buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
+
+
+@dataclass(frozen=True)
+class DER(ER):
     r"""Minimise L_t plus the squared distance to the stored logits on a batch drawn from a reservoir:
 
         \hat L_o(θ) = (1/|S_o|) Σ_{(x,z) ∈ S_o} (α/K) ‖f_θ(x) − z‖²,   f_θ(x) and z vectors of K logits.
@@ -29,26 +70,19 @@ class DER(Algorithm):
     """
 
     name: ClassVar[str] = "der"
-    family: ClassVar[str] = "replay"
     locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "examples of all tasks and their logits when stored, by reservoir sampling"
     memory_size: ClassVar[str] = "slots (examples + K)"
 
-    slots: int = 500
-    """Number of stored examples."""
-    replay: int = 0
-    """Number of stored examples drawn per step; 0: the batch size."""
     alpha: float = 0.5
     """α, the weight of the distance to stored logits; Mammoth on Rotated-MNIST: 0.5 for 500 slots, 1 for 200."""
 
     def __post_init__(self) -> None:
-        require(self.slots >= 1, f"{self.name} needs slots of at least 1; {self.slots} was given.")
-        require(self.replay >= 0, f"{self.name} needs a replay of at least 0; {self.replay} was given.")
-        require(self.alpha >= 0, f"{self.name} needs an alpha of at least 0; {self.alpha} was given.")
+        require_at_least(self, slots=1, replay=0, alpha=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         logits = model.eval_mode().outputs(params, example.x[:1])
-        return buffer.empty(self.slots, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
+        return super().init(model, params, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
         outputs = model.outputs(params, batch.x)
@@ -56,11 +90,11 @@ class DER(Algorithm):
         return stream + self._past(model, params, memory, batch), {"logits": outputs}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        slot = buffer.reservoir_slots(memory, step.batch)
-        written = buffer.write(memory, step.batch, slot, memory["count"] + step.batch.y.shape[0])
+        slot = replay_buffer.reservoir_slots(memory, step.batch)
+        written = replay_buffer.write(memory, step.batch, slot, memory["count"] + step.batch.y.shape[0])
         return written | {"logits": put(memory["logits"], slot, step.aux["logits"])}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         stored = (memory["task"][:-1] == task).to(memory["logits"].dtype)
 
         def value(params: Mapping[str, Tensor]) -> Tensor:
@@ -73,10 +107,6 @@ class DER(Algorithm):
         replay = self._draw(model, memory, batch, "replay")
         difference = _replay_outputs(model, params, replay) - take(memory["logits"], replay.slot)
         return self.alpha * _weighted_mean(difference.square().mean(-1), replay.weight)
-
-    def _draw(self, model: Model, memory: Memory, batch: Batch, purpose: str) -> buffer.Replay:
-        key = rng.fold_in(batch.key, purpose)
-        return buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
 
 
 @dataclass(frozen=True)
@@ -94,11 +124,10 @@ class DERpp(DER):
     """β, the weight of the loss on stored labels; Mammoth on Rotated-MNIST: 1 for 500 slots, 0.5 for 200."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.beta >= 0, f"derpp needs a beta of at least 0; {self.beta} was given.")
+        require_at_least(self, slots=1, replay=0, alpha=0, beta=0)
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        logits, labels = super().approximation(model, memory, task), buffer.task_loss(model, memory, task)
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
+        logits, labels = super().approximation(model, memory, task), replay_buffer.task_loss(model, memory, task)
         return lambda params: logits(params) + self.beta * labels(params)
 
     def _past(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
@@ -108,7 +137,7 @@ class DERpp(DER):
         return logits + self.beta * _weighted_mean(losses, replay.weight)
 
 
-def _replay_outputs(model: Model, params: Params, replay: buffer.Replay) -> Tensor:
+def _replay_outputs(model: Model, params: Params, replay: replay_buffer.Replay) -> Tensor:
     """Return f_θ on replayed examples from a separate forward pass; an empty replay does not update the buffers."""
     separate = model.bind(model.buffers)
     outputs = separate.outputs(params, replay.x)
