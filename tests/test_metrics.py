@@ -49,11 +49,7 @@ def test_average_accuracy_by_hand() -> None:
 
 
 def test_forgetting_by_hand() -> None:
-    assert metrics.task_forgetting(HAND, 1) == pytest.approx(0.30)
-    assert metrics.task_forgetting(HAND, 2) == pytest.approx(0.30)
-    assert metrics.task_forgetting(HAND, 3) == 0
-    assert metrics.task_forgetting(HAND, 1, t=2) == pytest.approx(0.20)
-    assert metrics.task_forgetting(HAND, 1, by="loss") == pytest.approx(-0.30)
+    assert metrics.average_forgetting(HAND, by="loss") == pytest.approx(-0.30)
     assert metrics.average_forgetting(HAND, over="t") == pytest.approx(0.20)
     assert metrics.average_forgetting(HAND, over="t-1") == pytest.approx(0.30)
     assert metrics.average_forgetting(HAND, t=2, over="t-1") == pytest.approx(0.20)
@@ -238,7 +234,6 @@ def test_the_papers_test_needs_four_rates_and_two_tasks() -> None:
         (metrics.average_accuracy, {"R": np.zeros(4)}, "(4,)"),
         (metrics.average_accuracy, {"R": HAND, "t": 4}, "1 to 3"),
         (metrics.average_accuracy, {"R": HAND, "t": 0}, "1 to 3"),
-        (metrics.task_forgetting, {"R": HAND, "o": 3, "t": 2}, "1 to 2"),
         (metrics.average_forgetting, {"R": HAND, "over": "t-2"}, "Did you mean 't-1'"),
         (metrics.average_forgetting, {"R": HAND, "by": "acuracy"}, "Did you mean 'accuracy'"),
         (metrics.summary, {"run": a_run(), "scope": "tasks"}, "Did you mean 'task'"),

@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from glocal.errors import GlocalError
@@ -20,16 +21,12 @@ if TYPE_CHECKING:
     from glocal.sweeps.options import SweepOptions
     from glocal.sweeps.sweep import load, sweep
 
-_PUBLIC = {
-    "Algorithm": "glocal.algorithms",
-    "Batch": "glocal.algorithms",
-    "Step": "glocal.algorithms",
-    "Challenge": "glocal.challenges",
-    "from_tasks": "glocal.challenges",
-    "load": "glocal.sweeps.sweep",
-    "sweep": "glocal.sweeps.sweep",
-    "SweepOptions": "glocal.sweeps.options",
-    "Runs": "glocal.store.run",
+_MODULES = {
+    "glocal.algorithms": ("Algorithm", "Batch", "Step"),
+    "glocal.challenges": ("Challenge", "from_tasks"),
+    "glocal.store.run": ("Runs",),
+    "glocal.sweeps.options": ("SweepOptions",),
+    "glocal.sweeps.sweep": ("load", "sweep"),
 }
 
 __all__ = [
@@ -59,8 +56,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `glocal --help` does not wait for PyTorch."""
-    if name in _PUBLIC:
-        from importlib import import_module
-
-        return getattr(import_module(_PUBLIC[name]), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'glocal' has no attribute '{name}'")

@@ -36,14 +36,6 @@ def average_accuracy(R: np.ndarray, t: int | None = None) -> float:
     return float(R[t, :t].mean())
 
 
-def task_forgetting(R: np.ndarray, o: int, t: int | None = None, by: Measure = "accuracy") -> float:
-    """Compute E_o(θ_t): R[o, o] − R[t, o] by accuracy, R[t, o] − R[o, o] by loss. Higher means more forgetting."""
-    R, t = _matrix(R, t)
-    if not 1 <= o <= t:
-        raise GlocalError(f"task o = {o} is out of range after t = {t} tasks; allowed: 1 to {t}.")
-    return float(_task_forgetting(R, t, by)[o - 1])
-
-
 def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", by: Measure = "accuracy") -> float:
     """Compute E(t): (1/t) Σ_{o≤t} E_o(θ_t) over 't', (1/(t−1)) Σ_{o<t} E_o(θ_t) over 't-1' (NaN at t = 1).
 

@@ -7,8 +7,8 @@ training and visible in curvature, so instruments run under `full_precision`. On
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -46,14 +46,20 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
     Torch has two generations of switches, `allow_tf32` and `fp32_precision`. The newer ones may inherit a global value
     that the older ones do not override, and torch refuses to read the older ones while both disagree.
     """
-    matmul = torch.backends.cuda.matmul
-    older, newer = (matmul, CUDNN), (matmul, CUDNN.conv, CUDNN.rnn)
-    before = [_read_allow_tf32(switch) for switch in older], [switch.fp32_precision for switch in newer]
+    matmul, new = torch.backends.cuda.matmul, "tf32" if allowed else "ieee"
+    switches: list[tuple[Any, str, Any]] = [(matmul, "allow_tf32", allowed), (CUDNN, "allow_tf32", allowed)]
+    switches += [(switch, "fp32_precision", new) for switch in (matmul, CUDNN.conv, CUDNN.rnn)]
+    before = []  # the older switches first: setting them also sets the newer ones
+    for switch, name, _ in switches:
+        with suppress(RuntimeError):
+            before.append((switch, name, getattr(switch, name)))
     try:
-        _set_switches(older, [allowed] * 2, newer, ["tf32" if allowed else "ieee"] * 3)
+        for switch, name, value in switches:
+            setattr(switch, name, value)
         yield
     finally:
-        _set_switches(older, before[0], newer, before[1])
+        for switch, name, value in before:
+            setattr(switch, name, value)
 
 
 full_precision = partial(allow_tf32, False)
@@ -62,22 +68,4 @@ full_precision = partial(allow_tf32, False)
 
 def conv_uses_tf32() -> bool:
     """Return whether convolutions may use TF32."""
-    return CUDNN.conv.fp32_precision == "tf32"
-
-
-def _read_allow_tf32(switch: Any) -> bool | None:
-    """Return an older switch, or None where torch refuses to read it."""
-    try:
-        return switch.allow_tf32
-    except RuntimeError:
-        return None
-
-
-def _set_switches(
-    older: Sequence[Any], allowed: Sequence[bool | None], newer: Sequence[Any], precisions: Sequence[str]
-) -> None:
-    for switch, value in zip(older, allowed, strict=True):  # these first: they also set the newer ones
-        if value is not None:
-            switch.allow_tf32 = value
-    for switch, precision in zip(newer, precisions, strict=True):
-        switch.fp32_precision = precision
+    return bool(CUDNN.conv.fp32_precision == "tf32")

@@ -23,7 +23,7 @@ their names. Samples are the last axis of linear layers' δ because v_W a is a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, TypeAlias
@@ -39,8 +39,6 @@ from glocal.tree import Params, map_tree, stack
 
 FactoredJacobian: TypeAlias = dict[str, Any]
 VJP: TypeAlias = Callable[[Tensor], Params]
-Response: TypeAlias = tuple[Tensor, Tensor | None]
-"""v_W a of a linear layer for every input, (outputs, n), and v_b, (outputs)."""
 
 CONV = "convolved"
 """The key of convolutions' factors; `engine.state` recognizes image tensors by it."""
@@ -135,12 +133,15 @@ def jacobian(risk: Risk, cotangents: Cotangents) -> FactoredJacobian:
 def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, Tensor]) -> tuple[Tensor, VJP]:
     """Return J v, (n, C), and the function c ↦ Jᵀ c."""
     names = sorted(rows.get("inputs", {}))
-    responses = [_respond(name, rows["inputs"][name], vector) for name in names]
-    widths = [z.shape[0] for z, _ in responses]
+    widths = [vector[f"{name}.weight"].shape[0] for name in names]
+    deltas = rows["deltas"].detach() if names else torch.empty(0)
     parts: list[Tensor] = []
     conv_vjp: VJP | None = None
-    if names:
-        parts.append(contract(rows["deltas"], responses))
+    for name, delta in zip(names, deltas.split(widths), strict=True):
+        weight, bias = _keys(name)
+        z = batch_invariant_matmul(vector[weight], rows["inputs"][name].mT)
+        z = z + vector[bias].unsqueeze(1) if bias in vector else z
+        parts.append((delta * z.unsqueeze(1)).sum(0).mT)
     if CONV in rows:
         part, conv_vjp = _conv_jvp_and_vjp(module, rows[CONV], vector)
         parts.append(part)
@@ -155,7 +156,9 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
     def vjp(c: Tensor) -> Params:
         result: Params = {}
         if names:
-            for name, part in zip(names, scale_deltas(rows["deltas"], c).split(widths), strict=True):
+            products = deltas * c.mT
+            products = products.squeeze(1) if products.shape[1] == 1 else products.sum(1)
+            for name, part in zip(names, products.split(widths), strict=True):
                 weight, bias = _keys(name)
                 result[weight] = batch_invariant_matmul(part, rows["inputs"][name])
                 if bias in vector:
@@ -169,23 +172,6 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
         return result
 
     return reduce(torch.add, parts), vjp
-
-
-def contract(deltas: Tensor, responses: Sequence[Response]) -> Tensor:
-    """Return Σ_D δ (z + b), (n, C), for δ (D, C, n) and the responses z, b of one layer after the other."""
-    parts = zip(deltas.detach().split([z.shape[0] for z, _ in responses]), responses, strict=True)
-    return reduce(torch.add, (_contract_layer(delta, z, b) for delta, (z, b) in parts))
-
-
-def _contract_layer(delta: Tensor, z: Tensor, b: Tensor | None) -> Tensor:
-    z = z if b is None else z + b.unsqueeze(1)
-    return (delta * z.unsqueeze(1)).sum(0).mT
-
-
-def scale_deltas(deltas: Tensor, c: Tensor) -> Tensor:
-    """Return Σ_C c δ, (D, n), for c (n, C)."""
-    products = deltas.detach() * c.mT
-    return products.squeeze(1) if deltas.shape[1] == 1 else products.sum(1)
 
 
 def gram(module: nn.Module, rows: FactoredJacobian, chunk_bytes: int = MAX_CHUNK_BYTES) -> Tensor:
@@ -233,20 +219,19 @@ def normalize(module: nn.Module, rows: FactoredJacobian) -> tuple[FactoredJacobi
 
 def empty_like(rows: FactoredJacobian) -> FactoredJacobian:
     """Return a Jacobian of the same structure without rows."""
-    return {
-        k: map_tree(lambda t: t[:0], v) if isinstance(v, Mapping) else v.narrow(_sample_axis(k), 0, 0)
-        for k, v in rows.items()
-    }
+    return _map_samples(lambda axis, t: t.narrow(axis, 0, 0), rows)
 
 
 def concatenate(first: FactoredJacobian, second: FactoredJacobian) -> FactoredJacobian:
     """Append the rows of a second Jacobian of the same network."""
-    pairs = ((k, first[k], second[k]) for k in sorted(first))
+    return _map_samples(lambda axis, *tensors: torch.cat(tensors, axis), first, second)
+
+
+def _map_samples(function: Callable[..., Tensor], *jacobians: FactoredJacobian) -> FactoredJacobian:
+    """Apply `function(axis, *tensors)` tensor by tensor; `axis` is that of the samples."""
     return {
-        k: map_tree(lambda s, t: torch.cat([s, t]), a, b)
-        if isinstance(a, Mapping)
-        else torch.cat([a, b], _sample_axis(k))
-        for k, a, b in pairs
+        key: map_tree(partial(function, -1 if key == "deltas" else 0), *({key: rows[key]} for rows in jacobians))[key]
+        for key in sorted(jacobians[0])
     }
 
 
@@ -276,27 +261,18 @@ def _saves_memory(name: str, affine: AffineLayer, params: Mapping[str, Tensor], 
     return all(k in params for k in keys) and saving * factors <= vectors * sum(params[k].numel() for k in keys)
 
 
-def _sample_axis(key: str) -> int:
-    """Return the axis of a tensor that grows with the number of samples."""
-    return -1 if key == "deltas" else 0
-
-
 def _leading(rows: FactoredJacobian) -> Tensor:
     """Return one of the tensors that begin with the axes (n, C)."""
+    leading: Tensor = rows.get("dense", torch.empty(0))
     if "deltas" in rows:
-        deltas: Tensor = rows["deltas"].movedim(-1, 0).mT
-        return deltas
-    other: Tensor = next(iter(rows[CONV]["deltas"].values())) if CONV in rows else rows["dense"]
-    return other
+        leading = rows["deltas"].movedim(-1, 0).mT
+    elif CONV in rows:
+        leading = next(iter(rows[CONV]["deltas"].values()))
+    return leading
 
 
 def _keys(name: str) -> tuple[str, str]:
     return f"{name}.weight", f"{name}.bias"
-
-
-def _respond(name: str, a: Tensor, vector: Mapping[str, Tensor]) -> Response:
-    weight, bias = _keys(name)
-    return batch_invariant_matmul(vector[weight], a.mT), vector.get(bias)
 
 
 def _conv_jvp_and_vjp(module: nn.Module, factors: Any, vector: Mapping[str, Tensor]) -> tuple[Tensor, VJP]:
