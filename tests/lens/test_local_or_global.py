@@ -242,8 +242,7 @@ def test_invalid_options() -> None:
     for options, message in (
         ({"solutions": 2}, "solutions must be at least 3"),
         ({"draws": 1}, "draws must be at least 2"),
-        ({"probes": 0}, "probes must be at least 1"),
-        ({"level": 0.0}, "level"),
+        ({"probes": 0}, "probes = 0 was given; it must be at least 1"),
         ({"epochs": 0}, "at least 1"),
         ({"lr": 1e30}, "diverged"),
     ):

@@ -28,11 +28,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import linregress
 from torch import Tensor
 from torch.func import vmap
 
 from glocal.algorithms.algorithm import Algorithm
-from glocal.algorithms.hessian_structures import Matrix, Structure
+from glocal.algorithms.hessian_structures import Structure
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.errors import require
@@ -86,14 +87,12 @@ def taylor_curves(
     trace: TrainingTrace,
     order: int = 2,
     structure: Structure = "diagonal",
-    matrix: Matrix | None = None,
-    rank: int = 20,
     snapshots: Sequence[Snapshot] | None = None,
 ) -> ErrorCurves:
     """Measure ξ_o of the expansion of every finished task, at θ_0, θ_1, … unless other snapshots are given."""
     snapshots = snapshots_of(trace) if snapshots is None else snapshots
     count = max((s.finished for s in snapshots), default=0)
-    expansions = [taylor(trace, task, order, structure, matrix, rank) for task in range(count)]
+    expansions = [taylor(trace, task, order, structure) for task in range(count)]
     return error_curves(trace, snapshots, {"": expansions})[""]
 
 
@@ -125,16 +124,12 @@ def own_curves(run: RecordedRun, relative_to_solution: bool = False) -> ErrorCur
     r"""Measure ξ_o of the algorithm's own \hat L_o, with its memory at each snapshot."""
     algorithm, model, trace = run.algorithm, run.model, run.trace
 
-    def both(snapshot: Snapshot, task: int) -> tuple[Tensor, Tensor]:
-        true = own_loss(algorithm, model, snapshot, trace.tasks[task], task)
-        return true, own_approximation(algorithm, model, snapshot, task)
-
     def measure(snapshot: Snapshot, task: int) -> tuple[Tensor, dict[str, Tensor]]:
-        true, approximate = both(snapshot, task)
-        if relative_to_solution:
-            true_then, approximate_then = both(snapshot._replace(checkpoint=trace.solution(task)), task)
-            approximate = approximate - approximate_then + true_then
-        return true, {"own": approximate}
+        at_solution = snapshot._replace(checkpoint=trace.solution(task))
+        points = (snapshot, at_solution) if relative_to_solution else (snapshot,)
+        true, *true_then = (own_loss(algorithm, model, point, trace.tasks[task], task) for point in points)
+        approximate, *then = (own_approximation(algorithm, model, point, task) for point in points)
+        return true, {"own": approximate - then[0] + true_then[0] if relative_to_solution else approximate}
 
     return _measure_curves(trace, run.snapshots, ["own"], measure)["own"]
 
@@ -172,11 +167,6 @@ def _measure_curves(
 ) -> dict[str, ErrorCurves]:
     r"""Collect L_o and every named \hat L_o at all snapshots."""
     require(bool(snapshots), "no snapshots were given; at least one is needed.")
-    solved, latest = len(trace.checkpoints) - 1, max(s.finished for s in snapshots)
-    require(
-        latest <= solved,
-        f"a snapshot with {latest} finished tasks was given; the trace has solutions of {solved}.",
-    )
     blank = torch.full((2 + len(names), len(snapshots), len(trace.tasks)), torch.nan, dtype=torch.float64)
     true, distances, approximate = blank[0], blank[1], dict(zip(names, blank[2:], strict=True))
     for i, snapshot in enumerate(snapshots):
@@ -194,7 +184,7 @@ def _measure_curves(
 @torch.no_grad()
 def map_rays(
     function: Callable[[Tensor], tuple[Tensor, ...]], origin: Tensor, directions: Tensor, radii: Tensor
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """Evaluate scalars at θ + r v for directions v (k, P) and radii r (k, m) or (m,): (k, m) each in float64, on CPU.
 
     Small networks are evaluated as a batch; large ones, and functions that `vmap` does not support, one at a time.
@@ -213,12 +203,12 @@ def map_rays(
                 batch_size = 1  # not supported by vmap
         single = [function(point) for point in points]
         values.append(tuple(torch.stack(column) for column in zip(*single, strict=True)))
-    return [torch.cat(column).double().view(radii.shape).cpu() for column in zip(*values, strict=True)]
+    return tuple(torch.cat(column).double().view(radii.shape).cpu() for column in zip(*values, strict=True))
 
 
 def losses_on_rays(
     trace: TrainingTrace, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     r"""Return L_o and \hat L_o at θ_o + r u for unit vectors u (k, P) and radii r (k, m) or (m,): (k, m) each."""
     params, buffers = trace.solution(task)
 
@@ -226,8 +216,7 @@ def losses_on_rays(
         point = from_vector(theta, params)
         return trace.value(task, Checkpoint(point, buffers)), approximation(point)
 
-    true, approximate = map_rays(both, to_vector(params), directions, radii)
-    return true, approximate
+    return map_rays(both, to_vector(params), directions, radii)
 
 
 @dataclass(frozen=True)
@@ -250,13 +239,10 @@ def error_order(
     gives r^{p+1}. Errors within the rounding of the losses are not fitted. In single precision rounding hides high
     orders: use `trace.double()` and an approximation of it.
     """
-    length = direction.norm()
+    length, grid = direction.norm(), torch.tensor(radii, dtype=torch.float64)
     require(bool(0 < length < torch.inf), f"the direction has length {float(length)}; it must be finite and above 0.")
-    grid = torch.tensor(radii, dtype=torch.float64)
-    require(
-        len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all()),
-        f"radii must be positive and finite; {radii} was given.",
-    )
+    positive = len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all())
+    require(positive, f"radii must be positive and finite; {radii} was given.")
     rays = losses_on_rays(trace, task, approximation, (direction / length)[None], grid)
     true, approximate = (rows[0] for rows in rays)
     return fit_order(grid, abs_difference(approximate, true), rounding_error(trace, true, approximate))
@@ -275,10 +261,7 @@ def fit_order(radii: Tensor, errors: Tensor, threshold: Tensor | float = 0.0) ->
     """
     used = (errors > threshold) & (errors > 0) & errors.isfinite()
     x, y = radii[used].double().log(), errors[used].double().log()
-    variance = float((x - x.mean()).square().sum()) if len(x) else 0.0
-    if variance == 0:
+    if len(x.unique()) < 2:
         return ErrorOrder(math.nan, math.nan, radii, errors, used)
-    exponent = float(((x - x.mean()) * (y - y.mean())).sum()) / variance
-    residual = float((y - y.mean() - exponent * (x - x.mean())).square().sum())
-    standard_error = math.sqrt(residual / (len(x) - 2) / variance) if len(x) > 2 else math.nan
-    return ErrorOrder(exponent, standard_error, radii, errors, used)
+    line = linregress(x, y)
+    return ErrorOrder(float(line.slope), float(line.stderr) if len(x) > 2 else math.nan, radii, errors, used)

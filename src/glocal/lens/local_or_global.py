@@ -5,14 +5,11 @@ r"""Test Definition 3.1: is an algorithm's approximation \hat L_o of a finished 
 A global approximation would be the same for any other solution θ_o. So several solutions of the first task are trained
 on the same data, from different initialisations and, if there are several epochs, with a different order in the first.
 The algorithm's memory is reset after that epoch. In the others, order and random numbers are the same for all
-solutions: which examples a reservoir stores depends on them, and they are not part of θ_o. Differences between the
-\hat L_o are then due to θ_o.
-
-Every solution has D memories that differ only in their random numbers, the same D for every solution: this separates
-the randomness of a memory (which examples it stored) from dependence on θ_o. The first memory is the one that training
-uses; the others observe the same steps (`ResampledMemory`). All are consolidated at θ_o, and each \hat L_o is evaluated
-at the same probes θ: other runs at their initialisation, half-way, at their solution, and as far beyond it as they have
-moved, in a random direction. `measure_dependence` tests whether the values depend on the solution.
+solutions: which examples a reservoir stores depends on them, and they are not part of θ_o. Every solution has D
+memories that differ only in their random numbers, the same D for every solution (`ResampledMemory`): this separates the
+randomness of a memory from dependence on θ_o. All are consolidated at θ_o, and each \hat L_o is evaluated at the same
+probes θ: other runs at their initialisation, half-way, at their solution, and as far beyond it as they have moved, in a
+random direction. `independence_test` tests whether the values depend on the solution.
 
 Definition 3.1 does not say whether a memory's random draws belong to θ_o. Here, as in the paper's classification, they
 do not: experience replay trains θ_o on the examples it stored, so the two are statistically dependent, but \hat L_o
@@ -22,8 +19,7 @@ would be the same at any other solution, and it is global.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -36,12 +32,13 @@ from glocal.challenges.challenge import Challenge, Task
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Record
 from glocal.engine.loader import Loader, evenly_spaced
-from glocal.engine.loop import Execution, Snapshot, train
+from glocal.engine.loop import Snapshot, train
 from glocal.engine.memory_budget import initial_state, state_at
 from glocal.engine.state import State
 from glocal.errors import require
 from glocal.lens.independence_test import Dependence, measure_dependence
-from glocal.lens.trace import Checkpoint
+from glocal.lens.record import copy_checkpoint
+from glocal.lens.trace import Checkpoint, require_positive
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator, split
 from glocal.sweeps import resolve
@@ -53,6 +50,8 @@ NUM_TASKS = 2
 """Tasks that a memory has room for; only the first is trained."""
 REPETITIONS = 2
 """Evaluations with the same solution and draw. They differ only by randomness that no seed controls."""
+LEVEL = 0.01
+"""Significance level of the permutation test."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,12 @@ def locality(
     solutions: int = 24,
     draws: int = 3,
     probes: int = 8,
-    level: float = 0.01,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    execution: Execution = "auto",
 ) -> Verdict:
     r"""Train several solutions θ_o of the first task and test whether \hat L_o depends on θ_o.
 
-    The algorithm is 'local' if independence is rejected at `level`, otherwise 'global'.
+    The algorithm is 'local' if independence is rejected at the level 0.01, otherwise 'global'.
 
     Args:
         algorithm: a name, an instance or a class.
@@ -119,18 +116,13 @@ def locality(
         solutions: number of solutions to compare.
         draws: number of memories per solution, each with its own random numbers.
         probes: number of θ at which \hat L_o is evaluated.
-        level: significance level of the permutation test.
         seed: base seed. Solution i uses seed + 1 + i for its initialisation and first epoch.
         device: where to train.
-        execution: how the runs are executed, as in `train`.
     """
     require(solutions >= 3, f"solutions must be at least 3; got {solutions}.")
     require(draws >= 2, f"draws must be at least 2; got {draws}.")
-    require(probes >= 1, f"probes must be at least 1; got {probes}.")
-    require(1e-3 <= level < 1, f"level must be at least 0.001 and less than 1; got {level}.")
-    options = f"lr={lr:g}, epochs={epochs}, batch_size={batch_size}, examples={examples}"
-    trainable = lr > 0 and min(epochs, batch_size, examples) >= 1
-    require(trainable, f"lr must be positive, and epochs, batch_size and examples at least 1; got {options}.")
+    require(lr > 0, f"lr must be positive; got {lr:g}.")
+    require_positive(probes=probes, epochs=epochs, batch_size=batch_size, examples=examples)
     tested = resolve.algorithm(algorithm).value
     resolved_challenge = resolve.challenge(challenge).value
     resolve.check_setting(tested, resolved_challenge)
@@ -139,7 +131,7 @@ def locality(
     num_probe_runs = -(-probes // len(PROBE_LOCATIONS))
     member = Member(seed, lr, ResampledMemory(tested, draws))
     cohort = Cohort(fixed, make, (member,) * (solutions + num_probe_runs), epochs, batch_size, 1, torch.device(device))
-    starts, snapshot = _train_solutions(cohort, execution)
+    starts, snapshot = _train_solutions(cohort)
     finite_runs = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
     num_diverged = len(cohort) - len(finite_runs)
     require(
@@ -151,7 +143,7 @@ def locality(
     theta = torch.stack([to_vector(snapshot.state.select(run).params) for run in solution_runs])
     distance = float(torch.pdist(theta).mean())
     require(distance > 0, "all solutions are identical. Use a randomly initialised network or epochs ≥ 2.")
-    points = [p for run in probe_runs for p in _probes(starts[run], _checkpoint(snapshot.state, run), seed, run)]
+    points = [p for run in probe_runs for p in _probes(starts[run], copy_checkpoint(snapshot.state, run), seed, run)]
     values = _evaluate(cohort, snapshot, solution_runs, points[:probes])
     finite = values.isfinite().flatten(0, 2).all(0)
     require(bool(finite.any()), f"at no probe is {tested.name}'s approximation finite for all solutions. Lower lr.")
@@ -160,7 +152,7 @@ def locality(
     return Verdict(
         algorithm=resolve.name_of(tested),
         declared=tested.locality,
-        found="local" if dependence.p_value <= level else "global",
+        found="local" if dependence.p_value <= LEVEL else "global",
         first_order_index=float(dependence.first_order_index.mean()),
         total_index=float(dependence.total_index.mean()),
         information=float(dependence.information.mean()),
@@ -183,7 +175,7 @@ def _fix_data(challenge: Challenge, seed: int, examples: int) -> Challenge:
     return replace(challenge, tasks=min(challenge.tasks, NUM_TASKS), make_task=make, seeded=False, on_device=False)
 
 
-def _train_solutions(cohort: Cohort, execution: Execution) -> tuple[list[Checkpoint], Snapshot]:
+def _train_solutions(cohort: Cohort) -> tuple[list[Checkpoint], Snapshot]:
     """Train the first task; return every run's initialisation and the snapshot at the end.
 
     Initialisations differ between runs, and so does the first of several epochs. The other epochs, or the only one,
@@ -193,24 +185,18 @@ def _train_solutions(cohort: Cohort, execution: Execution) -> tuple[list[Checkpo
     loader.load_task(0)
     seeded = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
     state = initial_state(seeded, loader)
-    starts = [_checkpoint(state, run) for run in range(len(cohort))]
+    starts = [copy_checkpoint(state, run) for run in range(len(cohort))]
     if cohort.epochs > 1:
-        first_epoch = _train_task(replace(seeded, epochs=1), state, execution).state
+        first_epoch = _train_task(replace(seeded, epochs=1), state).state
         state = state_at(seeded, loader, first_epoch.params, first_epoch.buffers)
         state = replace(state, diverged=first_epoch.diverged)
         cohort = replace(cohort, epochs=cohort.epochs - 1)
-    return starts, _train_task(cohort, state, execution)
+    return starts, _train_task(cohort, state)
 
 
-def _train_task(cohort: Cohort, state: State, execution: Execution) -> Snapshot:
+def _train_task(cohort: Cohort, state: State) -> Snapshot:
     """Train the first task from a state."""
-    record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
-    return next(train(cohort, Snapshot(0, state, record), execution))
-
-
-def _checkpoint(state: State, run: int) -> Checkpoint:
-    run_state = tree.map_tree(torch.clone, state.select(run).as_tree())
-    return Checkpoint(run_state["params"], run_state.get("buffers", {}))
+    return next(train(cohort, Snapshot(0, state, Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs))))
 
 
 def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Checkpoint]:
@@ -221,6 +207,7 @@ def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Che
     return [start, *(Checkpoint(from_vector(v, end.params), end.buffers) for v in ((a + b) / 2, b, beyond))]
 
 
+@torch.no_grad()
 def _evaluate(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]) -> Tensor:
     r"""Return \hat L_o(θ) as (runs, draws, repetitions, probes), holding one consolidated memory at a time.
 
@@ -235,13 +222,14 @@ def _evaluate(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: S
     probe_models = [model.bind(p.buffers, training=False) for p in probes]
     batches = [_consolidation_batch(cohort, seed, draw) for draw in draws]
 
-    @torch.no_grad()
     def evaluate(run: int, draw: int) -> Tensor:
-        state = tree.map_tree(torch.clone, snapshot.state.select(run).as_tree())
-        memory = resampled.memories(state.get("memory", {}))[draw]
-        with _fixed_rng(cohort.device, seed, draw):
-            bound = model.bind(state.get("buffers", {}), key=batches[draw].key)
-            memory = tested.consolidate(bound, state["params"], memory, batches[draw])
+        state = snapshot.state.select(run)
+        memory = tree.map_tree(torch.clone, resampled.memories(state.memory)[draw])
+        # Dropout and users' code draw from torch's global generator: it has the same seed for every solution.
+        with torch.random.fork_rng(devices=[cohort.device] if cohort.device.type == "cuda" else []):
+            torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
+            (params, buffers), batch = copy_checkpoint(snapshot.state, run), batches[draw]
+            memory = tested.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
             values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
         return torch.stack(values).cpu()
 
@@ -280,14 +268,6 @@ def _consolidation_batch(cohort: Cohort, seed: int, draw: int) -> Batch:
     key = torch.randint(2**63 - 1, (), generator=generator(seed, "locality", "consolidate", draw))
     task, end = torch.zeros((), dtype=torch.long, device=device), torch.ones((), device=device)
     return Batch(x.to(device), y.to(device), task, key.to(device), end)
-
-
-@contextmanager
-def _fixed_rng(device: torch.device, seed: int, draw: int) -> Iterator[None]:
-    """Give torch's global generator, which dropout and users' code draw from, the same seed for every solution."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
-        yield
 
 
 @dataclass(frozen=True)

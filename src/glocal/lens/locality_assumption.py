@@ -172,6 +172,12 @@ class LocalityAssumption(NamedTuple):
     min_epsilon: Tensor
     first_violation: LocalityViolation | None
 
+    def __str__(self) -> str:
+        if self.first_violation is not None:
+            return str(self.first_violation)
+        largest = float(self.min_epsilon.max()) if len(self.min_epsilon) else 0.0
+        return f"the locality assumption holds; the largest error is {largest:.3g}"
+
 
 def locality_assumption(curves: ErrorCurves, epsilon: float) -> LocalityAssumption:
     """Check Assumption 3.2 along training."""
@@ -179,13 +185,13 @@ def locality_assumption(curves: ErrorCurves, epsilon: float) -> LocalityAssumpti
     errors = torch.where(curves.known, curves.error, 0)
     min_epsilon = errors.amax(1)
     holds = min_epsilon < epsilon
-    if bool(holds.all()):
-        return LocalityAssumption(epsilon, holds, min_epsilon, None)
-    i = int((~holds).long().argmax())
-    tasks = tuple((~(errors[i] < epsilon)).nonzero().flatten().tolist())
-    before = int(curves.step[i - 1]) if i else -1
-    violation = LocalityViolation(i, int(curves.finished[i]), int(curves.step[i]), tasks, float(min_epsilon[i]), before)
-    return LocalityAssumption(epsilon, holds, min_epsilon, violation)
+    first = None
+    if not bool(holds.all()):
+        i = int((~holds).long().argmax())
+        tasks = tuple((~(errors[i] < epsilon)).nonzero().flatten().tolist())
+        before = int(curves.step[i - 1]) if i else -1
+        first = LocalityViolation(i, int(curves.finished[i]), int(curves.step[i]), tasks, float(min_epsilon[i]), before)
+    return LocalityAssumption(epsilon, holds, min_epsilon, first)
 
 
 OWN, OWN_RELATIVE = "own", "own, from θ_o"
@@ -229,11 +235,8 @@ class TrainingErrors:
         return save(draw_errors, self, path)
 
     def __str__(self) -> str:
-        lines = [f"{self.algorithm}, ε = {self.epsilon:.3g}"]
-        for name, check in self.assumptions.items():
-            holds = f"the locality assumption holds; the largest error is {float(check.min_epsilon.max()):.3g}"
-            lines.append(f"{name}: {check.first_violation or holds}")
-        return "\n".join(lines)
+        title = f"{self.algorithm}, ε = {self.epsilon:.3g}"
+        return "\n".join([title, *(f"{name}: {check}" for name, check in self.assumptions.items())])
 
 
 @full_precision()
@@ -249,7 +252,7 @@ def training_errors(
     """
     trace, snapshots = run.trace, run.snapshots
     require(len(trace.tasks) > 1, "the run has a single task: there is no forgetting to measure.")
-    epsilon = _run_epsilon(run) if epsilon is None else epsilon
+    epsilon = default_epsilon(trace, run) if epsilon is None else epsilon
     require_epsilon(epsilon)
     report = on_progress or (lambda done, total, what: None)
     report(0, len(snapshots), OWN)
@@ -262,25 +265,17 @@ def training_errors(
 
 
 @torch.no_grad()
-def _run_epsilon(run: RecordedRun) -> float:
-    """Return the default ε from losses as the run computes them."""
-    first = {s.finished: s for s in reversed(run.snapshots)}  # the first snapshot with this many finished tasks
-    gains = []
-    for o, data in enumerate(run.trace.tasks):
-        before, after = (own_loss(run.algorithm, run.model, first[t], data, o) for t in (0, o + 1))
-        gains.append(before - after)
-    return epsilon_from_gains(torch.stack(gains))
-
-
-@torch.no_grad()
-def default_epsilon(trace: TrainingTrace) -> float:
-    """Return 0.1 × the mean decrease of a task's loss, L_o(θ_0) − L_o(θ_o)."""
-    tasks, start = range(trace.num_learned), trace.checkpoints[0]
-    return epsilon_from_gains(torch.stack([trace.value(o, start) - trace.value(o, trace.solution(o)) for o in tasks]))
-
-
-def epsilon_from_gains(gains: Tensor) -> float:
-    """Return the default ε from the gains L_o(θ_0) − L_o(θ_o)."""
+def default_epsilon(trace: TrainingTrace, run: RecordedRun | None = None) -> float:
+    """Return 0.1 × the mean decrease of a task's loss, L_o(θ_0) − L_o(θ_o), with the losses as a run computes them."""
+    decreases = []
+    for o in range(trace.num_learned):
+        if run is None:
+            before, after = (trace.value(o, point) for point in (trace.checkpoints[0], trace.solution(o)))
+        else:
+            first = {s.finished: s for s in reversed(run.snapshots)}  # the first snapshot after so many tasks
+            before, after = (own_loss(run.algorithm, run.model, first[t], trace.tasks[o], o) for t in (0, o + 1))
+        decreases.append(before - after)
+    gains = torch.stack(decreases)
     finite = gains.double()[gains.isfinite()]
     mean = float(finite.mean()) if len(finite) else math.nan
     require(mean > 0, f"training lowered the losses by {mean:.3g} on average, so there is no default ε: give epsilon.")

@@ -34,7 +34,7 @@ from glocal.lens.approximation import ErrorCurves, abs_difference, own_approxima
 from glocal.lens.locality_assumption import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import evaluate, expand, resolve_structure
-from glocal.lens.trace import Checkpoint
+from glocal.lens.trace import Checkpoint, require_positive
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.tree import Params, Tree
@@ -76,18 +76,19 @@ class Monitor:
         """
         require_epsilon(epsilon)
         require_known("monitored approximation", approximation, APPROXIMATIONS)
-        require(every is None or every >= 1, f"every = {every} was given; it must be at least 1.")
-        require(examples is None or examples >= 1, f"examples = {examples} was given; it must be at least 1.")
-        if isinstance(cohort.algorithm, Partition) and approximation != "own":
-            raise GlocalError(
-                f"{cohort.algorithm.name} has separate outputs for every task, which are not expanded; "
-                f"approximation={approximation!r} was given, use 'own'."
-            )
+        require_positive(every=every, examples=examples)
+        require(
+            approximation == "own" or not isinstance(cohort.algorithm, Partition),
+            f"{cohort.algorithm.name} has separate outputs for every task, which are not expanded; "
+            f"approximation={approximation!r} was given, use 'own'.",
+        )
         self.cohort, self.epsilon, self.every, self.examples = cohort, epsilon, every, examples
         self.on_violation = on_violation
         self.structure = None if approximation == "own" else resolve_structure(2, approximation)
         self.violations: list[LocalityViolation | None] = [None] * len(cohort)
-        self._map_runs = MapRuns(cohort)
+        self._model, self._vectorised_model = (cohort.model(vectorised) for vectorised in (False, True))
+        self._vectorised = len(cohort) > 1
+        self._group_of_run = [group for group, runs in enumerate(cohort.groups) for _ in range(runs.start, runs.stop)]
         self._data: list[Data] = []  # of every finished task, (groups, n, ...)
         self._all_data: list[Tensor] = []  # x and y of all finished tasks, concatenated, (groups, N, ...)
         self._expansions: Tree = {}  # (runs, T − 1, ...): the parts of all expansions, or θ_o alone
@@ -121,25 +122,21 @@ class Monitor:
         violation = result.first_violation
         if violation is None or violation.snapshot or self.structure is None:
             return result
-        if not all(bool(leaf[run, 0].isfinite().all()) for leaf in tree.flatten(self._expansions).values()):
-            return result
-        # At the first task's solution an expansion has no error: the assumption held there.
-        return result._replace(first_violation=violation._replace(last_step_inside=self._first_solution_step))
+        # At the first task's solution an expansion, if it is finite, has no error: the assumption held there.
+        finite = all(bool(leaf[run, 0].isfinite().all()) for leaf in tree.flatten(self._expansions).values())
+        step = self._first_solution_step if finite else violation.last_step_inside
+        return result._replace(first_violation=violation._replace(last_step_inside=step))
 
     def summary(self, run: int) -> tuple[str, dict[str, Any]]:
         """Return where a run left an old task's ε-region, and all measurements, for its record in a store."""
-        result, curves = self.assumption(run), self.curves(run)
-        outcome = f"{result.first_violation}"
-        if result.first_violation is None:
-            largest = float(result.min_epsilon.max()) if len(result.min_epsilon) else 0.0
-            outcome = f"the locality assumption holds; the largest error is {largest:.3g}"
-        finished, steps = curves.finished.tolist(), curves.step.tolist()
+        curves = self.curves(run)
+        finished = curves.finished.tolist()
         errors = [
             [error if math.isfinite(error) else None for error in row[:tasks]]
             for row, tasks in zip(curves.error.tolist(), finished, strict=True)
         ]
-        record = {"epsilon": result.epsilon, "finished": finished, "step": steps, "errors": errors}
-        return outcome, record
+        record = {"epsilon": self.epsilon, "finished": finished, "step": curves.step.tolist(), "errors": errors}
+        return str(self.assumption(run)), record
 
     def _finish_task(self, task: int, state: State, loader: Loader) -> None:
         """Store some of the task's examples and the parts of its expansion; θ is the task's solution."""
@@ -178,26 +175,41 @@ class Monitor:
         outside = ~(abs_difference(values[1, :, :task], values[0, :, :task]) < self.epsilon).all(1)
         for run in outside.nonzero().flatten().tolist():
             if self.violations[run] is None:
-                self._report(run)
+                violation = self.violations[run] = self.assumption(run).first_violation
+                if self.on_violation is not None:
+                    member = self.cohort.members[run]
+                    self.on_violation(f"{member.algorithm.name}, lr {member.lr:g}, seed {member.seed}: {violation}")
 
-    def _report(self, run: int) -> None:
-        self.violations[run] = self.assumption(run).first_violation
-        if self.on_violation is not None:
-            member = self.cohort.members[run]
-            self.on_violation(f"{member.algorithm.name}, lr {member.lr:g}, seed {member.seed}: {self.violations[run]}")
+    def _map_runs(self, function: Callable[..., Tree], trees: Sequence[Tree], data: Sequence[Tensor]) -> Tree:
+        """Return the results of all runs, stacked, of a function of a model, of trees of one run, and of a run's data.
+
+        The runs are mapped with `vmap`, or one by one from the first failure on. Tensors of `data` are per group.
+        """
+        one_group = len(self.cohort.groups) == 1
+        if self._vectorised:
+            shared = [part[0] if one_group else part[self._group_of_run] for part in data]
+            in_dims = (*(0 for _ in trees), *(None if one_group else 0 for _ in data))
+            try:
+                return vmap(partial(function, self._vectorised_model), in_dims)(*trees, *shared)
+            except (RuntimeError, GlocalError):
+                self._vectorised = False
+        results = []
+        for run, group in enumerate(self._group_of_run):
+            own = (*(tree.select(part, run) for part in trees), *(part[group] for part in data))
+            results.append(function(self._model, *own))
+        return tree.stack(results)
 
     def _measure_own(self, task: int, state: State) -> Tensor:
         r"""Return L_o, \hat L_o and ‖θ − θ_o‖, (3, runs, finished tasks), by the algorithm's own approximation."""
         values = torch.full((3, len(self.cohort), task), torch.nan, dtype=torch.float64)
-        model, center = self._map_runs.model, self._expansions["center"]
-        for group, runs in enumerate(self.cohort.groups):
-            for run in range(runs.start, runs.stop):
-                member, algorithm = state.select(run), self.cohort.members[run].algorithm
-                snapshot = Snapshot(task, state.clock, Checkpoint(member.params, member.buffers), member.memory)
-                for o, (x, y) in enumerate(self._data):
-                    values[0, run, o] = own_loss(algorithm, model, snapshot, Data(x[group], y[group]), o)
-                    values[1, run, o] = own_approximation(algorithm, model, snapshot, o)
-                    values[2, run, o] = _norm({k: p - center[k][run, o] for k, p in member.params.items()})
+        center = self._expansions["center"]
+        for run, group in enumerate(self._group_of_run):
+            member, algorithm = state.select(run), self.cohort.members[run].algorithm
+            snapshot = Snapshot(task, state.clock, Checkpoint(member.params, member.buffers), member.memory)
+            for o, (x, y) in enumerate(self._data):
+                values[0, run, o] = own_loss(algorithm, self._model, snapshot, Data(x[group], y[group]), o)
+                values[1, run, o] = own_approximation(algorithm, self._model, snapshot, o)
+                values[2, run, o] = _norm({k: p - center[k][run, o] for k, p in member.params.items()})
         return values
 
     def _measure_expansions(self, task: int, state: State) -> Tensor:
@@ -217,46 +229,11 @@ class Monitor:
             losses += [bound.losses(params, *chunk) for chunk in chunks]
         true = torch.stack([part.mean() for part in torch.cat(losses).split(sizes)])
         deltas = {k: params[k] - center for k, center in parts["center"].items()}
-        approximate = vmap(lambda stored, delta: evaluate(stored, self.structure, delta))(parts, deltas)
+        assert self.structure is not None
+        product = self.structure.product
+        approximate = vmap(lambda stored, delta: evaluate(stored, product, delta))(parts, deltas)
         return {"values": torch.stack([true, approximate, vmap(_norm)(deltas)])}
 
 
 def _norm(delta: Params) -> Tensor:
     return tree.total(part.square() for part in delta.values()).sqrt()
-
-
-RunFunction = Callable[..., Tree]
-"""A function of the cohort's model, of trees of one run, and of tensors that the runs of a group share."""
-
-
-class MapRuns:
-    """Maps a function over the runs of a cohort with `vmap`, or run by run from the first failure on.
-
-    On a GPU one call costs more than the work in it.
-    """
-
-    def __init__(self, cohort: Cohort) -> None:
-        self.groups = cohort.groups
-        self.model, self._vectorised_model = (cohort.model(vectorised) for vectorised in (False, True))
-        self.vectorised = len(cohort) > 1
-
-    def __call__(self, function: RunFunction, trees: Sequence[Tree], data: Sequence[Tensor]) -> Tree:
-        """Return the results of all runs, stacked. Leaves of `trees` are per run, tensors of `data` per group."""
-        if self.vectorised:
-            try:
-                return self._vmap(partial(function, self._vectorised_model), trees, data)
-            except (RuntimeError, GlocalError):
-                self.vectorised = False
-        runs = [(group, run) for group, runs in enumerate(self.groups) for run in range(runs.start, runs.stop)]
-        return tree.stack([_call(partial(function, self.model), trees, data, *indices) for indices in runs])
-
-    def _vmap(self, function: RunFunction, trees: Sequence[Tree], data: Sequence[Tensor]) -> Tree:
-        map_group: Callable[..., Any] = vmap(function, in_dims=(*(0 for _ in trees), *(None for _ in data)))
-        if len({runs.stop - runs.start for runs in self.groups}) > 1:
-            return tree.concatenate([_call(map_group, trees, data, *indices) for indices in enumerate(self.groups)])
-        grouped = [tree.map_tree(lambda leaf: leaf.unflatten(0, (len(self.groups), -1)), part) for part in trees]
-        return tree.map_tree(lambda leaf: leaf.flatten(0, 1), vmap(map_group)(*grouped, *data))
-
-
-def _call(function: RunFunction, trees: Sequence[Tree], data: Sequence[Tensor], group: int, runs: int | slice) -> Tree:
-    return function(*(tree.select(part, runs) for part in trees), *(part[group] for part in data))

@@ -111,7 +111,7 @@ def perturbation(
         f"eigenvectors = {eigenvectors} was given; a network of {size} parameters has 1 to {size}.",
     )
     require(directions >= 2, f"directions = {directions} was given; at least 2 random directions are needed.")
-    require_positive(samples=samples, examples=1 if examples is None else examples)
+    require_positive(samples=samples, examples=examples)
     positive = bool(radii) and all(0 < radius < torch.inf for radius in radii)
     require(positive, f"radii must be positive and finite; {radii} was given.")
     splits: dict[Split, Data] = {"train": trace.tasks[task], **({} if test is None else {"test": test})}

@@ -82,7 +82,7 @@ def record(
         progress: told about tasks and steps.
     """
     require(every_epochs >= 0, f"every_epochs = {every_epochs} was given; it must be 0 (between tasks only) or more.")
-    require_positive(every_steps=1 if every_steps is None else every_steps, examples=examples)
+    require_positive(every_steps=every_steps, examples=examples)
     execution: Execution = "auto"
     if every_steps is not None:
         require(cohort.device.type == "cpu", "steps are recorded on a CPU only: choose device 'cpu', or record epochs.")
@@ -202,7 +202,7 @@ class StoredRun:
             examples: the largest number of examples per task in the trace.
             progress: called with the algorithm's name, the number of tasks and of all steps; returns the progress bar.
         """
-        require_positive(examples=examples, every_steps=1 if every_steps is None else every_steps)
+        require_positive(examples=examples, every_steps=every_steps)
         cohort, challenge = self.cohort, self.cohort.challenge
         require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
         sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]

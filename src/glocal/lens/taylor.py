@@ -12,26 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure, require_small
-from glocal.curvature.operators import Operator
-from glocal.errors import GlocalError, require
+from glocal.errors import GlocalError, first_line, require
 from glocal.lens.trace import TrainingTrace
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
 ORDERS = (0, 1, 2)
 Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
-
-
-class HessianProduct(Protocol):
-    """Multiplies a stored Hessian with a vector."""
-
-    def product(self, held: Tree, vector: Params) -> Params: ...
+HessianProduct: TypeAlias = Callable[[Tree, Params], Params]
+"""(a stored H, v) ↦ H v."""
 
 
 @dataclass(frozen=True)
@@ -39,25 +34,25 @@ class Taylor:
     r"""θ ↦ \hat L_o(θ).
 
     `parts` is a tree of tensors, so that expansions of several runs or tasks can be stacked: value, L_o(θ_o); center,
-    θ_o; from order 1 on gradient, ∇L_o(θ_o); in order 2 hessian, H_o as `structure` stores it.
+    θ_o; from order 1 on gradient, ∇L_o(θ_o); in order 2 hessian, H_o as `product` takes it.
     """
 
     parts: Tree
-    structure: HessianProduct | None
+    product: HessianProduct | None
 
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
-        return evaluate(self.parts, self.structure, {k: params[k] - c for k, c in self.parts["center"].items()})
+        return evaluate(self.parts, self.product, {k: params[k] - c for k, c in self.parts["center"].items()})
 
 
-def evaluate(parts: Tree, structure: HessianProduct | None, delta: Params) -> Tensor:
+def evaluate(parts: Tree, product: HessianProduct | None, delta: Params) -> Tensor:
     r"""Return \hat L_o(θ_o + δ), Eq. taylor-p."""
     value: Tensor = parts["value"]
     if "gradient" not in parts:
         return value.clone()
-    if structure is None:
+    if product is None:
         return value + inner(delta, parts["gradient"])
-    product = structure.product(parts["hessian"], delta)
-    return value + inner(delta, {k: gradient + product[k] / 2 for k, gradient in parts["gradient"].items()})
+    curvature = product(parts["hessian"], delta)
+    return value + inner(delta, {k: gradient + curvature[k] / 2 for k, gradient in parts["gradient"].items()})
 
 
 def taylor(
@@ -78,8 +73,7 @@ def taylor(
         matrix: hessian or ggn; by default the hessian for full and low-rank structures, the ggn for the others.
         rank: the number of eigenpairs of a low-rank H_o.
     """
-    resolved = resolve_structure(order, structure, matrix, rank)
-    return expand(trace.risk(task), order, resolved)
+    return expand(trace.risk(task), order, resolve_structure(order, structure, matrix, rank))
 
 
 def exact_taylor(trace: TrainingTrace, task: int, directions: Tensor | None = None) -> Taylor:
@@ -93,35 +87,19 @@ def exact_taylor(trace: TrainingTrace, task: int, directions: Tensor | None = No
     with torch.no_grad():
         parts: Tree = {"value": risk.value(), "center": risk.params, "gradient": risk.gradient(), "hessian": {}}
         if directions is None:
-            return Taylor(parts, _Exact(hessian))
-        basis = _orthonormal(directions).to(trace.theta(task))
-        projected = torch.stack([hessian @ row for row in basis])
-        parts["hessian"] = {"basis": basis, "matrix": (basis.double() @ projected.double().mT).to(basis)}
-    return Taylor(parts, _Projected())
+            return Taylor(parts, lambda _, vector: hessian @ vector)
+        _, values, rows = torch.linalg.svd(directions.double(), full_matrices=False)
+        tolerance = max(directions.shape) * torch.finfo(directions.dtype).eps * values[0]
+        basis = rows[values > tolerance].to(trace.theta(task))
+        products = torch.stack([hessian @ row for row in basis])
+        parts["hessian"] = {"basis": basis, "matrix": (basis.double() @ products.double().mT).to(basis)}
+    return Taylor(parts, _projected_product)
 
 
-@dataclass(frozen=True)
-class _Exact:
-    hessian: Operator
-
-    def product(self, held: Tree, vector: Params) -> Params:
-        return self.hessian @ vector
-
-
-@dataclass(frozen=True)
-class _Projected:
-    """H ≈ Qᵀ K Q with orthonormal rows Q."""
-
-    def product(self, held: Tree, vector: Params) -> Params:
-        coordinates = held["basis"] @ to_vector(vector)
-        return from_vector((held["matrix"] @ coordinates) @ held["basis"], vector)
-
-
-def _orthonormal(directions: Tensor) -> Tensor:
-    """Return an orthonormal basis of the span of the rows, (rank, P), in float64."""
-    _, values, rows = torch.linalg.svd(directions.double(), full_matrices=False)
-    tolerance = max(directions.shape) * torch.finfo(directions.dtype).eps * values[0]
-    return rows[values > tolerance]
+def _projected_product(stored: Tree, vector: Params) -> Params:
+    """Return Qᵀ K Q v for orthonormal rows Q."""
+    coordinates = stored["basis"] @ to_vector(vector)
+    return from_vector((stored["matrix"] @ coordinates) @ stored["basis"], vector)
 
 
 def resolve_structure(
@@ -146,9 +124,9 @@ def expand(risk: Risk, order: int, structure: HessianStructure | None) -> Taylor
             try:
                 parts["hessian"] = structure.at(risk)
             except RuntimeError as error:  # for example vmap over recurrent layers
-                reason = str(error).strip().splitlines()[0]
+                reason = first_line(error)
                 raise GlocalError(f"this Hessian structure does not support the network: {reason}.") from error
-    return Taylor(parts, structure)
+    return Taylor(parts, None if structure is None else structure.product)
 
 
 EXPANSIONS: dict[str, Callable[[TrainingTrace, int], Approximation]] = {

@@ -169,7 +169,7 @@ def distance(a: Checkpoint, b: Checkpoint) -> Tensor:
     return tree.total((a.params[k] - p).double().square() for k, p in b.params.items()).sqrt()
 
 
-def require_positive(**options: int) -> None:
-    """Raise if one of the named integers is below 1."""
+def require_positive(**options: int | None) -> None:
+    """Raise if one of the named integers is below 1; None is allowed."""
     for name, value in options.items():
-        require(value >= 1, f"{name} = {value} was given; it must be at least 1.")
+        require(value is None or value >= 1, f"{name} = {value} was given; it must be at least 1.")
