@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 
 from checkpoints import make_training  # noqa: E402
-from glocal.report.error_curves import table  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import examine, open_run, training_errors  # noqa: E402
+from glocal.report.lens_figures import errors_table  # noqa: E402
 
 NEAR_LR, FAR_LR = 0.1, 0.5
 TEMPLATE = """# How local is my training?
@@ -94,8 +94,8 @@ of batches, of which the first ones are taken: shuffle it. Networks with attenti
 - **Distance.** For every task o, the distance of later solutions θ_t from θ_o. A filled point is inside the region
   Ω^ε_o (ξ_o(θ_t) < ε), an open one outside. The line ends where the second-order expansion of L_o first differs from
   L_o by ε on the way from θ_o to θ_t. The grey box extends from the radius of the region along the eigenvector of the
-  largest eigenvalue to its radius in random directions. By default ε is a tenth of the mean gain of learning a task,
-  L_o(θ_0) − L_o(θ_o); `epsilon=` sets it.
+  largest eigenvalue to its radius in random directions. `epsilon=` sets ε; its
+  default is 0.1 times the mean of L_o(θ_0) − L_o(θ_o) over the tasks.
 - **Forgetting.** L_o(θ_t) − L_o(θ_o), predicted by the expansion and measured. In the grey band they differ by less
   than ε. A negative value means that a later task helped an earlier one.
 - **Curvature.** The ten largest eigenvalues of every task's Hessian at its solution, and its trace (by Hutch++).
@@ -216,7 +216,7 @@ def step_errors() -> str:
         errors = training_errors(open_run(run.path).retrace(every_steps=1).run)
     errors.plot(HERE / "images" / "lens-along.png")
     console = Console(file=StringIO(), width=100, record=True)
-    console.print(table(errors))
+    console.print(errors_table(errors))
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
 

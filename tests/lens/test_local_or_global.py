@@ -19,9 +19,8 @@ from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
-from glocal.lens import independence_test as statistics
-from glocal.lens.independence_test import measure_dependence
-from glocal.lens.local_or_global import PROBE_LOCATIONS, ResampledMemory, Verdict, locality
+from glocal.lens import local_or_global as statistics
+from glocal.lens.local_or_global import PROBE_LOCATIONS, ResampledMemory, Verdict, locality, measure_dependence
 from glocal.networks.mlp import mlp
 from glocal.networks.model import Model
 from glocal.tree import Params, total

@@ -20,14 +20,12 @@ from glocal.challenges.challenge import Data
 from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, first_line, require
 from glocal.inputs import check_finite, describe, evenly_spaced_indices, is_tensor_pair, read_examples
-from glocal.lens.trace import Checkpoint, TrainingTrace
+from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
 from glocal.precision import full_precision
 
 TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
 AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
-CHUNK_SIZE = 500
-"""Examples that pass through the network at once."""
 MAX_CLASSES = 64
 """Classes of which an `AutogradLoss` is shown an example."""
 NOT_A_MEAN = "the loss must be the unweighted mean over samples; this one sums or weighs them."
@@ -186,7 +184,7 @@ def _check_task(trace: TrainingTrace, task: int) -> None:
             if t == 0:
                 rows = _diverse_examples(sample_losses, y)
                 trace.loss.examples.append((outputs[rows], y[rows]))
-    _check_deterministic(trace, x[:CHUNK_SIZE])
+    _check_deterministic(trace, x[:MAX_EXAMPLES])
 
 
 @torch.no_grad()
@@ -196,7 +194,7 @@ def _outputs_and_losses(trace: TrainingTrace, task: int, t: int) -> tuple[Tensor
     half = len(y) // 2
     parts = (slice(None), slice(half), slice(half, None)) if half else (slice(None),)  # together they reveal weights
     try:
-        outputs = torch.cat([trace.outputs(trace.checkpoints[t], part) for part in x.split(CHUNK_SIZE)])
+        outputs = trace.outputs(trace.checkpoints[t], x)
         _check_labels(task, trace.loss, outputs, y)
         sample_losses = trace.loss.per_sample(outputs, y)
         mean = trace.loss.mean if isinstance(trace.loss, AutogradLoss) else None

@@ -9,7 +9,7 @@ solutions: which examples a reservoir stores depends on them, and they are not p
 memories that differ only in their random numbers, the same D for every solution (`ResampledMemory`): this separates the
 randomness of a memory from dependence on θ_o. All are consolidated at θ_o, and each \hat L_o is evaluated at the same
 probes θ: other runs at their initialisation, half-way, at their solution, and as far beyond it as they have moved, in a
-random direction. `independence_test` tests whether the values depend on the solution.
+random direction. `measure_dependence` tests whether the values depend on the solution.
 
 Definition 3.1 does not say whether a memory's random draws belong to θ_o. Here, as in the paper's classification, they
 do not: experience replay trains θ_o on the examples it stored, so the two are statistically dependent, but \hat L_o
@@ -18,12 +18,14 @@ would be the same at any other solution, and it is global.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from scipy.special import digamma
 from torch import Tensor
 
 from glocal import tree
@@ -36,7 +38,6 @@ from glocal.engine.loop import Snapshot, train
 from glocal.engine.memory_budget import initial_state, state_at
 from glocal.engine.state import State
 from glocal.errors import require
-from glocal.lens.independence_test import Dependence, measure_dependence
 from glocal.lens.record import copy_checkpoint
 from glocal.lens.trace import Checkpoint, require_positive
 from glocal.networks.model import MakeNetwork, Model
@@ -52,6 +53,21 @@ REPETITIONS = 2
 """Evaluations with the same solution and draw. They differ only by randomness that no seed controls."""
 LEVEL = 0.01
 """Significance level of the permutation test."""
+PERMUTATIONS = 999
+ROUNDING_ULPS = 64
+"""Differences of at most this many units in the last place of the largest value count as 0."""
+NUM_NEIGHBORS = 3
+"""k of the mutual information; less if there are fewer values of one s."""
+
+
+class Dependence(NamedTuple):
+    """Dependence on s of each of P sets of values, (P,), and one p-value for all of them."""
+
+    first_order_index: Tensor  # Sobol index of s: σ_α² / σ²
+    total_index: Tensor  # (σ_α² + σ_γ²) / σ²
+    information: Tensor  # I(V; s) in nats
+    p_values: Tensor
+    p_value: float
 
 
 @dataclass(frozen=True)
@@ -322,3 +338,101 @@ def _resample(batch: Batch, draw: int) -> Batch:
 
 def _pack_memories(memories: list[Memory]) -> Memory:
     return {str(d): memory for d, memory in enumerate(memories) if memory}
+
+
+def measure_dependence(values: Tensor, generator: torch.Generator) -> Dependence:
+    """Measure how finite values V[s, d, k] of P sets, (S, D, K, P), depend on the solution s.
+
+    d is a draw of a memory's random numbers, k a repetition. If V does not depend on s, the values of a draw are
+    exchangeable: the p-value is the share of random permutations within draws, the identity included, whose share of
+    the variance between solutions is at least as large. It is exact, and 1 if all values of every draw are equal.
+    """
+    s, d, k, _ = values.shape
+    enough = s >= 3 and d >= 2 and k >= 2
+    require(enough, f"the test needs at least 3 solutions, 2 draws and 2 repetitions; got {s}, {d} and {k}.")
+    rounding = ROUNDING_ULPS * torch.finfo(values.dtype).eps * values.double().abs().amax((0, 1, 2))
+    min_variance = rounding.square()
+    values = values.double()
+    alpha, beta, gamma, epsilon = _variance_components(values)
+    total = alpha + beta + gamma + epsilon
+    observed = _share_between(values, min_variance)
+    pool = values.movedim(2, 1).flatten(0, 1)  # (S K, D, P)
+    statistics = [observed]  # the identity is one of the permutations
+    for _ in range(PERMUTATIONS):
+        order = torch.rand(s * k, d, generator=generator).argsort(0).unsqueeze(-1)
+        permuted = pool.gather(0, order.expand_as(pool)).unflatten(0, (s, k)).movedim(1, 2)
+        statistics.append(_share_between(permuted, min_variance))
+    distribution = torch.stack(statistics)
+    at_least = distribution >= observed - 1e-9
+    means_at_least = distribution.mean(-1) >= observed.mean(-1) - 1e-9
+    return Dependence(
+        _ratio(alpha, total, min_variance),
+        _ratio(alpha + gamma, total, min_variance),
+        _information(values, min_variance.sqrt()),
+        at_least.double().mean(0),
+        float(means_at_least.double().mean()),
+    )
+
+
+def _variance_components(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Estimate σ_α², σ_β², σ_γ², σ_ε² of V[s, d, k] = μ + α_s + β_d + γ_sd + ε_sdk by a two-way analysis of variance.
+
+    Negative estimates become 0.
+    """
+    s, d, k, _ = values.shape
+    cell, row, column, mean = values.mean(2), values.mean((1, 2)), values.mean((0, 2)), values.mean((0, 1, 2))
+    ms_s = d * k * (row - mean).square().sum(0) / (s - 1)
+    ms_d = s * k * (column - mean).square().sum(0) / (d - 1)
+    ms_sd = k * (cell - row.unsqueeze(1) - column + mean).square().sum((0, 1)) / ((s - 1) * (d - 1))
+    epsilon = (values - cell.unsqueeze(2)).square().sum((0, 1, 2)) / (s * d * (k - 1))
+    # The expected mean squares: D K σ_α² + K σ_γ² + σ_ε², S K σ_β² + K σ_γ² + σ_ε², K σ_γ² + σ_ε² and σ_ε².
+    differences = (ms_s - ms_sd) / (d * k), (ms_d - ms_sd) / (s * k), (ms_sd - epsilon) / k
+    alpha, beta, gamma = (difference.clamp(min=0) for difference in differences)
+    return alpha, beta, gamma, epsilon
+
+
+def _information(values: Tensor, rounding: Tensor) -> Tensor:
+    """Return I(V; s) of each set, (P,), as the mean over repetitions, within [0, log S].
+
+    Repetitions are not pooled: those of one draw are near each other whether or not V depends on s.
+    """
+    estimates = [
+        torch.stack([_mutual_information(v, r) for v, r in zip(sets.unbind(-1), rounding, strict=True)])
+        for sets in values.unbind(2)
+    ]
+    return torch.stack(estimates).mean(0).clamp(0, math.log(len(values)))
+
+
+def _mutual_information(v: Tensor, rounding: Tensor) -> Tensor:
+    """Estimate I(V; s) in nats from values (S, n) of one repetition by nearest neighbours (Ross, 2014).
+
+    For each of the N values let ρ be the distance to its k-th nearest neighbour of the same s, and m the number of
+    values of all s within a distance below ρ: I = ψ(N) + ψ(k) − ⟨ψ(n) + ψ(m)⟩, ψ the digamma function. If ρ = 0, with c
+    equal values of the same s and m of all s, the term is log(N c / (n m)) instead.
+    """
+    n, count = v.shape[1], v.numel()
+    k = min(NUM_NEIGHBORS, n - 1)
+    v = v - v.mean()
+    ordered = v.flatten().sort().values
+
+    def count_within(radius: Tensor) -> Tensor:
+        ends = torch.searchsorted(ordered, v + radius, right=True) - torch.searchsorted(ordered, v - radius)
+        return ends.double()
+
+    distances = (v.unsqueeze(2) - v.unsqueeze(1)).abs()
+    radius = distances.sort(-1).values[..., k]
+    ties = (distances <= rounding).sum(-1) * count / (n * count_within(rounding.expand_as(v)))
+    neighbors = digamma(count) + digamma(k) - digamma(n) - count_within(radius * (1 - 1e-9)).digamma()
+    return torch.where(radius <= rounding, ties.log(), neighbors).mean()
+
+
+def _share_between(values: Tensor, min_variance: Tensor) -> Tensor:
+    """Return the share of the variance within draws that lies between solutions."""
+    centred = values - values.mean((0, 2), keepdim=True)
+    return _ratio(centred.mean(2).square().mean((0, 1)), centred.square().mean((0, 1, 2)), min_variance)
+
+
+def _ratio(part: Tensor, total: Tensor, min_total: Tensor) -> Tensor:
+    """Return part / total, or 0 where the total is only rounding error."""
+    valid = total > min_total
+    return torch.where(valid, part / torch.where(valid, total, 1), 0)

@@ -36,7 +36,7 @@ from glocal.curvature.operators import functional_operator, ggn_operator
 from glocal.curvature.spectrum import quadrature
 from glocal.errors import require
 from glocal.lens.forgetting import average, measured_forgetting, task_counts
-from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, dot, require_positive
+from glocal.lens.trace import TrainingTrace, dot, require_positive
 from glocal.losses import AutogradLoss, Loss
 from glocal.metrics import Over
 
@@ -215,9 +215,10 @@ def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
 
 def ground_truth_of(trace: TrainingTrace, task: int) -> GroundTruth:
     """Measure a task's data at its solution θ_o."""
+    x, y = trace.tasks[task]
     with torch.no_grad():
-        outputs = torch.cat([trace.outputs(trace.solution(task), x) for x in trace.tasks[task].x.split(MAX_EXAMPLES)])
-    return ground_truth(trace.loss, outputs, trace.tasks[task].y)
+        outputs = trace.outputs(trace.solution(task), x)
+    return ground_truth(trace.loss, outputs, y)
 
 
 def equal_split(confidence: Tensor, classes: int) -> GroundTruth:

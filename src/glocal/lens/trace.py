@@ -102,9 +102,10 @@ class TrainingTrace:
         return Risk(self.module, params, buffers, *self.tasks[task], self.loss)
 
     def outputs(self, checkpoint: Checkpoint, x: Tensor) -> Tensor:
-        """Return f_θ(x)."""
+        """Return f_θ(x), computed in chunks."""
+        point = {**checkpoint.params, **checkpoint.buffers}
         with unfused_ops(self.module):
-            return functional_call(self.module, {**checkpoint.params, **checkpoint.buffers}, (x,))
+            return torch.cat([functional_call(self.module, point, (part,)) for part in x.split(MAX_EXAMPLES)])
 
     def value(self, task: int, checkpoint: Checkpoint) -> Tensor:
         """Return L_o(θ), the mean loss over the task's data, computed in chunks."""
