@@ -94,8 +94,8 @@ of batches, of which the first ones are taken: shuffle it. Networks with attenti
 - **Distance.** For every task o, the distance of later solutions θ_t from θ_o. A filled point is inside the region
   Ω^ε_o (ξ_o(θ_t) < ε), an open one outside. The line ends where the second-order expansion of L_o first differs from
   L_o by ε on the way from θ_o to θ_t. The grey box extends from the radius of the region along the eigenvector of the
-  largest eigenvalue to its radius in random directions. `epsilon=` sets ε; its
-  default is 0.1 times the mean of L_o(θ_0) − L_o(θ_o) over the tasks.
+  largest eigenvalue to its radius in random directions. `epsilon=` sets ε; its default is 0.1 times the mean of
+  L_o(θ_0) − L_o(θ_o) over the tasks.
 - **Forgetting.** L_o(θ_t) − L_o(θ_o), predicted by the expansion and measured. In the grey band they differ by less
   than ε. A negative value means that a later task helped an earlier one.
 - **Curvature.** The ten largest eigenvalues of every task's Hessian at its solution, and its trace (by Hutch++).

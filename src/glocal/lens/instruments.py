@@ -123,7 +123,7 @@ def _recursion(trace: TrainingTrace) -> Rows:
 
 
 def _theorem1(trace: TrainingTrace) -> Rows:
-    r"""E(t) beside ½ Δ_tᵀ \bar H_{<t} Δ_t, and the premises of Theorem 4.1."""
+    r"""E(t) and ½ Δ_tᵀ \bar H_{<t} Δ_t, and the premises of Theorem 4.1."""
     return _task_rows(vars(theorem1(trace)))
 
 

@@ -267,16 +267,16 @@ def training_errors(
 @torch.no_grad()
 def default_epsilon(trace: TrainingTrace, run: RecordedRun | None = None) -> float:
     """Return 0.1 × the mean decrease of a task's loss, L_o(θ_0) − L_o(θ_o), with the losses as a run computes them."""
+    first = {s.finished: s for s in reversed(run.snapshots)} if run else {}  # the first one after so many tasks
     decreases = []
     for o in range(trace.num_learned):
         if run is None:
             before, after = (trace.value(o, point) for point in (trace.checkpoints[0], trace.solution(o)))
         else:
-            first = {s.finished: s for s in reversed(run.snapshots)}  # the first snapshot after so many tasks
             before, after = (own_loss(run.algorithm, run.model, first[t], trace.tasks[o], o) for t in (0, o + 1))
         decreases.append(before - after)
-    gains = torch.stack(decreases)
-    finite = gains.double()[gains.isfinite()]
+    stacked = torch.stack(decreases)
+    finite = stacked.double()[stacked.isfinite()]
     mean = float(finite.mean()) if len(finite) else math.nan
     require(mean > 0, f"training lowered the losses by {mean:.3g} on average, so there is no default ε: give epsilon.")
     return DEFAULT_EPSILON_FRACTION * mean

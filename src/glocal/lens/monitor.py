@@ -183,7 +183,7 @@ class Monitor:
     def _map_runs(self, function: Callable[..., Tree], trees: Sequence[Tree], data: Sequence[Tensor]) -> Tree:
         """Return the results of all runs, stacked, of a function of a model, of trees of one run, and of a run's data.
 
-        The runs are mapped with `vmap`, or one by one from the first failure on. Tensors of `data` are per group.
+        The runs are mapped with `vmap`, or one at a time after the first failure. Tensors of `data` are per group.
         """
         one_group = len(self.cohort.groups) == 1
         if self._vectorised:

@@ -97,7 +97,7 @@ def perturbation(
     Args:
         trace: the training.
         task: counted from 0.
-        test: test data as the network takes them, beside the trace's training data.
+        test: test data as the network takes them; the training data are those of the trace.
         eigenvectors: how many eigenvectors of the Hessian.
         directions: how many random directions.
         radii: the radii r.

@@ -79,7 +79,7 @@ def record(
         every_epochs: take a snapshot after every so many epochs and after a task's last one; 0: between tasks only.
         every_steps: also take one after every so many steps of an epoch (CPU only; several runs must be vectorizable).
         examples: the largest number of examples per task in the trace.
-        progress: told about tasks and steps.
+        progress: receives every task and step, for a progress bar.
     """
     require(every_epochs >= 0, f"every_epochs = {every_epochs} was given; it must be 0 (between tasks only) or more.")
     require_positive(every_steps=every_steps, examples=examples)
@@ -198,7 +198,7 @@ class StoredRun:
         """Train the run again; it need not have kept its parameters.
 
         Args:
-            every_steps: take snapshots after every so many steps (CPU only) beside those after epochs.
+            every_steps: take snapshots after every so many steps (CPU only) in addition to those after epochs.
             examples: the largest number of examples per task in the trace.
             progress: called with the algorithm's name, the number of tasks and of all steps; returns the progress bar.
         """

@@ -64,7 +64,7 @@ def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int 
     Args:
         trace: the training.
         over: whether E(t) is averaged over 't' or 't-1' tasks.
-        steps: Lanczos steps per task for the extreme eigenvalues, beside one Hessian-vector product per pair o < t.
+        steps: Lanczos steps per task for the extreme eigenvalues; every pair o < t costs one more product.
         seed: of the start vector.
     """
     n, count = trace.num_learned, task_counts(trace.num_learned, over)

@@ -214,7 +214,7 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
 
 
 def errors_table(errors: TrainingErrors) -> Table:
-    """Return a row for every approximation: its largest error, the radius it held in, and its first violation."""
+    """Return a row for every approximation: its largest error, how far it holds, and its first violation."""
     table = _new_table(f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}")
     table.add_column("approximation", overflow="fold")
     for name in ("largest ξ", "holds up to\n‖θ − θ_o‖", "violated\nat step", "tasks\nlearned", "of task", "ξ there"):
