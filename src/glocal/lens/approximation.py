@@ -28,7 +28,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import linregress
 from torch import Tensor
 from torch.func import vmap
 
@@ -259,6 +258,8 @@ def fit_order(radii: Tensor, errors: Tensor, threshold: Tensor | float = 0.0) ->
 
     Two errors determine p, three its standard error.
     """
+    from scipy.stats import linregress
+
     used = (errors > threshold) & (errors > 0) & errors.isfinite()
     x, y = radii[used].double().log(), errors[used].double().log()
     if len(x.unique()) < 2:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from scipy.special import digamma
 from torch import Tensor
 
 from glocal import tree
@@ -422,7 +421,8 @@ def _mutual_information(v: Tensor, rounding: Tensor) -> Tensor:
     distances = (v.unsqueeze(2) - v.unsqueeze(1)).abs()
     radius = distances.sort(-1).values[..., k]
     ties = (distances <= rounding).sum(-1) * count / (n * count_within(rounding.expand_as(v)))
-    neighbors = digamma(count) + digamma(k) - digamma(n) - count_within(radius * (1 - 1e-9)).digamma()
+    psi_count, psi_k, psi_n = torch.tensor([count, k, n], dtype=torch.float64).digamma()
+    neighbors = psi_count + psi_k - psi_n - count_within(radius * (1 - 1e-9)).digamma()
     return torch.where(radius <= rounding, ties.log(), neighbors).mean()
 
 
