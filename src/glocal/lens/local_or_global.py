@@ -331,8 +331,8 @@ class ResampledMemory(Algorithm):
 
 
 def _resample(batch: Batch, draw: int) -> Batch:
-    """Return the batch with the random key of one memory."""
-    return batch._replace(key=split(batch.key, draw))
+    """Return the batch with the random key of one memory; the first one has the batch's own."""
+    return batch._replace(key=split(batch.key, draw)) if draw else batch
 
 
 def _pack_memories(memories: list[Memory]) -> Memory:
