@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 import tyro
 
@@ -36,7 +26,7 @@ Output = Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
 METAVARS = {int: "N", float: "FLOAT", str: "NAME", Path: "PATH"}
 
 
-@dataclass_transform(frozen_default=True)
+@typing.dataclass_transform(frozen_default=True)
 def command(kind: type[T]) -> type[T]:
     """Make a frozen dataclass whose fields are the arguments of a command, described so that its help reads well.
 
@@ -44,19 +34,19 @@ def command(kind: type[T]) -> type[T]:
     name.
     """
     dataclass(frozen=True)(kind)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # type: ignore[arg-type]
         hint, metadata = hints[field.name], ()
-        if get_origin(hint) is Annotated:
+        if typing.get_origin(hint) is Annotated:
             hint, metadata = hint.__origin__, hint.__metadata__
-        sequence = get_origin(hint) is tuple
-        members = get_args(hint) if sequence or get_origin(hint) in (Union, UnionType) else [hint]
+        sequence = typing.get_origin(hint) is tuple
+        members = typing.get_args(hint) if sequence or typing.get_origin(hint) in (Union, UnionType) else [hint]
         types = [t for t in members if t is not NoneType and t is not ...]
         metavar = "PATH" if Path in types else METAVARS.get(types[0])
         if str in types and not sequence:
             hint = str | None if field.default is None else str
-        if get_origin(types[0]) is Literal and issubclass(kind, SweepOptions):  # which checks its values itself
-            hint, metavar = str | None, f"{{{','.join(get_args(types[0]))}}}"
+        if typing.get_origin(types[0]) is Literal and issubclass(kind, SweepOptions):  # which checks its values itself
+            hint, metavar = str | None, f"{{{','.join(typing.get_args(types[0]))}}}"
         if metavar and tyro.conf.Positional in metadata:
             metavar = field.name.upper()
         elif metavar and sequence:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import tyro
 from tyro.conf import Positional
 
 from glocal.cli.common import command, print_lines, print_rendered, progress_bar, rich_table
-from glocal.errors import GlocalError, require, require_known
+from glocal.errors import GlocalError, first_line, require, require_known
 
 if TYPE_CHECKING:
     from glocal.algorithms import Algorithm
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
 
 DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
 """`glocal locality` uses the first one whose setting an algorithm supports."""
+EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)
+involved: the same with its interaction with the memory's random draws (total index)
+nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours; p: permutation-test p-value, local if p ≤ 0.01"""
 NUMBERS = ("explained", "involved", "nats", "p")
 
 
@@ -72,30 +74,22 @@ class Lens:
     """auto, cpu, cuda or cuda:N."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-
-        from glocal.lens.examination import examine_trace
         from glocal.lens.instruments import INSTRUMENTS
-        from glocal.report.lens_figures import examination_table
         from glocal.report.style import require_figure
 
         require_figure(self.output)
         for name in self.show:
             require_known("instrument", name, (*INSTRUMENTS, "all"))
         self._check_options()
-        if self.retrace is not None:
-            self._retrace(None if self.retrace == "epochs" else _parse_steps(self.retrace))
-            return
-        with Console(stderr=True).status("Reading …"):
-            trace = self._trace()
-        if self.show:
-            self._show(trace, list(INSTRUMENTS) if "all" in self.show else list(dict.fromkeys(self.show)))
-            return
-        with progress_bar("lens") as report, self._explain_errors():
-            result = examine_trace(trace, self.epsilon, self.eigenvalues, self.seed, report)
-        path = result.plot(self.output)
-        print_rendered(examination_table(result))
-        print_lines(str(result.advice), result.warning, f"Wrote {path}")
+        try:
+            if self.retrace is not None:
+                self._retrace(self.retrace)
+            elif self.show:
+                self._show(list(INSTRUMENTS) if "all" in self.show else list(dict.fromkeys(self.show)))
+            else:
+                self._examine()
+        except RuntimeError as error:  # such as a missing second derivative
+            raise GlocalError(f"'{self.target}' cannot be measured: {first_line(error)}") from error
 
     def _check_options(self) -> None:
         """Raise if an option is given that --show or --retrace does not use."""
@@ -106,47 +100,60 @@ class Lens:
                 other = "show" if self.show else "retrace"
                 raise GlocalError(f"--{field.name} {value} does not apply to --{other}: leave one of them out.")
 
-    def _retrace(self, steps: int | None) -> None:
+    def _examine(self) -> None:
+        from glocal.lens.examination import examine_trace
+        from glocal.report.lens_figures import examination_table
+
+        trace = self._trace()
+        with progress_bar("lens") as report:
+            result = examine_trace(trace, self.epsilon, self.eigenvalues, self.seed, report)
+        path = result.plot(self.output)
+        print_rendered(examination_table(result))
+        print_lines(str(result.advice), result.warning, f"Wrote {path}")
+
+    def _retrace(self, every: str) -> None:
         from glocal.lens.locality_assumption import require_epsilon, training_errors
         from glocal.paper.study import write_table
         from glocal.report.lens_figures import errors_table
         from glocal.report.progress import Bars
         from glocal.sweeps import resolve
 
+        valid = every == "epochs" or (every.isdecimal() and int(every) > 0)
+        require(valid, f"--retrace {every} was given; it takes a number of steps from 1 on, or epochs.")
         if resolve.is_file_spec(self.target):
             raise GlocalError(f"'{self.target}' is not a run of a store: --retrace needs STORE/runs/HASH.")
         if self.epsilon is not None:
             require_epsilon(self.epsilon)
+        steps = None if every == "epochs" else int(every)
         run = self._open_run("cpu" if steps is not None and self.device == "auto" else self.device)
         bars = Bars()
         bars.start(1, 0)
         try:
-            retraced = run.retrace(
-                steps, self.examples, lambda name, tasks, steps: bars.start_cohort(name, 1, tasks, steps, 0)
-            )
+            bar = lambda name, tasks, steps: bars.start_cohort(name, 1, tasks, steps, 0)  # noqa: E731
+            retraced = run.retrace(steps, self.examples, bar)
         finally:
             bars.stop()
-        with progress_bar("lens") as report, self._explain_errors():
+        with progress_bar("lens") as report:
             errors = training_errors(retraced.run, self.epsilon, report)
         path = errors.plot(self.output)
         print_rendered(errors_table(errors))
         rows = write_table(errors.rows(), path.with_suffix(".parquet"))
         print_lines(*_notes(retraced), f"Wrote {path}, {rows}")
 
-    def _show(self, trace: TrainingTrace, names: list[str]) -> None:
+    def _show(self, names: list[str]) -> None:
         from rich.console import Console
 
         from glocal.lens.instruments import measure
         from glocal.paper.study import write_table
         from glocal.report.lens_figures import measurement_tables
 
-        console, failures = Console(), []
+        console, trace, failures = Console(), self._trace(), []
         for name in names:
             try:
                 with Console(stderr=True).status(f"Measuring {name} …"):
                     result = measure(trace, name)
             except (GlocalError, RuntimeError) as error:
-                failures.append(f"{name}: {_one_line(error)}")
+                failures.append(f"{name}: {first_line(error)}")
                 continue
             if not result.rows:
                 console.print(f"{name}: needs more than one task.")
@@ -180,23 +187,9 @@ class Lens:
         if not isinstance(parts, tuple) or len(parts) != 4:
             raise GlocalError(f"'{self.target}' must return {returned}; it returned a {type(parts).__name__}.")
         module, loss, tasks, checkpoints = parts
-        if not isinstance(module, nn.Module):
-            raise GlocalError(f"'{self.target}' must return an nn.Module first; it is a {type(module).__name__}.")
-        return trace_checkpoints(module.to(device), loss, tasks, checkpoints, self.examples, complete=True)
-
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        """Turn an error of torch, such as a missing second derivative, into one line."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise GlocalError(f"'{self.target}' cannot be measured: {_one_line(error)}") from error
-
-
-def _parse_steps(text: str) -> int:
-    valid = text.isdecimal() and int(text) > 0
-    require(valid, f"--retrace {text} was given; it takes a number of steps from 1 on, or epochs.")
-    return int(text)
+        if isinstance(module, nn.Module):
+            module = module.to(device)
+        return trace_checkpoints(module, loss, tasks, checkpoints, self.examples, complete=True)
 
 
 def _notes(retraced: Retraced) -> Iterator[str]:
@@ -217,10 +210,6 @@ def _notes(retraced: Retraced) -> Iterator[str]:
         )
     if retraced.run.model.has_batchnorm:
         yield "BatchNorm statistics: the algorithm's own approximation uses those of the snapshot, expansions θ_o's."
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 @command
@@ -259,27 +248,38 @@ class Locality:
 
     def __call__(self) -> None:
         from glocal.lens.local_or_global import locality
+        from glocal.report.summary import format_range
         from glocal.sweeps import resolve
 
         device, pairs = resolve.choose_device(self.device), self._pairs()
         for _, challenge in pairs:
             resolve.network(self.network, challenge)
         options = {name: getattr(self, name) for name in ("network", "lr", "epochs", "solutions", "examples", "seed")}
-        verdicts: dict[str, list[Verdict]] = {}
-        failures: list[str] = []
+        verdicts, where, failures = [], [], []
         with progress_bar("locality") as report:
             for number, (algorithm, challenge) in enumerate(pairs):
+                name = resolve.name_of(algorithm)
                 if number or sys.stderr.isatty():
-                    report(number, len(pairs), resolve.name_of(algorithm))
+                    report(number, len(pairs), name)
                 try:
-                    verdict = locality(algorithm, challenge, **options, device=device)
-                    verdicts.setdefault(challenge.name, []).append(verdict)
+                    verdicts.append(locality(algorithm, challenge, **options, device=device))
+                    where.append(challenge.name)
                 except GlocalError as error:
-                    failures.append(f"{resolve.name_of(algorithm)}: {error}")
+                    failures.append(f"{name}: {error}")
         if verdicts:
-            rows = [_verdict_row(v) for own in verdicts.values() for v in own]
-            print_rendered(rich_table(r"Does \hat L_o depend on θ_o?", rows, right=NUMBERS))
-            print_lines(*_explanation(verdicts))
+            print_rendered(
+                rich_table(r"Does \hat L_o depend on θ_o?", list(map(_verdict_row, verdicts)), right=NUMBERS)
+            )
+            others = [
+                f" ({v.algorithm} on {name})" for v, name in zip(verdicts, where, strict=True) if name != where[0]
+            ]
+            print_lines(
+                f"The test agrees with the declared locality for {sum(v.agrees for v in verdicts)} of {len(verdicts)} "
+                f"algorithms; {format_range([len(v.values) for v in verdicts], 'solution')} each of the first task of "
+                f"{where[0]}{''.join(others)}.",
+                f"{sum(v.num_diverged for v in verdicts)} runs diverged and were left out.",
+                EXPLANATION,
+            )
             for algorithm, _ in pairs:
                 if _has_no_approximation(algorithm):
                     name = resolve.name_of(algorithm)
@@ -327,24 +327,3 @@ def _verdict_row(v: Verdict) -> dict[str, str]:
         "nats": f"{v.information:.2f}",
         "p": f"{v.p_value:.3f}",
     }
-
-
-def _explanation(verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
-    """Yield lines that explain the table of the verdicts, which are given by challenge."""
-    flat = [v for group in verdicts.values() for v in group]
-    sizes = sorted({len(v.values) for v in flat})
-    size_range = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-    first, *others = verdicts
-    exceptions = "".join(f" ({', '.join(v.algorithm for v in verdicts[name])} on {name})" for name in others)
-    yield (
-        f"The test agrees with the declared locality for {sum(v.agrees for v in flat)} of {len(flat)} algorithms; "
-        f"{size_range} solutions each of the first task of {first}{exceptions}."
-    )
-    yield (
-        "explained: share of Var[\\hat L_o(θ)] due to θ_o alone (first-order Sobol index); involved: including its "
-        "interaction with the memory's random draws (total index)."
-    )
-    yield "nats: I(\\hat L_o(θ); θ_o), estimated by nearest neighbours. p: permutation-test p-value; local if p ≤ 0.01."
-    num_diverged = sum(v.num_diverged for v in flat)
-    if num_diverged:
-        yield f"{num_diverged} runs diverged and were left out."

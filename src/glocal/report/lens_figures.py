@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from glocal.lens.examination import DESCRIPTIONS
-from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, require_figure, save_figure
+from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ MAX_LEGEND_TASKS = 10
 
 def save(draw: Callable[[Result, Figure], None], result: Result, path: str | Path) -> Path:
     """Draw a result and save the figure."""
-    return save_figure(lambda figure: draw(result, figure), require_figure(path))
+    return save_figure(lambda figure: draw(result, figure), path)
 
 
 def _new_table(title: str | None, *columns: str) -> Table:

@@ -18,7 +18,6 @@ from glocal.report.style import (
     legend,
     line_styles,
     log_lr,
-    require_figure,
     save_figure,
 )
 from glocal.report.summary import DEFAULT_VIEW, Group, View, group_runs, split_groups
@@ -44,7 +43,6 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
         view: options of the statistics.
     """
     require_known("kind of figure", kind, KINDS)
-    path = require_figure(path)
     groups = group_runs(runs)
     if not groups:
         raise GlocalError("no runs were given; train some first (`glocal run`, `glocal sweep`).")

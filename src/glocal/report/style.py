@@ -84,11 +84,12 @@ def require_figure(path: str | Path) -> Path:
     return path
 
 
-def save_figure(draw: Callable[[Figure], None], path: Path) -> Path:
+def save_figure(draw: Callable[[Figure], None], path: str | Path) -> Path:
     """Draw a figure in this style and save it, without a date, so that equal data give equal files."""
     import matplotlib
     from matplotlib.figure import Figure
 
+    path = require_figure(path)
     metadata: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
     with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
