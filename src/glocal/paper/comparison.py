@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -288,18 +289,13 @@ def _require_equal_settings(group: Sequence[Run]) -> None:
     for run in group[1:]:
         other = flatten(run.config)
         for name in sorted((first.keys() | other.keys()) - {"seed"}):
-            one, two = (_shorten(settings.get(name, "absent")) for settings in (first, other))
+            one, two = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (first, other))
             if first.get(name) != other.get(name):
                 raise GlocalError(
                     f"the runs of {_label(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: "
                     f"{one} with seed {group[0].seed}, {two} with seed {run.seed}; runs of one cell may only differ in "
                     "their seed. Select runs of one size and one kind of angles."
                 )
-
-
-def _shorten(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _label(run: Run) -> str:

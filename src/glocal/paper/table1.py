@@ -264,14 +264,12 @@ COLUMNS: dict[str, Column] = {
     )
 }
 
-DEMO = Column(
-    "rotated-digits",
-    network="mlp",
-    setting=None,
+DEMO = replace(
+    COLUMNS["rotated-mnist"],
+    challenge="rotated-digits",
     tasks=3,
     examples=4_000,
     epochs=2,
-    batch_size=128,
     lrs=(0.02, 0.05, 0.2, 0.5),
     rows=tuple(COLUMNS["rotated-mnist"].row(name) for name in ("sgd", "er", "si", "ewc", "ogd-gtl")),
     extra_rows=tuple(COLUMNS["rotated-mnist"].row(name) for name in ("agem", "ogd-published", "gem", "derpp")),
@@ -292,9 +290,9 @@ ICARL_COLUMNS: dict[str, Column] = {
     for name, column in COLUMNS.items()
     if name.startswith("split-")
 }
-ICARL_DEMO = Column(
-    "split-digits",
-    network="mlp",
+ICARL_DEMO = replace(
+    DEMO,
+    challenge="split-digits",
     setting="task",
     tasks=5,
     examples=800,
@@ -302,6 +300,5 @@ ICARL_DEMO = Column(
     batch_size=64,
     lrs=(0.02, 0.05, 0.3, 1.0),
     rows=(_icarl(50), Row("icarl-random", _icarl(50).options)),
-    seeds=DEMO.seeds,
-    train_eval=500,
+    extra_rows=(),
 )

@@ -99,7 +99,8 @@ class ApproximationError:
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Errors of the algorithms' own approximations and of expansions, then true and approximated old losses."""
         figure.set_size_inches(10.6, 9.8)
-        ends, series = _lr_range(rows), series_of(rows)
+        lrs, series = common.distinct(rows, "lr"), series_of(rows)
+        ends = lrs[0], lrs[-1]
         own, expansions = [s for s in series if s.own], [s for s in series if not s.own]
         top, middle, bottom = figure.subfigures(3, 1, height_ratios=(3.1, 3.1, 3.6), squeeze=False)[:, 0]
         _draw_errors(top, own, ends)
@@ -113,7 +114,7 @@ class ApproximationError:
             section.suptitle(title, x=0.012, ha="left", fontweight="bold")
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        low, high = _lr_range(rows)
+        low, *_, high = common.distinct(rows, "lr")
         table: list[Row] = []
         for s in series_of(rows):
             first, last = (float(s.errors(lr)[1].mean()) for lr in (low, high))
@@ -238,11 +239,6 @@ def series_of(rows: pl.DataFrame) -> list[Series]:
             style = LineStyle(hue, DASHES[locality], MARKERS[locality][index])
             series.append(Series(label, locality, name == "own", style, *frames))
     return series
-
-
-def _lr_range(rows: pl.DataFrame) -> tuple[float, float]:
-    lrs = column(rows, "lr")
-    return lrs.min(), lrs.max()
 
 
 def _draw_errors(section: SubFigure, series: Sequence[Series], ends: tuple[float, float]) -> None:

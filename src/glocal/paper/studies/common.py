@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -31,6 +31,8 @@ from glocal.report.style import LineStyle, log_lr
 from glocal.store.run import Run, Runs
 from glocal.sweeps.sweep import sweep
 
+Statistic: TypeAlias = Callable[[pl.DataFrame], float]
+Spread: TypeAlias = Literal["deviation", "range"]
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 20, "epochs": 5, "hidden": [100, 100]}
 DEMO: WorkItem = {"challenge": "rotated-digits", "tasks": 4, "epochs": 2, "hidden": [32, 32]}
 """Default training of a study; its items add learning rates, seeds and their own keys."""
@@ -161,17 +163,13 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     return float(stats.spearmanr(x, y).statistic) if len(x) > 2 and np.ptp(x) and np.ptp(y) else np.nan
 
 
-def group(
-    rows: pl.DataFrame, by: Sequence[str], statistics: Mapping[str, Callable[[pl.DataFrame], float]]
-) -> list[Row]:
+def group(rows: pl.DataFrame, by: Sequence[str], statistics: Mapping[str, Statistic]) -> list[Row]:
     """Return one row per group, with its keys and the given statistics of its rows."""
     groups = rows.partition_by(by, maintain_order=True)
     return [own.select(by).row(0, named=True) | {name: f(own) for name, f in statistics.items()} for own in groups]
 
 
-def of_columns(
-    columns: Mapping[str, str], statistic: Callable[..., float] = finite_median
-) -> dict[str, Callable[[pl.DataFrame], float]]:
+def of_columns(columns: Mapping[str, str], statistic: Callable[..., float] = finite_median) -> dict[str, Statistic]:
     """Return functions for `group`: a statistic of columns; `columns` maps headings to column names."""
     return {heading: partial(statistic, name=name) for heading, name in columns.items()}
 
@@ -193,7 +191,7 @@ class Curve(NamedTuple):
     high: np.ndarray
 
 
-def curve(rows: pl.DataFrame, name: str, spread: Literal["deviation", "range"] = "deviation") -> Curve:
+def curve(rows: pl.DataFrame, name: str, spread: Spread = "deviation") -> Curve:
     """Return mean ± standard deviation (ddof = 0) of the finite values at each learning rate, or median and range."""
     points = []
     for lr in distinct(rows, "lr"):
@@ -218,18 +216,13 @@ def label(rows: pl.DataFrame) -> str:
 
 def legend_order(rows: pl.DataFrame) -> list[str]:
     """Return the labels of all algorithms, global ones first."""
-    algorithms = rows.unique(["locality", "algorithm"]).sort("locality", "algorithm")
-    return [label(own) for own in algorithms.iter_slices(1)]
+    algorithms = sorted(rows.select("locality", "algorithm").unique().rows())
+    return [f"{algorithm} ({locality})" for locality, algorithm in algorithms]
 
 
-def plot_over_lr(
-    axes: Axes,
-    rows: pl.DataFrame,
-    name: str,
-    styles: Mapping[str, LineStyle],
-    spread: Literal["deviation", "range"] = "deviation",
-) -> None:
+def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, spread: Spread = "deviation") -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
+    styles = line_styles(rows)
     for own in rows.partition_by("algorithm", maintain_order=True):
         line, points = styles[own["algorithm"][0]], curve(own, name, spread)
         axes.plot(points.x, points.middle, **line.line(), **line.point(), label=label(own))

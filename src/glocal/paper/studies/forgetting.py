@@ -131,9 +131,10 @@ def _pair_rows(pairs: Forgetting) -> Iterator[Row]:
 def _average_rows(pairs: Forgetting) -> Iterator[Row]:
     """E(t) over t tasks, and what the update Δ_t adds to it."""
     average = recursion(pairs)
-    terms = ("measured", "predicted", "before", "gradient", "quadratic", "v")
-    vectors = {name: getattr(average, name) for name in terms}
-    vectors |= {"remainder": average.measured - average.predicted}
+    vectors = {
+        name: getattr(average, name) for name in ("measured", "predicted", "before", "gradient", "quadratic", "v")
+    }
+    vectors["remainder"] = average.measured - average.predicted
     for t in range(1, len(pairs.measured)):
         yield _row("average", learnt=t + 1, **{name: float(vector[t]) for name, vector in vectors.items()})
 

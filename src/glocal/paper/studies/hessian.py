@@ -253,7 +253,6 @@ def _item(column: table1.Column, examples: int, samples: int = 2_000, directions
     return item | {"lrs": list(column.lrs), "seed": column.seeds[0]} | sizes
 
 
-_MNIST, _CIFAR10 = table1.COLUMNS["rotated-mnist"], table1.COLUMNS["split-cifar10"]
 _DIGITS = replace(table1.DEMO, lrs=(0.1, 0.5))
 _IMAGES = replace(_DIGITS, challenge="split-digits", network="small-resnet18", tasks=2, lrs=(0.05,), batch_size=32)
 
@@ -356,15 +355,15 @@ class HessianRank:
 STUDIES = (
     PerturbationScore(
         "perturbation-cifar10",
-        _item(replace(_CIFAR10, lrs=(0.01, 0.1)), examples=1_000),
-        _item(replace(_IMAGES, epochs=2), examples=50, samples=50, directions=4),
+        _item(replace(table1.COLUMNS["split-cifar10"], lrs=(0.01, 0.1)), examples=1_000),
+        _item(_IMAGES, examples=50, samples=50, directions=4),
         "running",
         batch_tasks=3,
         returns_to_one=True,
     ),
     PerturbationScore(
         "perturbation-mnist",
-        _item(_MNIST, examples=10_000),
+        _item(table1.COLUMNS["rotated-mnist"], examples=10_000),
         _item(_DIGITS, examples=500, samples=500),
         "none",
         batch_tasks=0,

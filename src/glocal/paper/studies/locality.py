@@ -102,22 +102,12 @@ class Locality:
 
 def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
     """Return a verdict as rows of the table."""
-    common: Row = {
-        "challenge": challenge,
-        "algorithm": verdict.algorithm,
-        "family": family,
-        "declared": verdict.declared,
-        "found": verdict.found,
-        "p_value": verdict.p_value,
-        "explained": verdict.first_order_index,
-        "involved": verdict.total_index,
-        "information": verdict.information,
-        "over_theta": share_over_theta(verdict.values),
-        "solutions": len(verdict.values),
-        "draws": verdict.values.shape[1],
-        "lost": verdict.num_diverged,
-        "distance": verdict.distance,
-    }
+    common: Row = {"challenge": challenge, "algorithm": verdict.algorithm, "family": family}
+    common |= {name: getattr(verdict, name) for name in ("declared", "found", "p_value")}
+    common |= {"explained": verdict.first_order_index, "involved": verdict.total_index}
+    common |= {"information": verdict.information, "over_theta": share_over_theta(verdict.values)}
+    common |= {"solutions": len(verdict.values), "draws": verdict.values.shape[1]}
+    common |= {"lost": verdict.num_diverged, "distance": verdict.distance}
     statistics = ("probe_explained", "probe_involved", "probe_information", "probe_p_value")
     values = zip(*(part.tolist() for part in verdict.by_probe[:4]), strict=True)
     return [

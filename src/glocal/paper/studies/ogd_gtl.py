@@ -21,7 +21,7 @@ from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.theorems import GroundTruth, equal_split, ground_truth_of
 from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies import common
-from glocal.paper.studies.common import column, curve, distinct, line_styles, mean, names, run_row
+from glocal.paper.studies.common import column, curve, distinct, mean, names, run_row
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, legend
 
@@ -49,7 +49,8 @@ class TrueLabel:
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         if item["part"] == "equal split":
-            return [_closed_form(k, p) for k in item["classes"] for p in item["confidences"]]
+            cases = [(k, torch.tensor([p], dtype=torch.float64)) for k in item["classes"] for p in item["confidences"]]
+            return [_row("equal split", k, **_medians(equal_split(p, k))) for k, p in cases]
         challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
         rows = _entry_rows if item["part"] == "entries" else _forgetting_rows
         return rows(item, challenge, context)
@@ -68,10 +69,9 @@ class TrueLabel:
         for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=False):
             _draw_entries(axes, rows, name)
             axes.set_title(title, loc="left")
-        styles = line_styles(runs)
         for axes, k in zip(bottom, classes, strict=False):
             own = runs.filter(classes=k)
-            common.plot_over_lr(axes, relative_to_sgd(own), "forgetting", styles)
+            common.plot_over_lr(axes, relative_to_sgd(own), "forgetting")
             base = curve(own.filter(algorithm="sgd"), "forgetting").middle
             note = f" (sgd: {base.min():.1f} to {base.max():.1f})" if base.size else ""
             axes.set_title(f"$K = {k:g}${note}", loc="left")
@@ -134,11 +134,6 @@ def _row(part: str, classes: int, **known: Any) -> Row:
     """Return a row with all columns; unknown numbers are NaN."""
     row: Row = {"part": part, "classes": classes, "algorithm": "", "locality": "", "lr": np.nan, "seed": -1}
     return row | dict.fromkeys((*ENTRIES, *RUN), np.nan) | known
-
-
-def _closed_form(classes: int, confidence: float) -> Row:
-    entries = equal_split(torch.tensor([confidence], dtype=torch.float64), classes)
-    return _row("equal split", classes, **_medians(entries))
 
 
 def _medians(entries: GroundTruth) -> dict[str, float]:

@@ -72,10 +72,10 @@ class Stability:
         """Top: forgetting and accuracy after the last task. Bottom: the distance from θ_0 over tasks."""
         figure.set_size_inches(8.2, 5.8)
         (left, right), bottom = figure.subplots(2, 2)
-        final, styles, colours = _after_last_task(rows), line_styles(rows), common.lr_colours(rows)
+        final, colours = _after_last_task(rows), common.lr_colours(rows)
         titles = {"forgetting": "forgetting $E(T)$ (points)", "acc": r"final accuracy $\mathrm{ACC}(T)$ (%)"}
         for axes, (name, title) in zip((left, right), titles.items(), strict=True):
-            common.plot_over_lr(axes, final, name, styles)
+            common.plot_over_lr(axes, final, name)
             axes.set_title(title, loc="left")
         for axes, regime in zip(bottom, ("plastic", "stable"), strict=True):
             _draw_distance(axes, rows.filter(algorithm=regime), colours)

@@ -83,18 +83,12 @@ class Theorem1Study(TheoremStudy):
     algorithms: ClassVar = {"sgd": {}, "ewc": EWC, "optimal-hard": {}, "optimal-soft": {}, "ogd": {"slots": 500}}
 
     def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
-        sides, expansion = theorem1(trace, steps=steps), recursion(forgetting(trace))
-        return {
-            "measured": sides.measured,
-            "quadratic": sides.quadratic,
-            "second_order": expansion.predicted,
-            "condition": sides.condition,
-            "relative": sides.relative,
-            "forgotten": sides.max_forgetting,
-            "gradient_norm": sides.max_gradient,
-            "lowest": sides.min_eigenvalue,
-            "reach": sides.max_distance_cubed,
-        }
+        sides = theorem1(trace, steps=steps)
+        columns = {"measured": sides.measured, "quadratic": sides.quadratic}
+        columns |= {"second_order": recursion(forgetting(trace)).predicted}
+        columns |= {"condition": sides.condition, "relative": sides.relative}
+        columns |= {"forgotten": sides.max_forgetting, "gradient_norm": sides.max_gradient}
+        return columns | {"lowest": sides.min_eigenvalue, "reach": sides.max_distance_cubed}
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A panel for each algorithm, E(t) against the quadratic form; and how often they agree."""
@@ -218,9 +212,9 @@ class Theorem2Study(TheoremStudy):
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Panels over the learning rate: medians over tasks and seeds, bands over seeds."""
         figure.set_size_inches(10.2, 5.4)
-        runs, styles = _by_run(rows), line_styles(rows)
+        runs = _by_run(rows)
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-            common.plot_over_lr(axes, runs, name, styles, spread="range")
+            common.plot_over_lr(axes, runs, name, spread="range")
             axes.set_title(title, loc="left")
             if name not in LINEAR_PANELS:
                 common.log_axis(axes)
