@@ -61,4 +61,5 @@ def accelerated(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 @cache
 def _load(target: str) -> Callable[..., Any]:
     module, attribute = target.split(":")
-    return getattr(import_module(module), attribute)
+    function: Callable[..., Any] = getattr(import_module(module), attribute)
+    return function

@@ -205,4 +205,4 @@ def _task_forgetting(R: np.ndarray, t: int, by: Measure) -> np.ndarray:
     require_known("measure of forgetting", by, MEASURES)
     after_training, now = np.diagonal(R, offset=-1)[:t], R[t, :t]
     with np.errstate(invalid="ignore"):  # infinite losses
-        return after_training - now if by == "accuracy" else now - after_training
+        return np.asarray(after_training - now if by == "accuracy" else now - after_training)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median
 from typing import NamedTuple
 
@@ -53,12 +53,12 @@ class Record:
 
     @classmethod
     def blank(cls, runs: int, tasks: int, epochs: int) -> Record:
-        unknown = lambda *shape: torch.full(shape, torch.nan, dtype=torch.float64)  # noqa: E731
+        unknown = partial(torch.full, fill_value=torch.nan, dtype=torch.float64)
         return cls(
-            matrices={m: unknown(runs, tasks + 1, tasks) for m in MEASURES},
-            distance_from_init=unknown(runs, tasks),
-            update_norm=unknown(runs, tasks),
-            epoch_loss=unknown(runs, tasks, epochs),
+            matrices={m: unknown((runs, tasks + 1, tasks)) for m in MEASURES},
+            distance_from_init=unknown((runs, tasks)),
+            update_norm=unknown((runs, tasks)),
+            epoch_loss=unknown((runs, tasks, epochs)),
             memory_bytes=torch.zeros(runs, tasks, dtype=torch.long),
         )
 

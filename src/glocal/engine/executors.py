@@ -209,8 +209,9 @@ def replace_memory(new: Memory, old: Memory) -> Memory:
 def copy_into_(source: Tree, target: Tree) -> None:
     """Copy a tree's leaves into those of another tree, except for leaves that are the same memory."""
     leaves = tree.flatten(target)
-    same = lambda a, b: a.data_ptr() == b.data_ptr() and a.stride() == b.stride()  # noqa: E731
-    moved = {name: leaf for name, leaf in tree.flatten(source).items() if not same(leaf, leaves[name])}
+    places = {name: (leaf.data_ptr(), leaf.stride()) for name, leaf in leaves.items()}
+    sources = tree.flatten(source)
+    moved = {name: leaf for name, leaf in sources.items() if (leaf.data_ptr(), leaf.stride()) != places[name]}
     storages = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
     # A source that views some target leaf must be read before that leaf is overwritten.
     safe = {k: v.clone() if v.untyped_storage().data_ptr() in storages else v for k, v in moved.items()}

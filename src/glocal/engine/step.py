@@ -44,6 +44,7 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
     leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
     with torch.enable_grad():
         objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
+        losses: Tensor
         losses, buffers, aux = objective(leaves, state.buffers, memory, hyper, batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     with torch.no_grad():

@@ -64,7 +64,8 @@ class Run:
 
     @property
     def diverged(self) -> int | None:
-        return self.info["diverged"]
+        step: int | None = self.info["diverged"]
+        return step
 
     @property
     def finished(self) -> str:
