@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -133,12 +133,9 @@ class RunConfig:
     train_eval: int
     """At most so many training examples of each task, evenly spaced, measure its training loss and accuracy."""
     precision: str = "fp32"
-    protocol: int = field(default=PROTOCOL)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    protocol: int = PROTOCOL
 
     @property
     def hash(self) -> str:
-        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,16 +30,8 @@ Watch = Callable[[int, int, State, Loader], None]
 """Called after an epoch with the task, the epoch, the state before consolidation, and the loader."""
 
 
-class Progress(Protocol):
-    """Shows how far a cohort is."""
-
-    def task(self, task: int) -> None: ...
-
-    def steps(self, count: int) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
+class Progress:
+    """Receives the progress of a cohort, for example to draw a bar; this base class ignores it."""
 
     def task(self, task: int) -> None: ...
 
@@ -78,7 +70,7 @@ def train(
             trains without CUDA graphs, and a sequential executor gives a state of one run.
     """
     on_gpu = cohort.device.type == "cuda"
-    progress = progress or Silent()
+    progress = progress or Progress()
     # Streams, graphs and kernels are made on the GPU that is torch's current one.
     with matmul_precision(cohort.precision), torch.cuda.device(cohort.device) if on_gpu else nullcontext():
         if on_gpu:

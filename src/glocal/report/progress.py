@@ -8,6 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from glocal.engine import loop
 from glocal.sweeps.resume import ProgressReporter
 
 REFRESH_SECONDS = 0.1
@@ -61,7 +62,7 @@ class Bars(ProgressReporter):
             self._cohort = None
 
 
-class CohortBar:
+class CohortBar(loop.Progress):
     """Progress bar of one cohort: its task, its steps and their speed."""
 
     def __init__(self, progress: Progress, bar: TaskID, description: str, tasks: int) -> None:

@@ -11,7 +11,7 @@ import math
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from glocal import __version__
 from glocal.algorithms.partition import Partition
 from glocal.engine.cohort import Cohort, Member, RunConfig
 from glocal.engine.loader import Loader
-from glocal.engine.loop import Progress, Silent, Snapshot, train
+from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
 from glocal.engine.step import scalars
@@ -41,7 +41,7 @@ class ProgressReporter:
     def start(self, runs: int, finished: int) -> None: ...
 
     def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> Progress:
-        return Silent()
+        return Progress()
 
     def finish_cohort(self, runs: int) -> None: ...
 
@@ -140,7 +140,7 @@ def _next_group(requests: Iterable[RunRequest]) -> list[RunRequest]:
 
 def _cohort_key(request: RunRequest) -> str:
     """Return what runs of a cohort share: all but seed, learning rate and scalar hyperparameters."""
-    config = request.config.as_dict()
+    config = asdict(request.config)
     scalar_names = scalars(request.member.algorithm)
     options = {k: v for k, v in config["algorithm"]["options"].items() if k not in scalar_names}
     shared = config | {"lr": None, "seed": None, "algorithm": config["algorithm"] | {"options": options}}
