@@ -232,12 +232,3 @@ def test_fingerprints_differ_between_data_sets(tmp_path: Path, tiny_mnist: Any) 
     tiny_mnist.write(tmp_path)
     tiny = make("split-mnist", data=tmp_path).fingerprint
     assert len({tiny, fingerprint(*MNIST.files), make("split-digits").fingerprint}) == 3
-
-
-def test_mnist_files_that_do_not_match_are_refused(tmp_path: Path, tiny_mnist: Any) -> None:
-    tiny_mnist.write(tmp_path)
-    train_images, train_labels, test_images, test_labels = (tmp_path / name for name in FILES)
-    with pytest.raises(GlocalError, match="the 60 images need as many labels"):
-        load_mnist(train_images, test_labels, test_images, test_labels)
-    with pytest.raises(GlocalError, match=r"MNIST images are \(n, 28, 28\)"):
-        load_mnist(train_labels, train_labels, test_images, test_labels)
