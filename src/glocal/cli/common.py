@@ -7,10 +7,8 @@ import time
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
@@ -22,44 +20,38 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 T = TypeVar("T")
-Output = Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
-METAVARS = {int: "N", float: "FLOAT", str: "NAME", Path: "PATH"}
+OUTPUT = tyro.conf.arg(aliases=["-o"], metavar="FILE")
 
 
 @typing.dataclass_transform(frozen_default=True)
 def command(kind: type[T]) -> type[T]:
-    """Make a frozen dataclass whose fields are the arguments of a command, described so that its help reads well.
+    """Make a frozen dataclass whose fields are the arguments of a command.
 
-    The help does not show the defaults None, False and (). Where Python takes a name or an object, a command takes the
-    name.
+    The help shows positional arguments by their names, and does not show the defaults None, False and ().
     """
     dataclass(frozen=True)(kind)
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # type: ignore[arg-type]
-        hint, metadata = hints[field.name], ()
-        if typing.get_origin(hint) is Annotated:
-            hint, metadata = hint.__origin__, hint.__metadata__
-        sequence = typing.get_origin(hint) is tuple
-        members = typing.get_args(hint) if sequence or typing.get_origin(hint) in (Union, UnionType) else [hint]
-        types = [t for t in members if t is not NoneType and t is not ...]
-        metavar = "PATH" if Path in types else METAVARS.get(types[0])
-        if str in types and not sequence:
-            hint = str | None if field.default is None else str
-        if typing.get_origin(types[0]) is Literal and issubclass(kind, SweepOptions):  # which checks its values itself
-            hint, metavar = str | None, f"{{{','.join(typing.get_args(types[0]))}}}"
-        if metavar and tyro.conf.Positional in metadata:
-            metavar = field.name.upper()
-        elif metavar and sequence:
-            metavar += " ..."
+        hint, metavar = hints[field.name], None
+        choices = next((get_args(t) for t in (hint, *get_args(hint)) if get_origin(t) is Literal), ())
+        if choices and issubclass(kind, SweepOptions):  # which checks the value itself and suggests the closest one
+            hint, metavar = str | None, f"{{{','.join(choices)}}}"
+        elif not choices and tyro.conf.Positional in getattr(hint, "__metadata__", ()):
+            metavar = field.name.upper() if field.default is MISSING else f"[{field.name.upper()}]"
+        elif get_origin(hint) is tuple:
+            metavar = f"{get_args(hint)[0].__name__.upper()} ..."
+        elif int in (hint, *get_args(hint)):
+            metavar = "N"
         silent = field.default is None or field.default is False or field.default == ()
         argument = tyro.conf.arg(metavar=metavar, help_behavior_hint="" if silent else None)
-        kind.__annotations__[field.name] = Annotated[hint, argument, *metadata]
+        kind.__annotations__[field.name] = Annotated[hint, argument]
     return kind
 
 
 @command
 class TrainingOptions(SweepOptions):
     __doc__ = SweepOptions.__doc__
+    network: str = "mlp"
 
 
 def print_rendered(output: RenderableType) -> None:
@@ -70,15 +62,6 @@ def print_rendered(output: RenderableType) -> None:
         print(output.rstrip())
     else:
         Console().print(output)
-
-
-def print_lines(*lines: str | None) -> None:
-    """Print every line that is not None, wrapped between words."""
-    from rich.console import Console
-
-    for line in lines:
-        if line is not None:
-            Console().print(line, highlight=False, markup=False)
 
 
 def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[str] = (), **options: Any) -> Table:
@@ -106,7 +89,7 @@ def progress_bar(name: str, *columns: ProgressColumn, lines: bool = True) -> Ite
 
         def report(done: int, total: int, following: str = "") -> None:
             bars.update(bar, completed=done, total=total, description=f"{name} {following}")
-            if lines and not console.is_terminal:
+            if lines and done and not console.is_terminal:
                 seconds = time.perf_counter() - start
                 print(f"{name} {done}/{total} {seconds:.0f} s {following}", file=sys.stderr, flush=True)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
 
-from glocal.cli.common import command, print_lines, print_rendered, progress_bar, rich_table
+from glocal.cli.common import OUTPUT, command, print_rendered, progress_bar, rich_table
 from glocal.errors import GlocalError, first_line, require, require_known
 
 if TYPE_CHECKING:
@@ -23,10 +21,11 @@ if TYPE_CHECKING:
 
 DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
 """`glocal locality` uses the first one whose setting an algorithm supports."""
+UNUSED = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("eigenvalues", "seed")}
+"""Options that do not apply to these modes of `glocal lens`."""
 EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)
 involved: the same with its interaction with the memory's random draws (total index)
 nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours; p: permutation-test p-value, local if p ≤ 0.01"""
-NUMBERS = ("explained", "involved", "nats", "p")
 
 
 @command
@@ -44,7 +43,7 @@ class Lens:
 
     target: Positional[str]
     """path.py:function or STORE/runs/HASH."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("lens.png")
+    output: Annotated[Path, OUTPUT] = Path("lens.png")
     """The figure to write: .png, .pdf or .svg."""
     show: tuple[str, ...] = ()
     """Instruments, or all. Each writes a figure and a table whose names begin with FILE's. --epsilon, --eigenvalues and
@@ -80,7 +79,13 @@ class Lens:
         require_figure(self.output)
         for name in self.show:
             require_known("instrument", name, (*INSTRUMENTS, "all"))
-        self._check_options()
+        mode = "show" if self.show else "retrace" if self.retrace else ""
+        unused = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("eigenvalues", "seed")}.get(
+            mode, ()
+        )
+        for name in unused:
+            if (value := getattr(self, name)) != getattr(Lens, name):
+                raise GlocalError(f"--{name} {value} does not apply to --{mode}: leave one of them out.")
         try:
             if self.retrace is not None:
                 self._retrace(self.retrace)
@@ -91,15 +96,6 @@ class Lens:
         except RuntimeError as error:  # such as a missing second derivative
             raise GlocalError(f"'{self.target}' cannot be measured: {first_line(error)}") from error
 
-    def _check_options(self) -> None:
-        """Raise if an option is given that --show or --retrace does not use."""
-        unused = ("retrace", "epsilon", "eigenvalues", "seed") if self.show else ("eigenvalues", "seed")
-        for field in fields(self) if self.show or self.retrace else ():
-            value = getattr(self, field.name)
-            if field.name in unused and value != field.default:
-                other = "show" if self.show else "retrace"
-                raise GlocalError(f"--{field.name} {value} does not apply to --{other}: leave one of them out.")
-
     def _examine(self) -> None:
         from glocal.lens.examination import examine_trace
         from glocal.report.lens_figures import examination_table
@@ -109,7 +105,7 @@ class Lens:
             result = examine_trace(trace, self.epsilon, self.eigenvalues, self.seed, report)
         path = result.plot(self.output)
         print_rendered(examination_table(result))
-        print_lines(str(result.advice), result.warning, f"Wrote {path}")
+        print(result.advice, *filter(None, [result.warning]), f"Wrote {path}", sep="\n")
 
     def _retrace(self, every: str) -> None:
         from glocal.lens.locality_assumption import require_epsilon, training_errors
@@ -125,7 +121,7 @@ class Lens:
         if self.epsilon is not None:
             require_epsilon(self.epsilon)
         steps = None if every == "epochs" else int(every)
-        run = self._open_run("cpu" if steps is not None and self.device == "auto" else self.device)
+        run = self._open_run("cpu" if steps and self.device == "auto" else self.device)
         bars = Bars()
         bars.start(1, 0)
         try:
@@ -138,7 +134,7 @@ class Lens:
         path = errors.plot(self.output)
         print_rendered(errors_table(errors))
         rows = write_table(errors.rows(), path.with_suffix(".parquet"))
-        print_lines(*_notes(retraced), f"Wrote {path}, {rows}")
+        print(*_notes(retraced), f"Wrote {path}, {rows}", sep="\n")
 
     def _show(self, names: list[str]) -> None:
         from rich.console import Console
@@ -222,7 +218,7 @@ class Locality:
     For example: glocal locality; glocal locality er ewc path.py:Mine
     """
 
-    algorithms: Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="[ALGORITHM ...]")] = ()
+    algorithms: Positional[tuple[str, ...]] = ()
     """Names from `glocal list algorithms`, or path.py:Name for your own (default: all built-in algorithms)."""
     challenge: str | None = None
     """Challenge whose first task is trained: a name or path.py:function (default: rotated-digits, or split-digits for
@@ -259,31 +255,26 @@ class Locality:
         with progress_bar("locality") as report:
             for number, (algorithm, challenge) in enumerate(pairs):
                 name = resolve.name_of(algorithm)
-                if number or sys.stderr.isatty():
-                    report(number, len(pairs), name)
+                report(number, len(pairs), name)
                 try:
                     verdicts.append(locality(algorithm, challenge, **options, device=device))
                     where.append(challenge.name)
                 except GlocalError as error:
                     failures.append(f"{name}: {error}")
         if verdicts:
-            print_rendered(
-                rich_table(r"Does \hat L_o depend on θ_o?", list(map(_verdict_row, verdicts)), right=NUMBERS)
-            )
-            others = [
-                f" ({v.algorithm} on {name})" for v, name in zip(verdicts, where, strict=True) if name != where[0]
-            ]
-            print_lines(
+            rows = list(map(_verdict_row, verdicts))
+            print_rendered(rich_table(r"Does \hat L_o depend on θ_o?", rows, right=list(rows[0])[3:]))
+            others = [f" ({v.algorithm} on {on})" for v, on in zip(verdicts, where, strict=True) if on != where[0]]
+            print(
                 f"The test agrees with the declared locality for {sum(v.agrees for v in verdicts)} of {len(verdicts)} "
                 f"algorithms; {format_range([len(v.values) for v in verdicts], 'solution')} each of the first task of "
-                f"{where[0]}{''.join(others)}.",
-                f"{sum(v.num_diverged for v in verdicts)} runs diverged and were left out.",
-                EXPLANATION,
+                f"{where[0]}{''.join(others)}. {sum(v.num_diverged for v in verdicts)} runs diverged and were left out."
             )
-            for algorithm, _ in pairs:
-                if _has_no_approximation(algorithm):
-                    name = resolve.name_of(algorithm)
-                    print_lines(f"{name} does not override `approximation`, so \\hat L_o = 0 was tested.")
+            print(EXPLANATION)
+        for algorithm, _ in pairs:
+            if _has_no_approximation(algorithm):
+                name = resolve.name_of(algorithm)
+                print(f"{name} does not override `approximation`, so \\hat L_o = 0 was tested.")
         if failures:
             count = f"{len(failures)} of {len(pairs)} failed. " if len(pairs) > 1 else ""
             raise GlocalError(count + " ".join(failures))

@@ -22,7 +22,7 @@ COLUMNS = {
     "options": ("algorithm", "option", "default", "description"),
     "challenges": ("name", "setting", "tasks", "train", "test", "description"),
     "networks": ("name", "description"),
-    "experiments": ("name", "command", "description"),
+    "experiments": ("command", "reference", "title", "cost"),
 }
 NOTES = {
     "algorithms": "Settings: task (the task is known at test), class (it is not), domain (same classes), or all.\n"
@@ -49,7 +49,8 @@ class List:
             return
         for kind, rows in sections.items():
             shown = [{column: _format(row[column]) for column in COLUMNS[kind]} for row in rows]
-            print_rendered(rich_table(kind.capitalize(), shown, right=("tasks", "train", "test")))
+            lines = kind == "experiments"
+            print_rendered(rich_table(kind.capitalize(), shown, right=("tasks", "train", "test"), show_lines=lines))
             if kind in NOTES:
                 print(NOTES[kind])
 
@@ -76,8 +77,8 @@ def _entries(kind: str, own: Sequence[str]) -> list[Entry]:
     from glocal.cli.show import Demo
     from glocal.paper.experiments import EXPERIMENTS
 
-    demo = {"name": "demo", "command": "glocal demo", "description": _first_line(Demo)}
-    return [demo, *({"name": e.name, "command": e.command, "description": e.title} for e in EXPERIMENTS.values())]
+    demo = {"name": "demo", "command": "glocal demo", "reference": "", "title": _first_line(Demo), "cost": "60 runs"}
+    return [demo, *({**vars(e), "command": e.command, "cost": e.cost.strip()} for e in EXPERIMENTS.values())]
 
 
 def _first_line(kind: type) -> str:
@@ -93,13 +94,9 @@ def _algorithms(own: Iterable[str]) -> dict[str, type[Algorithm]]:
 
 
 def _algorithm_entry(name: str, algorithm: type[Algorithm]) -> Entry:
-    attributes = ("locality", "family", "settings", "memory_contents", "memory_size")
-    return {
-        "name": name,
-        **{attribute: getattr(algorithm, attribute) for attribute in attributes},
-        "options": {field.name: field.default for field in dataclasses.fields(algorithm)},
-        "description": _first_line(algorithm),
-    }
+    options = {field.name: field.default for field in dataclasses.fields(algorithm)}
+    attributes = {column: getattr(algorithm, column) for column in COLUMNS["algorithms"][1:]}
+    return {"name": name, **attributes, "options": options, "description": _first_line(algorithm)}
 
 
 def _option_entries(name: str, algorithm: type[Algorithm]) -> Iterator[Entry]:

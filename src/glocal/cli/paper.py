@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from glocal.cli.common import Output, command, print_lines, print_rendered, progress_bar, rich_table
+from glocal.cli.common import OUTPUT, command, print_rendered, progress_bar, rich_table
+from glocal.cli.list import List
 from glocal.errors import GlocalError, require_known, unknown
-from glocal.paper.experiments import EXPERIMENTS, STUDIES
+from glocal.paper.experiments import STUDIES
 
 if TYPE_CHECKING:
     from glocal.paper.table1 import Column
     from glocal.store.run import Run, Runs
+
+RESULTS = "results.parquet"
 
 
 @command
@@ -20,16 +23,7 @@ class PaperList:
     """List the experiments: where the paper has them, what they show, and what they cost."""
 
     def __call__(self) -> None:
-        rows = [
-            {
-                "command": experiment.command,
-                "in the paper": experiment.reference,
-                "what it shows": experiment.title,
-                "runs and steps": experiment.cost.strip(),
-            }
-            for experiment in EXPERIMENTS.values()
-        ]
-        print_rendered(rich_table("Experiments", rows, show_lines=True))
+        List("experiments")()
 
 
 @command
@@ -77,7 +71,7 @@ class RunStudy(ExperimentOptions):
         if summary.table:
             cells = [{name: format_cell(value) for name, value in row.items()} for row in summary.table]
             print_rendered(rich_table(f"{study.name}: {STUDIES[study.name].title}", cells))
-        print_lines(summary.verdict)
+        print(summary.verdict)
         print(f"Wrote {', '.join(map(str, publish(study, rows, self.out, cost)))}")
 
 
@@ -123,7 +117,7 @@ class RunOptions(ExperimentOptions):
         parts = [column.select(algorithms, extra, **sizes) for column in chosen]
         on_row: Callable[[Runs], object] | None = None
         if out is not None:
-            file = _result_file(out)
+            file = out / RESULTS
             results.add([], file)  # fail before training, not after
             on_row = lambda runs: results.add(runs, file)  # noqa: E731
         where: dict[str, Any] = {name: getattr(self, name) for name in ("store", "data", "device", "precision")}
@@ -212,7 +206,7 @@ class Table1(TableOptions):
         comparison = compare(runs, self.forgetting)
         print_rendered(render(comparison, self.format))
         if self.out is not None:
-            paths = [results.add(runs, _result_file(self.out)), *write_tables(comparison, self.out)]
+            paths = [results.add(runs, self.out / RESULTS), *write_tables(comparison, self.out)]
             several = any(run.tasks > 1 for run in runs)  # forgetting is undefined for one task
             for kind in ("distance", "forgetting") if several else ("distance",):
                 paths.append(relabel(runs).plot(kind, self.out / f"{kind}.png"))
@@ -228,14 +222,14 @@ class Distance(TableOptions):
     For example: glocal paper distance --demo -o distance.png
     """
 
-    output: Output = None
-    """File to write: .png, .pdf or .svg (default: distance.png)."""
+    output: Annotated[Path, OUTPUT] = Path("distance.png")
+    """File to write: .png, .pdf or .svg."""
 
     def __call__(self) -> None:
         from glocal.paper.comparison import relabel
         from glocal.report.style import require_figure
 
-        path = require_figure(self.output or Path("distance.png"))
+        path = require_figure(self.output)
         print(f"Wrote {relabel(self.runs()).plot('distance', path)}")
 
 
@@ -248,8 +242,8 @@ class IcarlBuffer(RunOptions):
 
     scope: Literal["task", "class"] = "task"
     """Accuracy among the task's classes, as published, or among all classes; both are measured in the same runs."""
-    output: Output = None
-    """File to write: .png, .pdf or .svg (default: icarl-buffer.png)."""
+    output: Annotated[Path, OUTPUT] = Path("icarl-buffer.png")
+    """File to write: .png, .pdf or .svg."""
 
     def __call__(self) -> None:
         from glocal.paper.comparison import compare, relabel, render
@@ -258,7 +252,7 @@ class IcarlBuffer(RunOptions):
         from glocal.report.style import require_figure
         from glocal.report.summary import View
 
-        path = require_figure(self.output or Path("icarl-buffer.png"))
+        path = require_figure(self.output)
         runs = self._read(ICARL_DEMO) if self.results else self._train(ICARL_COLUMNS, ICARL_DEMO)
         runs = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
         if not runs:
@@ -268,10 +262,6 @@ class IcarlBuffer(RunOptions):
             )
         print_rendered(render(compare(runs, scope=self.scope), "rich"))
         print(f"Wrote {draw(relabel(runs), 'forgetting', path, View(scope=self.scope))}")
-
-
-def _result_file(folder: Path) -> Path:
-    return folder / "results.parquet"
 
 
 def _study_command(name: str) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from glocal.cli.common import Output, command, print_rendered
+from glocal.cli.common import OUTPUT, command, print_rendered
 from glocal.errors import GlocalError
 
 CHALLENGE = "rotated-digits"
@@ -84,7 +84,7 @@ class Plot:
     """The store to read."""
     kind: str = "forgetting"
     """Name of the figure."""
-    output: Output = None
+    output: Annotated[Path | None, OUTPUT] = None
     """File to write: .png, .pdf or .svg (default: KIND.png)."""
 
     def __call__(self) -> None:

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from glocal.cli.common import TrainingOptions, command, print_rendered
 from glocal.errors import GlocalError, require, require_known
+from glocal.sweeps.options import convert
 
 if TYPE_CHECKING:
     from glocal.store.run import Runs
@@ -50,7 +51,6 @@ class Run:
             for note in run.info["notes"]:
                 print(f"Note: {note}")
             print(f"Stored in {run.path}")
-        _note_unmonitored(runs, self.training)
 
 
 @command
@@ -87,13 +87,17 @@ class Sweep(SweepFile):
     def from_file(cls, path: Path) -> Sweep:
         """Return the sweep that a TOML file describes; its algorithms are read when the sweep starts."""
         content = _read(path)
-        own = {name: content.pop(name) for name in ("challenge", "lrs", "seeds") if name in content}
         content.pop("algorithms", None)
+        own: dict[str, Any] = {}
         try:
-            training = TrainingOptions(**content)
+            if "challenge" in content:
+                own["challenge"] = convert("challenge", str, content.pop("challenge"))
+            for name, kind in (("lrs", float), ("seeds", int)):
+                if name in content:
+                    own[name] = tuple(convert(name, kind, value) for value in content.pop(name))
+            return cls(file=path, training=TrainingOptions(**content), **own)
         except GlocalError as error:
             raise GlocalError(f"the sweep file '{path}': {error}") from error
-        return cls(file=path, training=training, **own)
 
     def __call__(self) -> None:
         from glocal.report.summary import render
@@ -108,7 +112,6 @@ class Sweep(SweepFile):
         algorithms = [_algorithm(entry) for entry in entries]
         runs = _train(self.challenge, algorithms, self.lrs, self.seeds, self.options, self.training)
         print_rendered(render(runs, "rich"))
-        _note_unmonitored(runs, self.training)
 
 
 def _train(
@@ -128,7 +131,11 @@ def _train(
     for name, values in algorithms:
         values = {**values, **given.get(_short_name(name), {})}
         choices += [(name, dict(zip(values, choice, strict=True))) for choice in itertools.product(*values.values())]
-    return sweep(challenge, choices, lrs, seeds, progress=Bars(), **training.as_dict())
+    runs = sweep(challenge, choices, lrs, seeds, progress=Bars(), **training.as_dict())
+    count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
+    if training.monitor is not None and count:
+        print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
+    return runs
 
 
 def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, OptionValues]:
@@ -154,18 +161,12 @@ def _short_name(algorithm: str) -> str:
     return algorithm.rpartition(":")[2]
 
 
-def _note_unmonitored(runs: Runs, training: TrainingOptions) -> None:
-    count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
-    if training.monitor is not None and count:
-        print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
-
-
 def _algorithm(entry: str | dict[str, Any]) -> tuple[str, OptionValues]:
     """Return name and options of an algorithm in a sweep file: a name, or a table whose values may be lists."""
     if isinstance(entry, str):
         return entry, {}
-    if not isinstance(entry.get("name"), str):
-        raise GlocalError(f"an algorithm in a sweep file needs a name; {entry} has none.")
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise GlocalError(f"an algorithm in a sweep file needs a name; {entry!r} has none.")
     options = {k: v if isinstance(v, list) else [v] for k, v in entry.items() if k != "name"}
     for option, values in options.items():
         require(bool(values), f"{entry['name']}.{option} in the sweep file has no values to try.")
@@ -173,7 +174,7 @@ def _algorithm(entry: str | dict[str, Any]) -> tuple[str, OptionValues]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a sweep file and check its fields; the training options check themselves."""
+    """Read a sweep file and check which fields it has."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -183,14 +184,7 @@ def _read(path: Path) -> dict[str, Any]:
     allowed = ["challenge", "algorithms", "lrs", "seeds", *(option.name for option in fields(TrainingOptions))]
     for name in content:
         require_known(f"field of the sweep file '{path}':", name, allowed)
-    types: dict[str, tuple[str, type[Any], Any]] = {
-        "challenge": ("a name", str, str),
-        "algorithms": ("a list of names or tables", list, str | dict),
-        "lrs": ("a list of numbers", list, int | float),
-        "seeds": ("a list of whole numbers", list, int),
-    }
-    for name, (description, kind, item) in types.items():
-        value: Any = content.get(name, kind())
-        valid = isinstance(value, kind) and all(isinstance(v, item) and not isinstance(v, bool) for v in value)
-        require(valid, f"the sweep file '{path}': {name} must be {description}; {value!r} was given.")
-    return {k: tuple(v) if k in ("lrs", "seeds") else v for k, v in content.items()}
+    for name in ("algorithms", "lrs", "seeds"):
+        value = content.get(name, [])
+        require(isinstance(value, list), f"the sweep file '{path}': {name} must be a list; {value!r} was given.")
+    return content
