@@ -11,22 +11,22 @@ import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
 import glocal
 from glocal import challenges
 from glocal.paper.experiments import STUDIES, get_study
-from glocal.paper.studies.hessian import DEMO, FULL, PooledMLP
+from glocal.paper.studies.hessian import DEMO, FULL, pooled_mlp
 from glocal.paper.study import Context, Row, WorkItem, draw
 from glocal.report.style import RC
 
 TINY: WorkItem = DEMO | {"tasks": 3, "epochs": 1, "pool": 14, "hidden": [3], "examples": 50, "lrs": [0.3]}
 
 
-def tiny(shape: Sequence[int], outputs: int) -> PooledMLP:
-    return PooledMLP(shape, outputs, pool=14, hidden=[3])
+def tiny(shape: Sequence[int], outputs: int) -> nn.Module:
+    return pooled_mlp(shape, outputs, pool=14, hidden=[3])
 
 
 @pytest.fixture(scope="module")
@@ -132,5 +132,5 @@ def test_runs_that_diverged(tmp_path: Path) -> None:
 
 def test_the_full_networks_size_is_the_papers() -> None:
     cost = STUDIES["hessian-rank"].cost
-    size = sum(p.numel() for p in PooledMLP([1, 28, 28], 10, pool=1, hidden=FULL["hidden"]).parameters())
+    size = sum(p.numel() for p in pooled_mlp([1, 28, 28], 10, pool=1, hidden=FULL["hidden"]).parameters())
     assert f"{size:,} parameters" in cost and size == 18_006

@@ -19,7 +19,7 @@ from glocal import challenges
 from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper.experiments import get_study
-from glocal.paper.studies.hessian import SmallResNet18, quantiles, radius_curve
+from glocal.paper.studies.hessian import quantiles, radius_curve, small_resnet18
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import RC
 from glocal.sweeps.sweep import load
@@ -83,7 +83,7 @@ def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str
     rows = only(rows, statistics=statistics, task=task, split="test")
     (run,) = [r for r in load(store) if r.lr == rows[0]["lr"]]
     challenge = challenges.make(str(rows[0]["challenge"]), 2)
-    make = mlp if statistics == "none" else SmallResNet18
+    make = mlp if statistics == "none" else small_resnet18
     network: nn.Module = make(challenge.input_shape, challenge.outputs)
     network.load_state_dict(run.state(task + 1))
     network = with_batch_statistics(network) if statistics == "batch" else network

@@ -32,7 +32,7 @@ from glocal.store.run import Run, Runs
 from glocal.sweeps.sweep import sweep
 
 Statistic: TypeAlias = Callable[[pl.DataFrame], float]
-Spread: TypeAlias = Literal["deviation", "range"]
+Spread: TypeAlias = Callable[[np.ndarray], tuple[float, float, float]]  # middle, low and high of some values
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 20, "epochs": 5, "hidden": [100, 100]}
 DEMO: WorkItem = {"challenge": "rotated-digits", "tasks": 4, "epochs": 2, "hidden": [32, 32]}
 """Default training of a study; its items add learning rates, seeds and their own keys."""
@@ -182,6 +182,15 @@ def diverged_note(rows: pl.DataFrame, name: str) -> str:
     return f" {diverged} of {len(runs)} runs diverged and are left out." if diverged else ""
 
 
+def mean_deviation(values: np.ndarray) -> tuple[float, float, float]:
+    """Return mean, and mean ∓ standard deviation (ddof = 0)."""
+    return values.mean(), values.mean() - values.std(), values.mean() + values.std()
+
+
+def median_range(values: np.ndarray) -> tuple[float, float, float]:
+    return float(np.median(values)), values.min(), values.max()
+
+
 class Curve(NamedTuple):
     """A statistic of the rows at every x, and a band around it."""
 
@@ -190,16 +199,16 @@ class Curve(NamedTuple):
     low: np.ndarray
     high: np.ndarray
 
+    def plot(self, axes: Axes, alpha: float = 0.12, **style: Any) -> None:
+        """Plot the line, and the band in the same colour."""
+        axes.plot(self.x, self.middle, **style)
+        axes.fill_between(self.x, self.low, self.high, color=style["color"], alpha=alpha, linewidth=0)
 
-def curve(rows: pl.DataFrame, name: str, spread: Spread = "deviation") -> Curve:
-    """Return mean ± standard deviation (ddof = 0) of the finite values at each learning rate, or median and range."""
-    points = []
-    for lr in distinct(rows, "lr"):
-        values = finite(rows.filter(lr=lr), name)
-        if values.size and spread == "range":
-            points.append((lr, np.median(values), values.min(), values.max()))
-        elif values.size:
-            points.append((lr, values.mean(), values.mean() - values.std(), values.mean() + values.std()))
+
+def curve(rows: pl.DataFrame, name: str, spread: Spread = mean_deviation, x: str = "lr") -> Curve:
+    """Return the spread of a column's finite values at each x; an x without finite values is left out."""
+    parts = [(value, finite(rows.filter(pl.col(x) == value), name)) for value in distinct(rows, x)]
+    points = [(value, *spread(values)) for value, values in parts if values.size]
     return Curve(*np.array(points, dtype=np.float64).reshape(-1, 4).T)
 
 
@@ -220,13 +229,12 @@ def legend_order(rows: pl.DataFrame) -> list[str]:
     return [f"{algorithm} ({locality})" for locality, algorithm in algorithms]
 
 
-def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, spread: Spread = "deviation") -> None:
+def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, spread: Spread = mean_deviation) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
     styles = line_styles(rows)
     for own in rows.partition_by("algorithm", maintain_order=True):
-        line, points = styles[own["algorithm"][0]], curve(own, name, spread)
-        axes.plot(points.x, points.middle, **line.line(), **line.point(), label=label(own))
-        axes.fill_between(points.x, points.low, points.high, color=line.colour, alpha=0.12, linewidth=0)
+        line = styles[own["algorithm"][0]]
+        curve(own, name, spread).plot(axes, **line.line(), **line.point(), label=label(own))
     log_lr(axes, distinct(rows, "lr"), crowded=True)
 
 

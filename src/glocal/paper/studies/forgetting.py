@@ -30,7 +30,7 @@ from glocal.paper.studies import common
 from glocal.paper.studies.common import annotate, column, distinct, group, item_traces, lr_colours, mean
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import SEEDS
-from glocal.report.style import COOL, FAINT, WARM, log_lr
+from glocal.report.style import FAINT
 
 MAX_ROUNDING = 1e-9
 """The largest relative difference that double precision explains."""
@@ -68,15 +68,16 @@ class Recursion:
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Predicted against measured, for both networks; the share of every term; the average over tasks."""
-        figure.set_size_inches(10.2, 7.0)
-        (pairs, exact), (shares, average) = figure.subplots(2, 2)
+        """Predicted against measured, for both networks; the average over tasks."""
+        figure.set_size_inches(11.6, 4.4)
+        pairs, exact, average = figure.subplots(1, 3)
         _draw_predictions(pairs, rows.filter(network="mlp", kind="pair"))
-        pairs.set_title("Every pair of tasks, network with hidden layers", loc="left")
+        pairs.set_title("Every pair of tasks, hidden layers", loc="left")
         _draw_predictions(exact, rows.filter(network="linear", kind="pair"))
-        exact.set_title("Every pair, linear network with squared error", loc="left")
-        _draw_shares(shares, rows.filter(network="mlp", kind="pair"))
+        exact.set_title("Every pair, linear with squared error", loc="left")
         _draw_average(average, rows.filter(network="mlp", kind="average"))
+        for axes in (pairs, exact, average):
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, columnspacing=1.2)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         last = rows["learnt"].max()
@@ -131,10 +132,7 @@ def _pair_rows(pairs: Forgetting) -> Iterator[Row]:
 def _average_rows(pairs: Forgetting) -> Iterator[Row]:
     """E(t) over t tasks, and what the update Δ_t adds to it."""
     average = recursion(pairs)
-    vectors = {
-        name: getattr(average, name) for name in ("measured", "predicted", "before", "gradient", "quadratic", "v")
-    }
-    vectors["remainder"] = average.measured - average.predicted
+    vectors = vars(average) | {"remainder": average.measured - average.predicted}
     for t in range(1, len(pairs.measured)):
         yield _row("average", learnt=t + 1, **{name: float(vector[t]) for name, vector in vectors.items()})
 
@@ -156,12 +154,11 @@ def _draw_predictions(axes: Axes, rows: pl.DataFrame) -> None:
     colours = lr_colours(rows)
     for lr in distinct(rows, "lr"):
         x, y = (column(rows.filter(lr=lr), name) for name in DASHES)
-        axes.scatter(x, y, s=14, color=[colours.to_rgba(np.array(lr))], alpha=0.75, linewidths=0, label=f"{lr:g}")
+        style: dict[str, Any] = {"color": [colours.to_rgba(np.array(lr))], "label": f"learning rate {lr:g}"}
+        axes.scatter(x, y, s=14, alpha=0.75, linewidths=0, **style)
     limits = _symlog(axes, np.concatenate([column(rows, name) for name in DASHES]), "xy")
     axes.plot(limits, limits, color=FAINT, linewidth=0.9, linestyle=":", zorder=0)
     axes.set(xlim=limits, ylim=limits, xlabel="measured  $L_o(\\theta_t) - L_o(\\theta_o)$", ylabel="predicted")
-    legend = axes.legend(title="learning rate", handletextpad=0.2, markerscale=1.6, loc="center left")
-    legend.set_bbox_to_anchor((1.01, 0.5))
 
 
 def _symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
@@ -174,18 +171,6 @@ def _symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
         axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear))
         axis.set_minor_locator(NullLocator())
     return 1.6 * min(float(known.min(initial=0)), -linear / 2), 1.6 * max(float(known.max(initial=0)), linear)
-
-
-def _draw_shares(axes: Axes, rows: pl.DataFrame) -> None:
-    """The mean share of every term, stacked."""
-    lrs = distinct(rows, "lr")
-    shares = [np.nan_to_num([mean(rows.filter(lr=lr), f"{term}_share") for lr in lrs]) for term in TERMS]
-    colours = (COOL[2], COOL[0], WARM[1])
-    axes.stackplot(lrs, shares, labels=TERMS.values(), colors=colours, alpha=0.85, linewidth=0)
-    log_lr(axes, lrs)
-    label = "mean share of the magnitudes"
-    annotate(axes, "Terms of forgetting", ylabel=label, ylim=(0, 1), xlim=(lrs[0], lrs[-1]))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.2)
 
 
 def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
@@ -202,7 +187,6 @@ def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
     axes.set_ylim(_symlog(axes, np.concatenate(values), "y"))
     common.integer_ticks(axes)
     annotate(axes, "The average, task by task", xlabel="tasks learnt  $t$", ylabel="average forgetting  $E(t)$")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, columnspacing=1.2)
 
 
 REGIMES: dict[str, WorkItem] = {

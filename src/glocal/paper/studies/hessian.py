@@ -30,8 +30,7 @@ import polars as pl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d
+from torch import nn
 
 from glocal import challenges
 from glocal.challenges.challenge import Data
@@ -46,7 +45,7 @@ from glocal.networks import MLP, ResNet18
 from glocal.networks.preprocess import InputTransform
 from glocal.paper import table1
 from glocal.paper.studies import common
-from glocal.paper.studies.common import Curve, column, distinct, drop_nonfinite, finite, mean, names
+from glocal.paper.studies.common import Curve, column, distinct, drop_nonfinite, finite, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, LineStyle
 from glocal.store.run import Run
@@ -64,15 +63,9 @@ ABOUT_ONE = 3.0
 """A score between 1/3 and 3 counts as 1; curves span many decades."""
 
 
-class SmallResNet18(nn.Module):
-    """ResNet-18 with 4 channels instead of 64, on images of half the size, for the demo."""
-
-    def __init__(self, shape: Sequence[int], outputs: int) -> None:
-        super().__init__()
-        self.network = ResNet18(shape[0], outputs, width=4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(avg_pool2d(x, 2))
+def small_resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return a ResNet-18 with 4 channels instead of 64, on images of half the size, for the demo."""
+    return nn.Sequential(nn.AvgPool2d(2), ResNet18(shape[0], outputs, width=4))
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,7 @@ def _train(item: WorkItem, context: Context) -> Run:
 
 
 def _network(item: WorkItem) -> Any:
-    return SmallResNet18 if item["network"] == "small-resnet18" else item["network"]
+    return small_resnet18 if item["network"] == "small-resnet18" else item["network"]
 
 
 def _solution(run: Run, item: WorkItem, context: Context) -> tuple[TrainingTrace, Data]:
@@ -214,15 +207,14 @@ def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
         curve = radius_curve(own, name)
         shown = np.isfinite(curve.middle)
         x, middle, low, high = (part[shown] for part in curve)
-        high = np.where(np.isfinite(high), high, middle)
-        axes.fill_between(x, low, high, color=style.colour, alpha=0.16, linewidth=0)
+        band = Curve(x, middle, low, np.where(np.isfinite(high), high, middle))
         for direction in distinct(own, "direction") if kind == "eigen" else ():
             one = radius_curve(own.filter(direction=direction), name)
             text = "each eigenvector" if direction == 0 else None
             points = drop_nonfinite(one.x, one.middle)
             axes.plot(*points, color=style.colour, linewidth=0.6, alpha=0.6, label=text)
         label = f"{labels[kind]}: median and 80 % of tasks and directions"
-        axes.plot(x, middle, **style.line(), **style.point(), markersize=4, label=label)
+        band.plot(axes, 0.16, **style.line(), **style.point(), markersize=4, label=label)
     if any(np.isfinite(line.get_ydata()).any() for line in axes.lines):  # a logarithmic axis needs a finite value
         axes.set_xscale("log")
         axes.set_yscale("log", nonpositive="mask")
@@ -268,16 +260,10 @@ LABELS = {
 }
 
 
-class PooledMLP(nn.Module):
-    """An MLP on images average-pooled by `pool`."""
-
-    def __init__(self, shape: Sequence[int], outputs: int, pool: int, hidden: Sequence[int]) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self.pool, self.network = pool, MLP(channels * (height // pool) * (width // pool), outputs, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(avg_pool2d(x, self.pool))
+def pooled_mlp(shape: Sequence[int], outputs: int, pool: int, hidden: Sequence[int]) -> nn.Module:
+    """Return an MLP on images average-pooled by `pool`."""
+    channels, height, width = shape
+    return nn.Sequential(nn.AvgPool2d(pool), MLP(channels * (height // pool) * (width // pool), outputs, hidden))
 
 
 class HessianRank:
@@ -289,7 +275,7 @@ class HessianRank:
         return common.split_seeds([item | {"seeds": seeds}])
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        network = partial(PooledMLP, pool=item["pool"], hidden=item["hidden"])
+        network = partial(pooled_mlp, pool=item["pool"], hidden=item["hidden"])
         rows: list[Row] = []
         for member, trace in common.item_traces(item, context, network=network):
             numerical = trace.num_params * torch.finfo(torch.float32).eps
@@ -315,11 +301,10 @@ class HessianRank:
             style = LineStyle(colour, {"absolute": "-", "relative": "--"}.get(kind, "-."), marker)
             line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5}
             axes = left if kind == "absolute" else middle
-            tasks, means, low, high = _rank_curve(own)
-            axes.plot(*drop_nonfinite(tasks, means), **line, label=_label(own))
-            axes.fill_between(tasks, low, high, color=colour, alpha=0.14, linewidth=0)
-            if means[0] > 0:
-                right.plot(*drop_nonfinite(tasks, means / means[0]), **line)
+            ranks = _rank_curve(own)
+            ranks.plot(axes, **line, label=_label(own))
+            if (ranks.middle > 0).any():
+                right.plot(ranks.x, ranks.middle / ranks.middle[0], **line)
         right.plot([1, most], [1, most], color=FAINT, linestyle=":", linewidth=1.2)
         right.annotate("linear", (most, most), (-4, 0), textcoords="offset points", color=FAINT, ha="right")
         left.set_ylabel(r"rank of $\bar H_{<t}$")
@@ -336,13 +321,13 @@ class HessianRank:
         table: list[Row] = []
         for own in _by_definition(rows):
             tasks, means, _, _ = _rank_curve(own)
+            if not len(tasks):
+                return Summary([], "No rank is finite.")
             known = means > 0
             power = np.polyfit(np.log(tasks[known]), np.log(means[known]), 1)[0] if known.sum() > 1 else np.nan
             line: Row = {"definition": _label(own), "after 1 task": means[0], f"after {tasks[-1]:.0f}": means[-1]}
             table.append(line | {"% of parameters": 100 * means[-1] / own["parameters"][0], "exponent": power})
         exponents = finite(pl.DataFrame(table), "exponent")
-        if not exponents.size:
-            return Summary(table, "No rank is finite.")
         sublinear = int((exponents < 1).sum())
         agrees = "agrees" if sublinear == len(exponents) else "does not agree"
         verdict = (
@@ -381,14 +366,9 @@ def _label(rows: pl.DataFrame) -> str:
     return LABELS[rows["kind"][0]].format(rows["threshold"][0])
 
 
-def _rank_curve(rows: pl.DataFrame) -> np.ndarray:
-    """Return the number of tasks, and the mean, lowest and highest finite rank over seeds."""
-    points = []
-    for tasks in distinct(rows, "tasks"):
-        own = rows.filter(tasks=tasks)
-        known = finite(own, "rank")
-        points.append((tasks, mean(own, "rank"), known.min(initial=np.inf), known.max(initial=-np.inf)))
-    return np.array(points).T
+def _rank_curve(rows: pl.DataFrame) -> Curve:
+    """Return the mean, lowest and highest rank over seeds for each number of tasks."""
+    return common.curve(rows, "rank", lambda ranks: (ranks.mean(), ranks.min(), ranks.max()), x="tasks")
 
 
 def _rank_rows(ranks: Ranks) -> Iterator[Row]:

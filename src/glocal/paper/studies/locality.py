@@ -32,9 +32,9 @@ from glocal.lens.record import record
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import annotate, column, distinct, finite, median, medians_by, names, plot_medians
+from glocal.paper.studies.common import annotate, column, distinct, median, medians_by, names, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
-from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, log_lr
+from glocal.report.style import COOL, FAINT, INK, TITLE_COLOURS, WARM, log_lr
 from glocal.sweeps import resolve
 
 FULL: WorkItem = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
@@ -102,16 +102,16 @@ class Locality:
 
 def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
     """Return a verdict as rows of the table."""
-    common: Row = {"challenge": challenge, "algorithm": verdict.algorithm, "family": family}
-    common |= {name: getattr(verdict, name) for name in ("declared", "found", "p_value")}
-    common |= {"explained": verdict.first_order_index, "involved": verdict.total_index}
-    common |= {"information": verdict.information, "over_theta": share_over_theta(verdict.values)}
-    common |= {"solutions": len(verdict.values), "draws": verdict.values.shape[1]}
-    common |= {"lost": verdict.num_diverged, "distance": verdict.distance}
+    run: Row = {"challenge": challenge, "algorithm": verdict.algorithm, "family": family}
+    run |= {name: getattr(verdict, name) for name in ("declared", "found", "p_value")}
+    run |= {"explained": verdict.first_order_index, "involved": verdict.total_index}
+    run |= {"information": verdict.information, "over_theta": share_over_theta(verdict.values)}
+    run |= {"solutions": len(verdict.values), "draws": verdict.values.shape[1]}
+    run |= {"lost": verdict.num_diverged, "distance": verdict.distance}
     statistics = ("probe_explained", "probe_involved", "probe_information", "probe_p_value")
     values = zip(*(part.tolist() for part in verdict.by_probe[:4]), strict=True)
     return [
-        common | {"probe": i, "place": place} | dict(zip(statistics, probe, strict=True))
+        run | {"probe": i, "place": place} | dict(zip(statistics, probe, strict=True))
         for i, (place, probe) in enumerate(zip(verdict.probe_locations, values, strict=True))
     ]
 
@@ -194,15 +194,16 @@ class EpsilonRegion:
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Radius against ε and against the learning rate; smallest ε against tasks; first violation."""
-        figure.set_size_inches(10.2, 6.8)
-        (by_epsilon, by_lr), (smallest, violations) = figure.subplots(2, 2)
+        """Radius against ε and against the learning rate; smallest ε against tasks."""
+        figure.set_size_inches(11.6, 4.2)
+        by_epsilon, by_lr, smallest = figure.subplots(1, 3)
         radii = rows.filter(kind="radius")
         radii = radii.filter(pl.col("task") == pl.col("task").min())
         _draw_radius_by_epsilon(by_epsilon, radii)
         _draw_radius_by_lr(by_lr, radii.filter(order=2, epsilon=SHOWN_EPSILON))
         _draw_smallest_epsilon(smallest, rows.filter(kind="moment"))
-        _draw_violations(violations, rows)
+        for axes in (by_epsilon, by_lr, smallest):
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, handlelength=2.6)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         radii = rows.filter(kind="radius", order=2, epsilon=SHOWN_EPSILON)
@@ -296,7 +297,6 @@ def _draw_radius_by_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
         axes.plot([], [], color=FAINT, linestyle=dashes, label=f"order {order}")
     labels = {"xlabel": r"$\varepsilon$", "ylabel": r"radius of $\Omega_1^\varepsilon$"}
     annotate(axes, f"Radius and ε, at learning rate {lr:g}", xscale="log", yscale="log", **labels)
-    axes.legend(loc="upper left", handlelength=2.6)
 
 
 def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
@@ -305,7 +305,7 @@ def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
         own = rows.filter(direction=kind)
         plot_medians(axes, own, "lr", "radius", color=colour, marker=marker, linestyle="-", label=label)
         if kind != "trajectory":
-            band = common.curve(own, "radius", "range")
+            band = common.curve(own, "radius", common.median_range)
             axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.12, linewidth=0)
     style: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "--"}
     label = r"$\Vert\theta_2 - \theta_1\Vert$"
@@ -313,7 +313,6 @@ def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
     log_lr(axes, distinct(rows, "lr"))
     label = r"radius of $\Omega_1^\varepsilon$, order 2"
     annotate(axes, f"Radius and learning rate, ε = {SHOWN_EPSILON:g}", yscale="log", ylabel=label)
-    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
 
 
 def _draw_smallest_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
@@ -323,27 +322,8 @@ def _draw_smallest_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
     for lr in distinct(rows, "lr"):
         last = running.filter(lr=lr).group_by("seed", "learnt").agg(pl.col("smallest").max())
         x, y = common.drop_nonfinite(*medians_by(last, "learnt", "smallest"))
-        axes.plot(x[y > 0], y[y > 0], color=colours.to_rgba(np.array(lr)), label=f"{lr:g}")
+        axes.plot(x[y > 0], y[y > 0], color=colours.to_rgba(np.array(lr)), label=f"learning rate {lr:g}")
     axes.axhline(SHOWN_EPSILON, color=FAINT, linestyle=":", linewidth=0.9)
     title = r"Smallest ε with $\theta \in \Omega^\varepsilon_1 \cap \dots \cap \Omega^\varepsilon_t$"
     annotate(axes, title, yscale="log", xlabel="tasks learnt", ylabel="smallest ε so far")
     common.integer_ticks(axes)
-    axes.legend(title="learning rate", loc="lower right", ncols=2)
-
-
-def _draw_violations(axes: Axes, rows: pl.DataFrame) -> None:
-    """When the assumption is first violated, against the learning rate, for every ε."""
-    latest = finite(rows.filter(kind="moment"), "learnt").max()
-    never = latest + 0.1 * max(latest - 1, 1)
-    for epsilon, colour, marker in zip(EPSILONS, COOL, MARKERS["global"], strict=False):
-        lrs, learnt = medians_by(rows.filter(kind="break", epsilon=epsilon), "lr", "learnt")
-        style: dict[str, Any] = {"color": colour, "marker": marker, "markeredgecolor": "white"}
-        axes.plot(lrs, np.minimum(learnt, never), **style, label=f"{epsilon:g}")
-    axes.axhline(never, color=FAINT, linestyle=":", linewidth=0.9, zorder=0)
-    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-    axes.text(1, 1.01 * never, "never ", color=FAINT, fontsize=8, **place)
-    log_lr(axes, distinct(rows, "lr"))
-    label = "tasks learnt at the first violation"
-    annotate(axes, "When the locality assumption is violated", ylabel=label, ylim=(None, 1.08 * never))
-    common.integer_ticks(axes, "y")
-    axes.legend(title="ε", loc="center left", bbox_to_anchor=(1.02, 0.5))

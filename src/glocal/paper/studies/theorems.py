@@ -30,10 +30,10 @@ from glocal.lens.forgetting import average, forgetting, measured_forgetting, rec
 from glocal.lens.theorems import theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import column, distinct, finite, finite_median, group, line_styles, of_columns
+from glocal.paper.studies.common import column, distinct, finite, finite_median, group, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
-from glocal.report.style import FAINT, INK, TITLE_COLOURS, legend, log_lr
+from glocal.report.style import FAINT, INK, TITLE_COLOURS, legend
 
 EWC = dict(COLUMNS["rotated-mnist"].row("ewc").options)
 DEMO_OPTIONS: dict[str, dict[str, Any]] = {
@@ -46,13 +46,13 @@ DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "epochs": 2,
 DEMO |= {"lrs": (0.02, 0.1, 0.5), "seeds": FULL["seeds"][:2], "examples": 300, "steps": 10}
 FACTOR = 2.0
 """A prediction counts as correct if it is within this factor of E(t)."""
+SIDES = ("quadratic", "measured")
 
 
 class TheoremStudy:
     """A study of runs of several algorithms that measures some values for every task from the second on."""
 
-    algorithms: ClassVar[dict[str, dict[str, Any]]]
-    """Options by name."""
+    algorithms: ClassVar[dict[str, dict[str, Any]]]  # options by name
 
     def work_items(self, demo: bool) -> list[WorkItem]:
         if demo:
@@ -91,23 +91,18 @@ class Theorem1Study(TheoremStudy):
         return columns | {"lowest": sides.min_eigenvalue, "reach": sides.max_distance_cubed}
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """A panel for each algorithm, E(t) against the quadratic form; and how often they agree."""
+        """A panel for each algorithm: E(t) against the quadratic form."""
         algorithms = rows.partition_by("algorithm", maintain_order=True)
-        width = -(-(len(algorithms) + 1) // 2)
-        figure.set_size_inches(2.7 * width + 1.0, 5.6)
-        cells = list(figure.subplots(2, width, squeeze=False).flat)
-        for axes in cells[len(algorithms) + 1 :]:
-            axes.set_visible(False)
+        figure.set_size_inches(2.3 * len(algorithms) + 1.0, 2.9)
+        panels = figure.subplots(1, len(algorithms), sharey=True, squeeze=False)[0]
         lowest = finite(rows, "measured").min(initial=0.0)
-        highest = max(finite(rows, name).max(initial=0.0) for name in ("measured", "quadratic")) or 1.0
+        highest = max(finite(rows, name).max(initial=0.0) for name in SIDES) or 1.0
         colours = common.lr_colours(rows)
-        for axes, own in zip(cells, algorithms, strict=False):
+        for axes, own in zip(panels, algorithms, strict=True):
             _scatter(axes, own, colours, lowest, highest)
-        cells[0].legend(loc="lower right", handletextpad=0.1, borderpad=0.2)
-        for axes in cells[: len(algorithms) : width]:
-            axes.set_ylabel(r"forgetting $E(t)$, in loss")
-        _draw_agreement(cells[len(algorithms)], rows)
-        common.lr_colour_bar(figure, colours, cells, rows)
+        panels[0].legend(loc="lower right", handletextpad=0.1, borderpad=0.2)
+        panels[0].set_ylabel(r"forgetting $E(t)$, in loss")
+        common.lr_colour_bar(figure, colours, panels, rows)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         known = rows.filter(pl.col("measured").is_finite())
@@ -133,9 +128,6 @@ class Theorem1Study(TheoremStudy):
             f"{percent_within(second, 'quadratic'):.0f} % of {len(second)} runs{after}."
         )
         return Summary(table, verdict + common.diverged_note(rows, "measured"))
-
-
-SIDES = ("quadratic", "measured")
 
 
 def percent_within(rows: pl.DataFrame, name: str) -> float:
@@ -164,18 +156,6 @@ def _scatter(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable, lowest: fl
     axes.set_xlabel(r"$\frac{1}{2}\,\Delta_t^\top \bar H_{<t}\,\Delta_t$")
 
 
-def _draw_agreement(axes: Axes, rows: pl.DataFrame) -> None:
-    for algorithm, style in line_styles(rows).items():
-        own = rows.filter(pl.col("measured").is_finite(), algorithm=algorithm)
-        lrs = distinct(own, "lr")
-        percents = [percent_within(own.filter(lr=lr), "quadratic") for lr in lrs]
-        axes.plot(lrs, percents, **style.line(), **style.point(), label=algorithm)
-    log_lr(axes, distinct(rows, "lr"), crowded=True)
-    axes.set_ylim(-4, 104)
-    axes.set_title(f"within a factor of {FACTOR:g} (% of all $t$)", loc="left")
-    axes.legend(fontsize=7, loc="best", labelspacing=0.3, handlelength=2.4)
-
-
 PANELS = {
     "hessian": r"$\Delta_t^\top H_o\,\Delta_t$",
     "outer": r"its outer-product part $\Delta_t^\top G_o\,\Delta_t$",
@@ -185,7 +165,6 @@ PANELS = {
     "forgetting": "forgetting $E(t)$, in loss",
 }
 HEADINGS = ("Δᵀ H Δ", "Δᵀ G Δ", "functional part (%)", "‖Δ‖", "relative curvature", "E(t)")
-LINEAR_PANELS = ("functional_share", "forgetting")
 
 
 class Theorem2Study(TheoremStudy):
@@ -214,9 +193,9 @@ class Theorem2Study(TheoremStudy):
         figure.set_size_inches(10.2, 5.4)
         runs = _by_run(rows)
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-            common.plot_over_lr(axes, runs, name, spread="range")
+            common.plot_over_lr(axes, runs, name, common.median_range)
             axes.set_title(title, loc="left")
-            if name not in LINEAR_PANELS:
+            if name not in ("functional_share", "forgetting"):
                 common.log_axis(axes)
         legend(figure, common.legend_order(rows), note="medians over tasks\nand seeds; bands\nover seeds\n")
 
