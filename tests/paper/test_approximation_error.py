@@ -122,22 +122,6 @@ def test_the_summary_follows_the_rows(rows: pl.DataFrame) -> None:
     assert "does not agree" in STUDY.summarize(opposite).verdict
 
 
-def test_the_figure_has_true_and_approximated_losses_side_by_side(rows: pl.DataFrame) -> None:
-    figure = Figure(layout="constrained")
-    STUDY.draw(rows, figure)
-    names = sorted(set(rows.filter(approximation="own")["algorithm"]))
-    panels = [axes for axes in figure.axes if not axes.get_xlabel() and len(axes.lines) == 2]
-    assert len(panels) == 2 * len(names)
-    titles = [axes.get_title(loc="left").partition(" ")[0] for axes in panels[: len(names)]]
-    assert sorted(titles) == names
-    lrs = sorted(set(rows["lr"]))
-    for axes, name, lr in zip(panels, titles * 2, [lr for lr in lrs for _ in names], strict=True):
-        own = rows.filter(pl.col("task").is_null(), algorithm=name, approximation="own", lr=lr, ray=False)
-        for line, what in zip(axes.lines, ("true", "approximate"), strict=True):
-            expected = [np.median(column(own.filter(learnt=learnt), what)) for learnt in (2, 3)]
-            np.testing.assert_allclose(np.asarray(line.get_ydata())[:2], expected)
-
-
 def test_diverged_runs_are_marked_in_the_figure(rows: pl.DataFrame) -> None:
     diverged = pl.col("algorithm") == "ewc"
     error, exponent = (

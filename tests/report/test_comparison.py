@@ -58,7 +58,7 @@ def runs_of(row: str, off: float, rise: float = 0.0) -> list[Run]:
     made = []
     for i, lr in enumerate(ROTATED.lrs):
         theirs = ROTATED.published_cell(ROTATED.row(row), lr)
-        acc, forgetting = (theirs.acc_mean, theirs.forgetting_mean) if theirs else (80.0, 10.0)
+        acc, forgetting = (theirs["acc_mean"], theirs["forgetting_mean"]) if theirs else (80.0, 10.0)
         for seed, extra in zip(table1.SEEDS, SPREAD, strict=True):
             # Seeds differ more at higher rates: their differences between rates differ too.
             made.append(run(row, lr, seed, acc + off + 2 * extra, forgetting + rise * i + (1 + i) * extra))

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 
 from glocal.errors import GlocalError, require_known
 from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, scope_of
-from glocal.paper.table1 import COLUMNS, SEEDS, PublishedCell
+from glocal.paper.table1 import COLUMNS, SEEDS
 from glocal.report import table
 from glocal.report.summary import (
     Group,
@@ -65,10 +65,6 @@ class Difference:
     published: Estimate | None
 
     @property
-    def difference(self) -> float | None:
-        return None if self.ours is None or self.published is None else self.ours.mean - self.published.mean
-
-    @property
     def standard_error(self) -> float | None:
         if self.ours is None or self.published is None:
             return None
@@ -76,9 +72,13 @@ class Difference:
         return math.sqrt(variance / self.ours.seeds + self.published.variance / self.published.seeds)
 
     @property
+    def difference(self) -> float | None:
+        return self.ours.mean - self.published.mean if self.ours and self.published else None
+
+    @property
     def z(self) -> float | None:
         """The difference in standard errors."""
-        return None if not self.standard_error or self.difference is None else self.difference / self.standard_error
+        return self.difference / self.standard_error if self.standard_error and self.difference is not None else None
 
     @property
     def differs(self) -> bool:
@@ -86,9 +86,8 @@ class Difference:
         return self.z is not None and abs(self.z) > MAX_Z
 
     def record(self, name: str) -> dict[str, Any]:
-        numbers: dict[str, float | None] = {}
-        for prefix, estimate in (("", self.ours), ("published_", self.published)):
-            numbers |= {f"{prefix}{part}": getattr(estimate, part, None) for part in ("mean", "std")}
+        numbers = {part: getattr(self.ours, part, None) for part in ("mean", "std")}
+        numbers |= {f"published_{part}": getattr(self.published, part, None) for part in ("mean", "std")}
         numbers |= {part: getattr(self, part) for part in ("difference", "standard_error", "z")}
         record: dict[str, Any] = {f"{name}_{part}": round_finite(x) for part, x in numbers.items()}
         return record | {f"{name}_differs": None if self.z is None else self.differs}
@@ -256,20 +255,15 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
     if compared and any(row.algorithm == "ogd-published" for row in rows):
         notes.append("ogd-published is compared with the published OGD row; ogd-gtl is the paper's OGD-GTL.")
     if comparison.published and not compared:
-        notes.append(f"Not compared: {_published_protocol(name)}.")
+        column, reason = COLUMNS.get(name), f"there are no published numbers for {name}"
+        if column is not None:
+            size = f"{column.tasks} tasks, {column.epochs} epochs, batches of {column.batch_size} and {column.network}"
+            scope = "; their accuracy is among the task's classes" if column.setting == "task" else ""
+            reason = f"the published numbers of {name} are of {size}{scope}"
+        notes.append(f"Not compared: {reason}.")
     if any(row.diverged for row in rows):
         notes.append(diverged_note((r.algorithm, r.lr, r.challenge, r.diverged, r.seeds) for r in rows))
     return tuple(notes)
-
-
-def _published_protocol(challenge: str) -> str:
-    """Say what the published numbers of a challenge are of."""
-    column = COLUMNS.get(challenge)
-    if column is None:
-        return f"there are no published numbers for {challenge}"
-    scope = "; their accuracy is among the task's classes" if column.setting == "task" else ""
-    size = f"{column.tasks} tasks, {column.epochs} epochs, batches of {column.batch_size} and {column.network}"
-    return f"the published numbers of {challenge} are of {size}{scope}"
 
 
 def _group(runs: Iterable[Run]) -> list[Group]:
@@ -277,37 +271,34 @@ def _group(runs: Iterable[Run]) -> list[Group]:
     cells: dict[tuple[str, str, str, float], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         cells.setdefault((run.challenge, run.locality, _label(run), run.lr), []).append(run)
-    groups = []
-    for key, own in sorted(cells.items()):
-        _require_equal_settings(own)
-        groups.append(Group(*key, tuple({run.seed: run for run in own}.values())))
-    return groups
+    for first, *others in cells.values():
+        for run in others:
+            _require_equal_settings(first, run)
+    return [Group(*key, tuple({run.seed: run for run in own}.values())) for key, own in sorted(cells.items())]
 
 
-def _require_equal_settings(group: Sequence[Run]) -> None:
-    first = flatten(group[0].config)
-    for run in group[1:]:
-        other = flatten(run.config)
-        for name in sorted((first.keys() | other.keys()) - {"seed"}):
-            one, two = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (first, other))
-            if first.get(name) != other.get(name):
-                raise GlocalError(
-                    f"the runs of {_label(run)} on {run.challenge} at lr {run.lr:g} differ in {name}: "
-                    f"{one} with seed {group[0].seed}, {two} with seed {run.seed}; runs of one cell may only differ in "
-                    "their seed. Select runs of one size and one kind of angles."
-                )
+def _require_equal_settings(first: Run, second: Run) -> None:
+    one, two = flatten(first.config), flatten(second.config)
+    for name in sorted((one.keys() | two.keys()) - {"seed"}):
+        if one.get(name) != two.get(name):
+            values = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (one, two))
+            first_value, second_value = values
+            raise GlocalError(
+                f"the runs of {_label(second)} on {second.challenge} at lr {second.lr:g} differ in {name}: "
+                f"{first_value} with seed {first.seed}, {second_value} with seed {second.seed}; runs of one cell may "
+                "only differ in their seed. Select runs of one size and one kind of angles."
+            )
 
 
 def _label(run: Run) -> str:
     """Return the algorithm's name, or its label if the table has a row of that name with other options."""
     column, algorithm = COLUMNS.get(run.challenge), run.config["algorithm"]
-    if column is None or not any(row.algorithm == algorithm["name"] for row in column.all_rows):
-        return str(algorithm["name"])
-    matches = column.find_row(algorithm["name"], algorithm.get("options", {})) is not None
-    return str(algorithm["name"]) if matches else run.algorithm
+    name, options = str(algorithm["name"]), algorithm.get("options", {})
+    listed = column is not None and any(row.algorithm == name for row in column.all_rows)
+    return run.algorithm if column and listed and column.find_row(name, options) is None else name
 
 
-def _published_cell(run: Run, scope: Scope | None) -> PublishedCell | None:
+def _published_cell(run: Run, scope: Scope | None) -> dict[str, Any] | None:
     """Return the published numbers of a run with the published protocol, and of its scope."""
     column, config = COLUMNS.get(run.challenge), run.config
     if column is None or (column.setting == "task" and scope_of(run, scope) != "task"):
@@ -329,7 +320,7 @@ def _row(group: Group, scope: Scope | None, with_published: bool) -> ComparisonR
         if published is None:
             return Difference(ours, None)
         scale = 1.0 if over == "t-1" else (group.tasks - 1) / group.tasks
-        mean, std = (scale * getattr(published, f"{name}_{part}") for part in ("mean", "std"))
+        mean, std = (scale * published[f"{name}_{part}"] for part in ("mean", "std"))
         return Difference(ours, Estimate(mean, std, len(SEEDS)))
 
     forgetting = {over: difference("forgetting", over) for over in OVER}

@@ -1,8 +1,8 @@
 """The protocol of a study, how it is run, and its tables.
 
 A study is an experiment that consists of work items. Each item is measured once and its rows are kept in the store, so
-that an interrupted study continues where it stopped. The summary and the figure are computed from rows alone and can be
-recreated without measuring from its Parquet file, which holds the cost of measuring as metadata.
+that an interrupted study continues where it stopped. The summary and the figure are computed from rows alone, which its
+Parquet file holds, with the cost of measuring as metadata.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ WorkItem: TypeAlias = dict[str, Any]  # what to measure, as JSON values
 OnProgress: TypeAlias = Callable[[int, int, str], None]  # items done, items in total, the next item
 VERSION = 1
 """Increment when the same item would give different rows."""
-COST_KEY = "glocal.cost"
-"""Key of the cost in the Parquet metadata."""
+COST_KEY = "glocal.cost"  # in the Parquet metadata
 
 
 @dataclass(frozen=True)
@@ -85,36 +84,24 @@ class Study(Protocol):
         """Return all items, or those of a demo on embedded data that takes under a minute on two cores."""
         ...
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        """Measure one item."""
-        ...
+    def measure(self, item: WorkItem, context: Context) -> list[Row]: ...
 
-    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Draw the figure."""
-        ...
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None: ...
 
-    def summarize(self, rows: pl.DataFrame) -> Summary:
-        """Return the summary table and the verdict."""
-        ...
+    def summarize(self, rows: pl.DataFrame) -> Summary: ...
 
 
 def run(
     study: Study, context: Context, demo: bool = False, on_progress: OnProgress | None = None
 ) -> tuple[pl.DataFrame, Cost | None]:
-    """Return all rows of a study and what they cost, measuring the items that the store does not have.
-
-    Args:
-        study: The study.
-        context: Where to measure and to store.
-        demo: Run the small version.
-        on_progress: Called with (items done, items in total, description of the next item).
-    """
+    """Return all rows of a study and what they cost, measuring the items that the store does not have."""
     items = study.work_items(demo)
     Store.create(context.store)
     paths = []
     for number, item in enumerate(items):
         if on_progress is not None:
-            on_progress(number, len(items), describe(item))
+            values = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in item.items())
+            on_progress(number, len(items), " ".join(values))
         path = context.store / "studies" / study.name / f"{item_hash(study, item)}.parquet"
         if not path.exists():
             start = time.perf_counter()
@@ -132,11 +119,6 @@ def item_hash(study: Study, item: WorkItem) -> str:
     """Return the name of an item in the store."""
     canonical = json.dumps([VERSION, study.name, item], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def describe(item: WorkItem) -> str:
-    """Return an item as one short line."""
-    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in item.items())
 
 
 def format_cell(value: str | float | None) -> str:
@@ -160,19 +142,12 @@ def publish(study: Study, rows: pl.DataFrame, out: Path, cost: Cost | None = Non
 
 
 def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None) -> Path:
-    """Write rows as Parquet."""
     metadata = {} if cost is None else {COST_KEY: json.dumps(asdict(cost))}
     return write_parquet(pl.DataFrame(rows, infer_schema_length=None), path, metadata=metadata)
 
 
 def read_table(path: Path, columns: Sequence[str] = (), name: str = "a study") -> pl.DataFrame:
-    """Read the rows of a Parquet file.
-
-    Args:
-        path: The file.
-        columns: Columns that the table must have; others are allowed.
-        name: The study that the columns belong to, for the error message.
-    """
+    """Read the rows of a study, whose `name` is for the error message; the table may have more columns than these."""
     rows = read_parquet(path, f"a table of {name}", columns)
     if rows.is_empty():
         raise GlocalError(f"'{path}' is not a table of {name}: it has no rows.")

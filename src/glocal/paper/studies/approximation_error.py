@@ -97,20 +97,13 @@ class ApproximationError:
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Errors of the algorithms' own approximations and of expansions, then true and approximated old losses."""
-        figure.set_size_inches(10.6, 9.8)
-        lrs, series = common.distinct(rows, "lr"), series_of(rows)
-        ends = lrs[0], lrs[-1]
-        own, expansions = [s for s in series if s.own], [s for s in series if not s.own]
-        top, middle, bottom = figure.subfigures(3, 1, height_ratios=(3.1, 3.1, 3.6), squeeze=False)[:, 0]
-        _draw_errors(top, own, ends)
-        _draw_errors(middle, expansions, ends)
-        _draw_losses(bottom, own, ends)
-        for section, title in (
-            (top, r"The algorithms' own approximations $\hat L_o$"),
-            (middle, "Taylor expansions of the losses along a run of plain SGD"),
-            (bottom, "The mean old loss: true (grey) and approximated (in colour)"),
-        ):
+        """Errors of the algorithms' own approximations, and of expansions."""
+        figure.set_size_inches(10.6, 6.2)
+        low, *_, high = common.distinct(rows, "lr")
+        titles = {True: r"The algorithms' own approximations $\hat L_o$"}
+        titles |= {False: "Taylor expansions of the losses along a run of plain SGD"}
+        for section, (own, title) in zip(figure.subfigures(2, 1), titles.items(), strict=True):
+            _draw_errors(section, [s for s in series_of(rows) if s.own == own], low, high)
             section.suptitle(title, x=0.012, ha="left", fontweight="bold")
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
@@ -158,13 +151,7 @@ def _expansions(
     makers["whole"] = exact_taylor
     for name, make in makers.items():
         errors = error_curves(trace, ends, {"": [make(trace, o) for o in range(len(ends))]})[""]
-        yield name, errors, _whole_on_ray if name == "whole" else partial(make, task=0)
-
-
-def _whole_on_ray(trace: TrainingTrace) -> Approximation:
-    """The whole Hessian of the first task: on a ray a single product suffices."""
-    direction = _direction(trace)
-    return exact_taylor(trace, 0) if direction is None else exact_taylor(trace, 0, direction[None])
+        yield name, errors, partial(make, task=0)
 
 
 def _training_rows(errors: ErrorCurves) -> Iterator[Row]:
@@ -178,9 +165,9 @@ def _training_rows(errors: ErrorCurves) -> Iterator[Row]:
 
 def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Row]:
     """ξ_1 on the ray from θ_1 through θ_2, and the power of the distance that it grows with."""
-    direction = _direction(trace)
+    direction = trace.update(1)
     errors, exponent = [np.nan] * len(RADII), np.nan
-    if direction is not None:
+    if 0 < float(direction.norm()) < np.inf:  # the run did not diverge
         measured = error_order(trace, 0, approximation, direction, RADII)
         near = measured.used & (measured.radii <= FIT_RADIUS * (1 + 1e-9))
         # Finite errors that are not used are rounding.
@@ -188,12 +175,6 @@ def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Ro
         exponent = fit_order(measured.radii[near], measured.errors[near]).exponent
     for r, error in zip(RADII, errors, strict=True):
         yield _row(1, 0, error, np.nan, np.nan, r) | {"ray": True, "exponent": exponent}
-
-
-def _direction(trace: TrainingTrace) -> Tensor | None:
-    """θ_2 − θ_1; None if the run diverged."""
-    update = trace.update(1)
-    return update if 0 < float(update.norm()) < np.inf else None
 
 
 def _row(learnt: int, task: int | None, error: float, true: float, approximate: float, distance: float) -> Row:
@@ -209,71 +190,45 @@ class Series(NamedTuple):
     locality: str
     own: bool
     style: LineStyle
-    means: pl.DataFrame
-    """Of the mean old loss, after every task."""
-    tasks: pl.DataFrame
-    """Of single tasks, after every task."""
-    rays: pl.DataFrame
+    rows: pl.DataFrame
 
     def errors(self, lr: float) -> tuple[np.ndarray, np.ndarray]:
         """The number of tasks learnt, and the error of the mean old loss: medians over seeds."""
-        return medians_by(self.means.filter(lr=lr), "learnt", "error")
+        return medians_by(self.rows.filter(pl.col("task").is_null(), ray=False, lr=lr), "learnt", "error")
 
     def exponent(self, lr: float) -> float:
         """p of an error that grows as rᵖ: the median over the runs where it is known."""
-        return finite_median(self.rays.filter(lr=lr), "exponent")
+        return finite_median(self.rows.filter(ray=True, lr=lr), "exponent")
 
 
 def series_of(rows: pl.DataFrame) -> list[Series]:
     """All lines: expansions first, then algorithms by locality and name; cool and solid if global, warm if local."""
     series: list[Series] = []
-    expansions, algorithms = (rows.filter((pl.col("approximation") == "own") == own) for own in (False, True))
-    for part in (expansions, algorithms.sort("locality", "algorithm", maintain_order=True)):
-        for own in part.partition_by("algorithm", "approximation", maintain_order=True):
-            algorithm, name, locality = own.row(0)[:3]
-            index = sum((s.own, s.locality) == (name == "own", locality) for s in series)
-            hue = (COOL if locality == "global" else WARM)[index]
-            label = algorithm if name == "own" else name if name.startswith("order") else f"order 2, {name}"
-            training, no_task = own.filter(ray=False), pl.col("task").is_null()
-            frames = training.filter(no_task), training.filter(~no_task), own.filter(ray=True)
-            style = LineStyle(hue, DASHES[locality], MARKERS[locality][index])
-            series.append(Series(label, locality, name == "own", style, *frames))
+    own = pl.col("approximation") == "own"
+    ordered = rows.sort(own, pl.when(own).then("locality"), pl.when(own).then("algorithm"), maintain_order=True)
+    for part in ordered.partition_by("algorithm", "approximation", maintain_order=True):
+        algorithm, name, locality = part.row(0)[:3]
+        index = sum((s.own, s.locality) == (name == "own", locality) for s in series)
+        hue = (COOL if locality == "global" else WARM)[index]
+        label = algorithm if name == "own" else name if name.startswith("order") else f"order 2, {name}"
+        style = LineStyle(hue, DASHES[locality], MARKERS[locality][index])
+        series.append(Series(label, locality, name == "own", style, part))
     return series
 
 
-def _draw_errors(section: SubFigure, series: Sequence[Series], ends: tuple[float, float]) -> None:
+def _draw_errors(section: SubFigure, series: Sequence[Series], low: float, high: float) -> None:
     """Over tasks at the lowest and highest learning rate, and against the distance from θ_1."""
-    low, high, distance, legend = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
-    low.sharey(high)
-    for axes, lr, word in zip((low, high), ends, ("low", "high"), strict=True):
+    left, middle, distance, legend = section.subplots(1, 4, width_ratios=(3, 3, 3, 2))
+    left.sharey(middle)
+    for axes, lr, word in ((left, low, "low"), (middle, high, "high")):
         _draw_over_tasks(axes, series, lr)
         axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
-    low.set_ylabel("error of the mean old loss")
-    _draw_over_distance(distance, series, ends[1])
+    left.set_ylabel("error of the mean old loss")
+    _draw_over_distance(distance, series, high)
     legend.axis("off")
     spacing: dict[str, Any] = {"handlelength": 3, "labelspacing": 0.7, "borderpad": 0}
     note = "growth of the error\nup to $r = 1$\n"
     legend.legend(*distance.get_legend_handles_labels(), loc="center left", title=note, alignment="left", **spacing)
-
-
-def _draw_losses(section: SubFigure, series: Sequence[Series], ends: tuple[float, float]) -> None:
-    """A column for every algorithm, a row for each learning rate; values far above the true loss are cut off."""
-    if not series:
-        return
-    panels = section.subplots(2, len(series), sharex=True, sharey="row", squeeze=False)
-    for panel_row, lr in zip(panels, ends, strict=True):
-        highest = 0.0
-        for axes, one in zip(panel_row, series, strict=True):
-            own = one.means.filter(lr=lr)
-            highest = max(highest, plot_medians(axes, own, "learnt", "true", color=FAINT).max(initial=0.0))
-            plot_medians(axes, own, "learnt", "approximate", color=one.style.colour)
-            integer_ticks(axes, count=4)
-        if highest:
-            panel_row[0].set_ylim(-0.1 * highest, 1.4 * highest)
-        panel_row[0].set_ylabel(f"rate {lr:g}")
-    for axes, one in zip(panels[0], series, strict=True):
-        axes.set_title(f"{one.label} ({one.locality})", loc="left", fontsize=8)
-    section.supxlabel("tasks learnt", fontsize=9)
 
 
 def _draw_over_tasks(axes: Axes, series: Sequence[Series], lr: float) -> None:
@@ -296,11 +251,10 @@ def _draw_over_distance(axes: Axes, series: Sequence[Series], lr: float) -> None
         p = one.exponent(lr)
         label = f"{one.label}   $r^{{{round(p, 1) + 0:g}}}$" if np.isfinite(p) else one.label
         style: dict[str, Any] = {**one.style.line(), **one.style.point(), "markersize": 3.5}
-        plot_medians(axes, one.rays.filter(lr=lr), "distance", "error", **style, label=label)
-    distances = [column(one.tasks.filter(lr=lr, task=0, learnt=2), "distance") for one in series]
+        plot_medians(axes, one.rows.filter(lr=lr, ray=True), "distance", "error", **style, label=label)
+    distances = [column(one.rows.filter(lr=lr, ray=False, task=0, learnt=2), "distance") for one in series]
     if np.isfinite(next_solution := common.median(np.concatenate(distances))):
         axes.axvline(next_solution, color=FAINT, linewidth=0.9, linestyle=":")
         axes.text(next_solution, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")
-    axes.set(xscale="log", yscale="log", ylabel=r"$\xi_1(\theta)$")
-    axes.set_xlabel(r"distance  $r = \Vert\theta - \theta_1\Vert_2$")
-    axes.set_title(f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", loc="left")
+    labels = {"xlabel": r"distance  $r = \Vert\theta - \theta_1\Vert_2$", "ylabel": r"$\xi_1(\theta)$"}
+    common.annotate(axes, f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", xscale="log", yscale="log", **labels)

@@ -1,21 +1,17 @@
 r"""The Hessian at the tasks' solutions.
 
 Perturbation score (Eq. score-ptb; §6.2, Figures 3 and 5): how far from a solution the loss changes more along the
-Hessian's eigenvectors than along random directions. Plain SGD learns the tasks at the learning rate whose task losses
-are lowest at the solutions. It is trained once: the store keeps the states after every task, and every task is a work
-item. Far from its solution a network with BatchNorm depends on the statistics that it uses: the running statistics of
-training, as at test time ("running"), or those of the current batch ("batch"). The first are used at all tasks, the
-second at a few. A score is a mean of ratios and becomes very large if the loss hardly changes along one random
-direction, so the figure and the summary show medians over tasks and directions. The published figures compute the
-Hessian on a task's first 2,000 examples, and divide the sum of test losses by the number of training batches. Here
-examples are spread over the whole task, losses are means over their own examples and in double precision.
+Hessian's eigenvectors than along random directions, for plain SGD at the learning rate with the lowest task losses.
+Far from its solution a network with BatchNorm depends on the statistics that it uses: the running statistics of
+training, as at test time, are used at all tasks, those of the current batch at a few. A score is a mean of ratios and
+becomes very large if the loss hardly changes along one random direction, so medians over tasks and directions are
+shown. The published figures compute the Hessian on a task's first 2,000 examples, and divide the sum of test losses by
+the number of training batches. Here examples are spread over the whole task, and losses are means over their examples.
 
 Rank of the average Hessian \bar H_{<t} = (1/t) Σ_{o<t} H_o as tasks are learnt (§4.1; Figure 4): the dimension of the
-space in which an update forgets. Plain SGD on rotations, with a network so small that Hessians are dense matrices in
-double precision. The result depends on what counts as zero, so all definitions of `lens.rank` are shown: |λ| above
-thresholds, above fractions of the largest, effective rank, participation ratio; and the numerical rank in single
-precision, |λ| > P ε |λ|_max with ε = 2⁻²³, as in torch.linalg.matrix_rank. The paper names no learning rate; 0.1 is its
-highest.
+space in which an update forgets, for a network so small that Hessians are dense matrices in double precision. The rank
+depends on what counts as zero, so all definitions of `lens.rank` are shown, and the numerical rank in single precision,
+|λ| > P ε |λ|_max with ε = 2⁻²³, as in torch.linalg.matrix_rank. The paper names no learning rate; 0.1 is its highest.
 """
 
 from __future__ import annotations
@@ -373,10 +369,8 @@ def _rank_curve(rows: pl.DataFrame) -> Curve:
 
 def _rank_rows(ranks: Ranks) -> Iterator[Row]:
     """A row for each number of tasks and each definition."""
-    *fractions, numerical = ranks.relative
     definitions = [("absolute", x, estimate) for x, estimate in ranks.absolute.items()]
-    definitions += [("relative", x, ranks.relative[x]) for x in fractions]
-    definitions += [("numerical", numerical, ranks.relative[numerical])]
+    definitions += [("relative" if x in THRESHOLDS else "numerical", x, e) for x, e in ranks.relative.items()]
     others = [("effective", None, ranks.effective), ("participation", None, ranks.participation)]
     for kind, threshold, estimate in [*definitions, *others]:
         for tasks in range(len(ranks.top)):

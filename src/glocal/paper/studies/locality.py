@@ -73,13 +73,9 @@ class Locality:
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         r"""The share of \hat L_o's variance that θ_o explains: ticks at each θ, points for the mean."""
         panels = rows.partition_by("challenge", maintain_order=True)
-        sizes = [panel["algorithm"].n_unique() for panel in panels]
-        one_row = 2 * min(sizes) > max(sizes)  # panels of very different heights go below each other
-        columns = len(sizes) if one_row else 1
-        heights = [0.21 * max(sizes) + 0.9] if one_row else [0.21 * size + 0.9 for size in sizes]
-        figure.set_size_inches(4.9 * columns + 0.4, sum(heights) + 0.4)
-        cells = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flat
-        for axes, panel in zip(cells, panels, strict=True):
+        most = max(panel["algorithm"].n_unique() for panel in panels)
+        figure.set_size_inches(4.4 * len(panels) + 0.4, 0.21 * most + 1.3)
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_shares(axes, panel)
         marks: list[dict[str, Any]] = [
             *({"label": f"declared {kind}", "color": colour} for kind, colour in TITLE_COLOURS.items()),
@@ -87,8 +83,7 @@ class Locality:
             {"label": "at a single θ", "color": FAINT, "marker": "|", "markersize": 7},
         ]
         handles = [Line2D([], [], linestyle="none", **{"marker": "o", **mark}) for mark in marks]
-        columns = min(len(handles), 2 * columns)
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.4)
+        figure.legend(handles=handles, loc="outside lower center", ncols=2 * len(panels), handletextpad=0.4)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         columns = ("challenge", "algorithm", "declared", "found", "explained", "information", "p_value")
@@ -101,7 +96,6 @@ class Locality:
 
 
 def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
-    """Return a verdict as rows of the table."""
     run: Row = {"challenge": challenge, "algorithm": verdict.algorithm, "family": family}
     run |= {name: getattr(verdict, name) for name in ("declared", "found", "p_value")}
     run |= {"explained": verdict.first_order_index, "involved": verdict.total_index}
@@ -134,15 +128,11 @@ def _draw_shares(axes: Axes, rows: pl.DataFrame) -> None:
     heights = list(range(len(verdicts)))[::-1]
     for y, probes in zip(heights, verdicts, strict=True):
         first = probes.row(0, named=True)
-        colour, explained, p = TITLE_COLOURS[first["declared"]], 100 * first["explained"], first["p_value"]
+        colour, explained = TITLE_COLOURS[first["declared"]], 100 * first["explained"]
         axes.plot([0, explained], [y, y], color=colour, linewidth=1.2, alpha=0.5)
         axes.plot(100 * probes["probe_explained"], [y] * len(probes), "|", color=colour, markersize=7, alpha=0.6)
         face = colour if first["declared"] == first["found"] else "white"
         axes.plot(explained, y, "o", color=colour, markerfacecolor=face, markeredgewidth=1.4, zorder=3)
-        for x, text in ((1.05, f"{first['information']:.2f}"), (1.24, f"{p:.3f}" if p < 0.0995 else f"{p:.2g}")):
-            axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=8, color=INK)
-    for x, text in ((1.05, "nats"), (1.24, "p")):
-        axes.text(x, 1, text, transform=axes.transAxes, va="bottom", fontsize=8, color=FAINT)
     axes.set_yticks(heights, [probes["algorithm"][0] for probes in verdicts])
     for tick, probes in zip(axes.get_yticklabels(), verdicts, strict=True):
         tick.set_color(TITLE_COLOURS[probes["declared"][0]])
