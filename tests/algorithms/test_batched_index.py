@@ -23,7 +23,7 @@ def table(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     dtype=st.sampled_from(DTYPES),
     shape=st.sampled_from([(), (1,), (8,), (3, 5), (2, 4, 4)]),
     n=st.integers(1, 9),
-    rows=st.integers(0, 6),
+    rows=st.integers(1, 6),
     x_dim=st.sampled_from([None, 0, 1]),
     rows_dim=st.sampled_from([None, 0, 1]),
     seed=st.integers(0, 999),

@@ -155,7 +155,7 @@ class AGEM(Algorithm):
         if self.filling == "batch":
             return replay_buffer.reservoir(memory, examples)
         slot = memory["count"] + torch.arange(rows.shape[0], device=rows.device)
-        return replay_buffer.write(memory, examples, slot, memory["count"] + rows.shape[0])
+        return replay_buffer.write(memory, examples, slot)
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         return replay_buffer.task_loss(model, memory, task)

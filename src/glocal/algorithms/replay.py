@@ -12,7 +12,7 @@ from torch import Tensor
 from glocal import rng
 from glocal.algorithms import replay_buffer
 from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, Step, require_at_least
-from glocal.algorithms.replay_buffer import put, take
+from glocal.algorithms.replay_buffer import take
 from glocal.networks.model import Model
 from glocal.tree import Params
 
@@ -90,9 +90,7 @@ class DER(ER):
         return stream + self._past(model, params, memory, batch), {"logits": outputs}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        slot = replay_buffer.reservoir_slots(memory, step.batch)
-        written = replay_buffer.write(memory, step.batch, slot, memory["count"] + step.batch.y.shape[0])
-        return written | {"logits": put(memory["logits"], slot, step.aux["logits"])}
+        return replay_buffer.reservoir(memory, step.batch, logits=step.aux["logits"])
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         stored = (memory["task"][:-1] == task).to(memory["logits"].dtype)

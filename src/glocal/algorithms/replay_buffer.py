@@ -1,16 +1,11 @@
-r"""Episodic memory: a buffer of stored examples, shared by the replay algorithms.
-
-Under `vmap`, torch's indexing copies the elements of an example one by one. `take` and `put` view the buffers of all
-runs as one table instead and copy whole rows.
-"""
+"""Episodic memory: a buffer of stored examples, shared by the replay algorithms."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from glocal import rng
 from glocal.algorithms.algorithm import Approximation, Batch, Memory
@@ -38,13 +33,8 @@ def empty(slots: int, example: Batch) -> Memory:
     }
 
 
-def reservoir(memory: Memory, batch: Batch) -> Memory:
+def reservoir(memory: Memory, batch: Batch, **extra: Tensor) -> Memory:
     """Add a batch by Vitter's algorithm R: example n (from 0) goes to slot n, later to a random one of n + 1 slots."""
-    return write(memory, batch, reservoir_slots(memory, batch), memory["count"] + batch.y.shape[0])
-
-
-def reservoir_slots(memory: Memory, batch: Batch) -> Tensor:
-    """Return the slots of a batch's examples in a reservoir; those that are not stored get the spare row."""
     slots, count = memory["task"].shape[0] - 1, batch.y.shape[0]
     order = torch.arange(count, device=batch.y.device)
     n = memory["count"] + order
@@ -53,16 +43,15 @@ def reservoir_slots(memory: Memory, batch: Batch) -> Tensor:
     # Of examples with the same slot the last wins. Rejected ones get distinct places: atomics on one would serialise.
     place = torch.where(slot < slots, slot, slots + order)
     last = order.new_zeros(slots + count).scatter_reduce(0, place, order, "amax")
-    return torch.where(last.gather(0, place) == order, slot, slots)
+    return write(memory, batch, torch.where(last.gather(0, place) == order, slot, slots), **extra)
 
 
-def write(memory: Memory, batch: Batch, slot: Tensor, count: Tensor) -> Memory:
-    """Write a batch to its slots in place and set the count; only the spare row may occur more than once."""
+def write(memory: Memory, batch: Batch, slot: Tensor, **extra: Tensor) -> Memory:
+    """Write a batch, and values that are stored with it, to slots in place; only the spare row may occur twice."""
     return {
-        "x": put(memory["x"], slot, batch.x),
-        "y": put(memory["y"], slot, batch.y),
+        **{k: put(memory[k], slot, values) for k, values in {"x": batch.x, "y": batch.y, **extra}.items()},
         "task": memory["task"].index_put_((slot,), batch.task.expand_as(slot)),
-        "count": count,
+        "count": memory["count"] + batch.y.shape[0],
     }
 
 
@@ -98,75 +87,22 @@ def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Return x[rows], not differentiable. Under `vmap` an index beyond the end reads the next run's data, unchecked."""
-    return _Take.apply(x, rows)
+    """Return x[rows], not differentiable."""
+    return _as_words(x)[rows].view(x.dtype).reshape(*rows.shape, *x.shape[1:])
 
 
 def put(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Set x[rows] = values in place. The last row receives rejected writes in no fixed order, and is then zeroed."""
-    _Put.apply(x, rows, values)
+    if x.is_contiguous() and values.dtype == x.dtype:
+        _as_words(x).index_put_((rows,), _as_words(values))
+    else:
+        x.index_put_((rows,), values)
     x[-1].zero_()
     return x
 
 
-class _Take(Function):
-    @staticmethod
-    def forward(x: Tensor, rows: Tensor) -> Tensor:
-        return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, int | None], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
-        if dims[0] is None:
-            return take(x, rows.movedim(_known(dims[1]), 0)), 0
-        return take(*_one_table(info.batch_size, x, dims[0], rows, dims[1])), 0
-
-
-class _Put(Function):
-    @staticmethod
-    def forward(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-        if x.is_contiguous() and values.dtype == x.dtype:
-            _as_words(x).index_copy_(0, rows, _as_words(values.contiguous()))
-        else:
-            x.index_copy_(0, rows, values)
-        return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.mark_dirty(inputs[0])
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: tuple[int | None, ...], x: Tensor, rows: Tensor, values: Tensor
-    ) -> tuple[Tensor, int | None]:
-        runs = info.batch_size
-        values = values.expand(runs, *values.shape) if dims[2] is None else values.movedim(dims[2], 0)
-        table, rows = _one_table(runs, x, _known(dims[0]), rows, dims[1])
-        _Put.apply(table, rows.flatten(), values.flatten(0, 1))
-        by_run = x.movedim(_known(dims[0]), 0)
-        if by_run.stride(0) != by_run.shape[1] * by_run.stride(1):  # the table is a copy, not a view
-            by_run.copy_(table.unflatten(0, (runs, -1)))
-        return x, dims[0]
-
-
-def _one_table(runs: int, x: Tensor, dim: int, rows: Tensor, rows_dim: int | None) -> tuple[Tensor, Tensor]:
-    """Concatenate the rows of all runs, and return each run's row indices in that table."""
-    rows = rows.unsqueeze(0) if rows_dim is None else rows.movedim(rows_dim, 0)
-    x = x.movedim(dim, 0)
-    first = torch.arange(runs, device=rows.device) * x.shape[1]
-    return x.flatten(0, 1), rows + first.view(-1, *[1] * (rows.dim() - 1))
-
-
-def _known(dim: int | None) -> int:
-    assert dim is not None
-    return dim
-
-
 def _as_words(x: Tensor) -> Tensor:
-    """View the rows as 64-bit words where possible, to copy byte images with an eighth of the operations."""
-    flat = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
-    divisible = flat.shape[1] * flat.element_size() % 8 == 0 and flat.is_contiguous()
-    return flat.view(torch.int64) if divisible and x.device.type == "cpu" else flat
+    """View rows of bytes as 64-bit words where possible: under `vmap` torch copies the elements of a row one by one."""
+    if x.element_size() > 1 or x.shape[1:].numel() % 8:
+        return x
+    return x.contiguous().flatten(1).view(torch.int64)
