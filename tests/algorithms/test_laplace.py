@@ -21,7 +21,7 @@ from small_problems import (
     train_to_the_end,
 )
 
-from glocal.algorithms.laplace import Laplace
+from glocal.algorithms.optimal import Laplace
 from glocal.errors import GlocalError
 
 TASKS = [correlated_task(seed) for seed in (0, 1, 2)]
@@ -36,7 +36,7 @@ def test_on_linear_gaussian_problems_it_is_the_exact_posterior(sums: str) -> Non
         a, b = normal_equations((task[0].astype(np.float64), task[1].astype(np.float64)))
         precision, information = precision + a, information + b
         np.testing.assert_allclose(regression_matrix(theta), np.linalg.solve(precision, information), atol=1e-5)
-    block = end.state.memory["precision"]["kronecker"]["base.layers.0"]
+    block = end.state.memory["hessian"]["kronecker"]["base.layers.0"]
     factors = zip(*(block[f][0] if sums == "each" else block[f] for f in ("A", "G")), strict=True)
     actual = sum(np.kron(g.numpy(), a.numpy()) for a, g in factors)
     np.testing.assert_allclose(actual, np.kron(np.eye(2), precision), atol=1e-5)

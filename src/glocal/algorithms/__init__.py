@@ -13,9 +13,8 @@ from glocal.algorithms.ewc import EWC
 from glocal.algorithms.gem import AGEM, GEM
 from glocal.algorithms.hat import HAT
 from glocal.algorithms.icarl import ICaRL, RandomICaRL
-from glocal.algorithms.laplace import Laplace
 from glocal.algorithms.ogd import OGD, OGDGTL, OGDAve, OGDPublished
-from glocal.algorithms.optimal import OptimalHard, OptimalSoft
+from glocal.algorithms.optimal import Laplace, OptimalHard, OptimalSoft
 from glocal.algorithms.packnet import PackNet
 from glocal.algorithms.partition import PNN
 from glocal.algorithms.replay import DER, ER, DERpp

@@ -1,4 +1,4 @@
-r"""Structured storage of the Hessians H_o of finished tasks: compute at a solution, add, multiply with a vector.
+r"""Structured storage of the Hessians H_o of finished tasks, and the base class of the algorithms that use it.
 
 - diagonal: H ≈ diag(F), P values;
 - kronecker: H ≈ G ⊗ A per layer, in² + out² values per layer;
@@ -12,20 +12,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from glocal import rng
-from glocal.algorithms.algorithm import Batch
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.hessian import ggn, hessian
 from glocal.curvature.kronecker import kronecker_factors, kronecker_product, nearest_kronecker
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.operators import ggn_operator, hessian_operator
-from glocal.errors import GlocalError, require, require_known, unknown
+from glocal.errors import require, require_known
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.tree import Params, Tree, from_vector, inner, map_tree, to_vector
@@ -78,23 +78,16 @@ class Kronecker(HessianStructure):
     def add(self, total: Tree, new: Tree) -> Tree:
         if not self.merge:
             return map_tree(lambda a, b: torch.cat([a, b]), total, new)
-        result: Tree = {}
-        if "diagonal" in total:
-            result["diagonal"] = map_tree(torch.add, total["diagonal"], new["diagonal"])
-        if "kronecker" in total:
-            result["kronecker"] = {k: _merge(block, new["kronecker"][k]) for k, block in total["kronecker"].items()}
+        result = {k: map_tree(torch.add, total[k], new[k]) for k in total if k == "diagonal"}
+        for name, block in total.get("kronecker", {}).items():
+            a, g = nearest_kronecker(*((factors["A"], factors["G"]) for factors in (block, new["kronecker"][name])))
+            result.setdefault("kronecker", {})[name] = {"A": a, "G": g}
         return result
 
     def product(self, total: Tree, vector: Params) -> Params:
-        factors = {"kronecker": {}, "diagonal": {}, **total}
         if self.merge:
-            return kronecker_product(factors, vector)
-        return {k: v.sum(0) for k, v in vmap(kronecker_product, (0, None))(factors, vector).items()}
-
-
-def _merge(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
-    left, right = nearest_kronecker((a["A"], a["G"]), (b["A"], b["G"]))
-    return {"A": left, "G": right}
+            return kronecker_product(total, vector)
+        return {k: v.sum(0) for k, v in vmap(kronecker_product, (0, None))(total, vector).items()}
 
 
 @dataclass(frozen=True)
@@ -141,12 +134,11 @@ def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> Hess
         "full": Full(matrix),  # type: ignore[arg-type]
     }
     require_known(f"structure of {user}:", structure, structures)
-    if matrix not in ("ggn", "hessian"):
-        raise unknown(f"matrix of {user}:", matrix, ["ggn", "hessian"])
-    if matrix == "hessian" and structure in ("diagonal", "kronecker"):
-        raise GlocalError(
-            f"{user}: structure={structure} needs matrix=ggn; matrix=hessian requires structure=full or low-rank."
-        )
+    require_known(f"matrix of {user}:", matrix, ("ggn", "hessian"))
+    require(
+        matrix == "ggn" or structure in ("full", "low-rank"),
+        f"{user}: structure={structure} needs matrix=ggn; matrix=hessian requires structure=full or low-rank.",
+    )
     return structures[structure]
 
 
@@ -160,27 +152,58 @@ def require_small(structure: HessianStructure, params: Params) -> None:
     )
 
 
-def half_quadratic_form(structure: HessianStructure, total: Tree, delta: Params) -> Tensor:
-    """Return ½ Δᵀ (Σ_o H_o) Δ with a gradient that reuses the product; its Hessian is wrong."""
-    constant = {k: d.detach() for k, d in delta.items()}
-    product = structure.product(total, constant)
-    return inner(delta, product) - inner(constant, product) / 2
+@dataclass(frozen=True)
+class SumOfHessians(Algorithm):
+    r"""Base class: store Σ_o H_o in one structure, and expand the finished tasks' losses around the last solution.
 
+    Only the sum is stored, so each finished task is assigned an equal share of its quadratic. Hessians are computed at
+    the solutions: local.
+    """
 
-def task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:
-    """Return ∇L_o(θ_o) over all data of a task, in chunks."""
-    evaluated = model.eval_mode()
-    total = {k: torch.zeros_like(p) for k, p in params.items()}
-    for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
-        part = evaluated.grad(params, x, y)
-        total = {k: t + part[k] * (y.shape[0] / data.y.shape[0]) for k, t in total.items()}
-    return total
+    locality: ClassVar[Locality] = "local"
 
+    samples: int = 2000
+    """Number of examples per task for H_o; 0: all."""
 
-def sample_risk(model: Model, params: Params, data: Batch, count: int) -> Risk:
-    """Return the risk on `count` random examples of a task; 0 means all of them."""
-    x, y = data.x, data.y
-    if 0 < count < y.shape[0]:
-        chosen = rng.choose(rng.fold_in(data.key, "examples"), y.shape[0], count)
-        x, y = x[chosen], y[chosen]
-    return Risk.from_model(model, params, x, y)
+    def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
+        raise NotImplementedError
+
+    def _expansion(self, memory: Memory, delta: Params, quadratic: Tensor) -> Tensor:
+        """Return Σ_o \\hat L_o − L_o(θ_o) at θ_{t−1} + Δ, given ½ Δᵀ (Σ_o H_o) Δ."""
+        return quadratic
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        require_small(self._structure(params), params)
+        return {
+            "anchor": {k: p.clone() for k, p in params.items()},
+            "loss_at_solution": next(iter(params.values())).new_zeros(0),  # L_o(θ_o) of the finished tasks
+        }
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        structure = self._structure(params)
+        x, y = data.x, data.y
+        if 0 < self.samples < y.shape[0]:
+            chosen = rng.choose(rng.fold_in(data.key, "examples"), y.shape[0], self.samples)
+            x, y = x[chosen], y[chosen]
+        hessian = structure.at(Risk.from_model(model, params, x, y))
+        if "hessian" in memory:
+            hessian = structure.add(memory["hessian"], hessian)
+        losses = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
+        return {"anchor": params, "loss_at_solution": losses, "hessian": hessian}
+
+    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
+        losses = memory["loss_at_solution"]
+
+        def value(params: Mapping[str, Tensor]) -> Tensor:
+            delta = {k: p - memory["anchor"][k] for k, p in params.items()}
+            quadratic = inner(delta, self._structure(params).product(memory["hessian"], delta)) / 2
+            return losses[task] + self._expansion(memory, delta, quadratic) / losses.shape[0]
+
+        return value
+
+    def _first_order_expansion(self, memory: Memory, params: Params) -> Tensor:
+        """Return the expansion with a gradient that reuses the product; its Hessian is wrong."""
+        delta = {k: p - memory["anchor"][k] for k, p in params.items()}
+        constant = {k: d.detach() for k, d in delta.items()}
+        product = self._structure(params).product(memory["hessian"], constant)
+        return self._expansion(memory, delta, inner(delta, product) - inner(constant, product) / 2)

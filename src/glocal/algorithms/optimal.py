@@ -1,6 +1,7 @@
-r"""The optimal local algorithms of §4, soft (Eq. general-opt-local) and hard (Theorem 4.1). Both are local.
+r"""The optimal local algorithms of §4, soft (Eq. general-opt-local) and hard (Theorem 4.1), and the Kronecker-factored
+online Laplace approximation (§5.2; Ritter et al. 2018). All are local.
 
-Both expand the loss of every finished task to second order at its solution (Eq. taylor-p),
+The optimal algorithms expand the loss of every finished task to second order at its solution (Eq. taylor-p),
 
     \hat L_o(θ) = L_o(θ_o) + (θ − θ_o)ᵀ ∇L_o(θ_o) + ½ (θ − θ_o)ᵀ H_o (θ − θ_o),
 
@@ -27,36 +28,32 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
+from glocal.algorithms.algorithm import Batch, Memory, require_at_least
 from glocal.algorithms.hessian_structures import (
     Full,
     HessianStructure,
+    Kronecker,
     LowRank,
     Matrix,
     Structure,
-    half_quadratic_form,
+    SumOfHessians,
     hessian_structure,
-    require_small,
-    sample_risk,
-    task_gradient,
 )
 from glocal.curvature.lanczos import eigh_or_nan
-from glocal.errors import require, unknown
+from glocal.errors import require, require_known
 from glocal.networks.model import Model
 from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
 
 @dataclass(frozen=True)
-class OptimalSoft(Algorithm):
+class OptimalSoft(SumOfHessians):
     r"""Minimise L_t(θ) + λ Σ_o ( \hat L_o(θ) − L_o(θ_o) ); for λ = 1 this is t · \hat L^MT_t of Eq. approxmtloss.
 
-    Only the sum of the quadratics is stored, and each finished task is assigned an equal share of it. The printed
-    Eq. general-opt-local divides the sum by t: weighing='stated'. Gradients and Hessians are computed at θ_o: local.
+    The printed Eq. general-opt-local divides the sum by t: weighing='stated'.
     """
 
     name: ClassVar[str] = "optimal-soft"
     family: ClassVar[str] = "quadratic"
-    locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "the last solution, Σ ∇L_o + v, and Σ H_o in the chosen structure"
     memory_size: ClassVar[str] = "2 P + P (diagonal), P² (full), rank P T (low-rank), Σ in² + out² (kronecker)"
 
@@ -68,8 +65,6 @@ class OptimalSoft(Algorithm):
     """Curvature matrix: ggn (outer-product part, positive semi-definite) or hessian (full and low-rank only)."""
     rank: int = 20
     """Number of eigenpairs per task for structure=low-rank."""
-    samples: int = 2000
-    """Number of examples per task for H_o; 0: all."""
     gradient: bool = True
     """Include the term Σ ∇L_o(θ_o)."""
     recentred: bool = True
@@ -81,18 +76,16 @@ class OptimalSoft(Algorithm):
         require_at_least(self, penalty=0, rank=1, samples=0)
         hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
-    @property
-    def _structure(self) -> HessianStructure:
+    def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         return hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
+    def _expansion(self, memory: Memory, delta: Params, quadratic: Tensor) -> Tensor:
+        return memory["constant"] + inner(delta, memory["linear"]) + quadratic
+
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        require_small(self._structure, params)
-        empty = next(iter(params.values())).new_zeros(0)
-        return {
-            "anchor": {k: p.clone() for k, p in params.items()},
+        return super().init(model, params, example) | {
             "linear": {k: torch.zeros_like(p) for k, p in params.items()},
-            "constant": empty.sum(),  # Σ_o \hat L_o(θ_{t−1}) − L_o(θ_o)
-            "loss_at_solution": empty,  # L_o(θ_o) of the finished tasks
+            "constant": next(iter(params.values())).new_zeros(()),  # Σ_o \hat L_o(θ_{t−1}) − L_o(θ_o)
         }
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
@@ -100,36 +93,68 @@ class OptimalSoft(Algorithm):
         finished = memory["loss_at_solution"].shape[0]
         if not finished:
             return loss
-        delta = {k: p - memory["anchor"][k] for k, p in params.items()}
-        quadratic = half_quadratic_form(self._structure, memory["hessian"], delta)
         weight = self.penalty / (finished + 1) if self.weighing == "stated" else self.penalty
-        return loss + weight * (memory["constant"] + inner(delta, memory["linear"]) + quadratic)
+        return loss + weight * self._first_order_expansion(memory, params)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        hessian = self._structure.at(sample_risk(model, params, data, self.samples))
         linear, constant = memory["linear"], memory["constant"]
         if "hessian" in memory:
             delta = {k: p - memory["anchor"][k] for k, p in params.items()}
-            product = self._structure.product(memory["hessian"], delta)
-            constant = constant + inner(delta, linear) + inner(delta, product) / 2
+            product = self._structure(params).product(memory["hessian"], delta)
+            constant = self._expansion(memory, delta, inner(delta, product) / 2)
             linear = {k: b + product[k] for k, b in linear.items()} if self.recentred else linear
-            hessian = self._structure.add(memory["hessian"], hessian)
         if self.gradient:
-            gradient = task_gradient(model, params, data)
+            gradient = _task_gradient(model, params, data)
             linear = {k: b + gradient[k] for k, b in linear.items()}
-        losses = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
-        terms = {"constant": constant, "linear": linear, "hessian": hessian}
-        return {"anchor": params, "loss_at_solution": losses, **terms}
+        return super().consolidate(model, params, memory, data) | {"constant": constant, "linear": linear}
 
-    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
-        losses = memory["loss_at_solution"]
 
-        def value(params: Mapping[str, Tensor]) -> Tensor:
-            delta = {k: p - memory["anchor"][k] for k, p in params.items()}
-            quadratic = inner(delta, self._structure.product(memory["hessian"], delta)) / 2
-            return losses[task] + (memory["constant"] + inner(delta, memory["linear"]) + quadratic) / losses.shape[0]
+def _task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:
+    """Return ∇L_o(θ_o) over all data of a task, in chunks."""
+    evaluated = model.eval_mode()
+    total = {k: torch.zeros_like(p) for k, p in params.items()}
+    for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
+        part = evaluated.grad(params, x, y)
+        total = {k: t + part[k] * (y.shape[0] / data.y.shape[0]) for k, t in total.items()}
+    return total
 
-        return value
+
+@dataclass(frozen=True)
+class Laplace(SumOfHessians):
+    r"""Minimise L_t plus one quadratic for all finished tasks, of which each task is assigned an equal share:
+
+        \hat L_o(θ) = L_o(θ_o) + (1/(t−1)) (λ/2) (θ − θ_{t−1})ᵀ Λ_{t−1} (θ − θ_{t−1}),   Λ_t = Λ_{t−1} + H_t(θ_t).
+
+    The quadratic is the negative log-density of the Gaussian posterior N(θ_{t−1}, Λ_{t−1}⁻¹), the prior of the next
+    task. H_t is the Gauss–Newton matrix with one Kronecker product G ⊗ A per layer; unlike EWC it includes interactions
+    between the parameters of a layer. A sum of Kronecker products is not a Kronecker product: sums='nearest' stores the
+    nearest one, sums='each' the factors of every task.
+    """
+
+    name: ClassVar[str] = "laplace"
+    family: ClassVar[str] = "quadratic"
+    memory_contents: ClassVar[str] = "the last solution and two Kronecker factors per layer (sums=each: and task)"
+    memory_size: ClassVar[str] = "P + Σ in² + out² (sums=each: times T)"
+
+    penalty: float = 1.0
+    """λ, the weight of the quadratic penalty."""
+    samples: int = 0
+    """Number of examples per task for the Kronecker factors; 0: all."""
+    sums: Literal["nearest", "each"] = "nearest"
+    """Storage of Σ_o G_o ⊗ A_o: nearest (the nearest Kronecker product) or each (all terms)."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, penalty=0, samples=0)
+
+    def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
+        return Kronecker(merge=self.sums == "nearest")
+
+    def _expansion(self, memory: Memory, delta: Params, quadratic: Tensor) -> Tensor:
+        return self.penalty * quadratic
+
+    def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
+        loss = model.loss(params, batch.x, batch.y)
+        return loss + self._first_order_expansion(memory, params) if "hessian" in memory else loss
 
 
 MAX_AUTO_FULL_PARAMS = 2_000
@@ -137,19 +162,17 @@ MAX_AUTO_FULL_PARAMS = 2_000
 
 
 @dataclass(frozen=True)
-class OptimalHard(Algorithm):
+class OptimalHard(SumOfHessians):
     r"""Minimise L_t in the null space of the finished tasks' average Hessian, where to second order
 
         \hat L_o(θ) = L_o(θ_o) + ½ (θ − θ_o)ᵀ H_o (θ − θ_o) = L_o(θ_o).
 
     Gradients are projected orthogonally to the eigenvectors of Σ H_o whose |eigenvalue| exceeds `threshold` times the
-    largest. Only the sum of the H_o is stored, and each \hat L_o is assigned an equal share of its quadratic around the
-    last solution. Hessians are computed at θ_o: local.
+    largest.
     """
 
     name: ClassVar[str] = "optimal-hard"
     family: ClassVar[str] = "constraint"
-    locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "Σ H_o and its eigenvectors above the threshold"
     memory_size: ClassVar[str] = "2 P² (full) or 2 rank P T (low-rank)"
 
@@ -161,26 +184,19 @@ class OptimalHard(Algorithm):
     """Curvature matrix: the hessian, or its outer-product part, the ggn."""
     rank: int = 20
     """Number of eigenpairs per task for structure=low-rank."""
-    samples: int = 2000
-    """Number of examples per task for H_o; 0: all."""
 
     def __post_init__(self) -> None:
         require(
             0 <= self.threshold < 1, f"optimal-hard needs a threshold from 0 to below 1; {self.threshold} was given."
         )
         require_at_least(self, rank=1, samples=0)
-        for field, allowed in (("structure", ["auto", "full", "low-rank"]), ("matrix", ["hessian", "ggn"])):
-            if getattr(self, field) not in allowed:
-                raise unknown(f"{field} of optimal-hard:", getattr(self, field), allowed)
+        require_known("structure of optimal-hard:", self.structure, ("auto", "full", "low-rank"))
+        require_known("matrix of optimal-hard:", self.matrix, ("hessian", "ggn"))
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         small = sum(p.numel() for p in params.values()) <= MAX_AUTO_FULL_PARAMS
         full = self.structure == "full" or (self.structure == "auto" and small)
         return Full(self.matrix) if full else LowRank(self.matrix, self.rank)
-
-    def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        require_small(self._structure(params), params)
-        return {"loss_at_solution": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of the finished tasks
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         if "curved" not in memory:
@@ -189,12 +205,8 @@ class OptimalHard(Algorithm):
         return from_vector(g - (curved @ g) @ curved, grads)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        structure = self._structure(params)
-        total = structure.at(sample_risk(model, params, data, self.samples))
-        if "hessian" in memory:
-            total = structure.add(memory["hessian"], total)
-        losses = torch.cat([memory["loss_at_solution"], model.eval_mode().mean_loss(params, data.x, data.y)[None]])
-        return {"loss_at_solution": losses, "hessian": total, "curved": self._curved(total), "anchor": params}
+        memory = super().consolidate(model, params, memory, data)
+        return memory | {"curved": self._curved(memory["hessian"])}
 
     def _curved(self, total: Tree) -> Tensor:
         """Return an orthonormal basis of the directions that are not flat, with zero rows for flat ones."""
@@ -210,13 +222,3 @@ class OptimalHard(Algorithm):
 
     def _above_threshold(self, magnitudes: Tensor) -> Tensor:
         return (magnitudes > self.threshold * magnitudes.amax()) & (magnitudes > 0)
-
-    def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
-        losses = memory["loss_at_solution"]
-
-        def value(params: Mapping[str, Tensor]) -> Tensor:
-            delta = {k: p - memory["anchor"][k] for k, p in params.items()}
-            product = self._structure(params).product(memory["hessian"], delta)
-            return losses[task] + inner(delta, product) / 2 / losses.shape[0]
-
-        return value

@@ -68,8 +68,8 @@ def _chunk_factors(risk: Risk, cotangents: Cotangents) -> KroneckerFactors:
 
 def kronecker_product(factors: Mapping[str, Mapping[str, Any]], v: Mapping[str, Tensor]) -> Params:
     """Return the block-diagonal matrix times a parameter vector: G V A for a layer's V = [W b]."""
-    result = {k: f * v[k] for k, f in factors["diagonal"].items()}
-    for name, block in factors["kronecker"].items():
+    result = {k: f * v[k] for k, f in factors.get("diagonal", {}).items()}
+    for name, block in factors.get("kronecker", {}).items():
         weight = v[f"{name}.weight"]
         columns = weight.flatten(1)
         has_bias = block["A"].shape[-1] > columns.shape[-1]
