@@ -83,7 +83,7 @@ def test_words_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
         "er (global)",
         "ewc (local)",
         "rotated-digits",
-        "3 tasks · 2–3 seeds",
+        "3 tasks · 2 to 3 seeds",
         "1 of 9 runs diverged",
         "learning rate",
     ):

@@ -141,7 +141,7 @@ class Lens:
 
         from glocal.lens.instruments import measure
         from glocal.paper.study import write_table
-        from glocal.report.lens_figures import measurement_tables
+        from glocal.report.lens_figures import measurement_table
 
         console, trace, failures = Console(), self._trace(), []
         for name in names:
@@ -154,7 +154,7 @@ class Lens:
             if not result.rows:
                 console.print(f"{name}: needs more than one task.")
                 continue
-            console.print(*measurement_tables(result, console.width), sep="\n")
+            console.print(measurement_table(result))
             path = result.plot(self.output.with_stem(f"{self.output.stem}-{name}"))
             console.print(f"Wrote {path}, {write_table(result.rows, path.with_suffix('.parquet'))}")
         if failures:

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from rich import box
+from rich.table import Table as RichTable
 
 from glocal.lens.examination import DESCRIPTIONS
 from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, save_figure
+from glocal.report.table import Cell, Column, Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.table import Table
 
     from glocal.lens.approximation import ErrorCurves
     from glocal.lens.examination import Examination
@@ -36,14 +38,11 @@ def save(draw: Callable[[Result, Figure], None], result: Result, path: str | Pat
     return save_figure(lambda figure: draw(result, figure), path)
 
 
-def _new_table(title: str | None, *columns: str) -> Table:
-    """Return an empty table; the columns are aligned to the right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+def _new_table(title: str, *columns: str, left: str) -> RichTable:
+    """Return an empty table; all columns but `left` are aligned to the right."""
+    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for name in columns:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="left" if name == left else "right", overflow="fold")
     return table
 
 
@@ -139,11 +138,11 @@ def _set_title(axes: Axes, title: str, note: str) -> None:
     axes.text(0, 1.02, note, transform=axes.transAxes, color=FAINT, fontsize=7.5, va="bottom")
 
 
-def examination_table(result: Examination) -> Table:
+def examination_table(result: Examination) -> RichTable:
     """Return a row for every task, measured after the last one."""
-    names = "task", "loss", "λ_max", "trace", "distance", "radius", "along v_1\n– random", "forgetting\n(predicted)"
-    table = _new_table(f"After the last task, ε = {result.epsilon:.3g}", *names)
-    table.add_column("inside", overflow="fold")
+    curvature, regions = ("loss", "λ_max", "trace"), ("distance", "radius", "along v_1\n– random")
+    names = ("task", *curvature, *regions, "forgetting\n(predicted)", "inside")
+    table = _new_table(f"After the last task, ε = {result.epsilon:.3g}", *names, left="inside")
     for row in result.rows():
         values = [str(row["task"]), *(f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace"))]
         radii = f"{row['eigenvector_radius']:.2g} – {row['random_radius']:.2g}"
@@ -213,12 +212,12 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
     axes.set_xlabel("step", color=FAINT)
 
 
-def errors_table(errors: TrainingErrors) -> Table:
+def errors_table(errors: TrainingErrors) -> RichTable:
     """Return a row for every approximation: its largest error, how far it holds, and its first violation."""
-    table = _new_table(f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}")
-    table.add_column("approximation", overflow="fold")
-    for name in ("largest ξ", "holds up to\n‖θ − θ_o‖", "violated\nat step", "tasks\nlearned", "of task", "ξ there"):
-        table.add_column(name, justify="right", overflow="fold")
+    where = ("violated\nat step", "tasks\nlearned", "of task", "ξ there")
+    names = ("approximation", "largest ξ", "holds up to\n‖θ − θ_o‖", *where)
+    title = f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}"
+    table = _new_table(title, *names, left="approximation")
     for name, check in errors.assumptions.items():
         radii, violation = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
         radius = radii.max() if violation is None else radii[violation.tasks[0]]
@@ -269,26 +268,17 @@ def draw_measurement(result: Measurement, figure: Figure) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
 
 
-def measurement_tables(result: Measurement, width: int) -> list[Table]:
-    """Return all rows; columns that do not fit into the width go to further tables, with the same row labels."""
-    first = result.rows[0] if result.rows else {}
-    cells = {k: [f"{x:.3g}" if isinstance(x := row[k], float) else str(x) for row in result.rows] for k in first}
-    widths = {k: max(map(len, (*_label(k).split(), *column))) for k, column in cells.items()}  # breaks no word
-    labels = [k for k, x in first.items() if not isinstance(x, float)]
-    groups = [labels]
-    for name in (k for k in cells if k not in labels):
-        if len(groups[-1]) > len(labels) and 1 + sum(2 + widths[k] for k in (*groups[-1], name)) > width:
-            groups.append(labels)
-        groups[-1] = [*groups[-1], name]
-    tables: list[Table] = []
-    for names in groups:
-        table = _new_table(None if tables else result.instrument.title)
-        for name in names:
-            table.add_column(_label(name), justify="right", overflow="fold", min_width=widths[name])
-        for row in zip(*(cells[name] for name in names), strict=True):
-            table.add_row(*row)
-        tables.append(table)
-    return tables
+def measurement_table(result: Measurement) -> Table:
+    """Return all rows; quantities that do not fit into a terminal's width are shown below, with the same row labels."""
+    first = result.rows[0]
+    label, *others = (name for name, value in first.items() if not isinstance(value, float))
+    quantities = [name for name, value in first.items() if isinstance(value, float)]
+    columns = [*(Column(_label(name)) for name in others), *(Column("", _label(name)) for name in quantities)]
+    sections = []
+    for row in result.rows:
+        texts = [f"{x:.3g}" if isinstance(x := row[name], float) else str(x) for name in (*others, *quantities)]
+        sections.append(Section(str(row[label]), "", (tuple(map(Cell, texts)),)))
+    return Table(tuple(columns), tuple(sections), result.instrument.title, _label(label))
 
 
 def _label(name: str) -> str:

@@ -13,6 +13,7 @@ from glocal.errors import GlocalError, require_known
 from glocal.report.style import (
     FAINT,
     TITLE_COLOURS,
+    LineStyle,
     dark_plasma,
     draw_path,
     legend,
@@ -20,7 +21,7 @@ from glocal.report.style import (
     log_lr,
     save_figure,
 )
-from glocal.report.summary import DEFAULT_VIEW, Group, View, group_runs, split_groups
+from glocal.report.summary import DEFAULT_VIEW, Group, View, format_range, group_runs, split_groups
 from glocal.report.table import format_lr
 from glocal.store.run import Run
 
@@ -54,11 +55,8 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
 
 def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
     """Draw a statistic against the learning rate: the mean over seeds with a band of one standard deviation."""
-    styles = line_styles((group.algorithm, group.locality) for group in groups)
-    defined = _defined(groups, view, name)
-    for axes, members in _challenge_panels(figure, groups, 3.9, 3.4):
-        for own in split_groups((group for group in members if group in defined), "title"):
-            style = styles[own[0].algorithm, own[0].locality]
+    for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, name), 3.9, 3.4):
+        for own, style in lines:
             lrs = np.array([group.lr for group in own])
             mean, std = np.array([group.statistics(view)[name] for group in own]).T
             axes.plot(lrs, mean, **style.line(), **style.point(), label=own[0].title)
@@ -73,12 +71,10 @@ def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str)
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate."""
-    styles = line_styles((group.algorithm, group.locality) for group in groups)
     defined = _defined(groups, view, "acc", "forgetting")
-    for axes, members in _challenge_panels(figure, groups, 3.9, 3.8):
+    for axes, members, lines in _challenge_panels(figure, groups, defined, 3.9, 3.8):
         lrs = sorted({group.lr for group in members})
-        for own in split_groups((group for group in members if group in defined), "title"):
-            style = styles[own[0].algorithm, own[0].locality]
+        for own, style in lines:
             statistics = [group.statistics(view) for group in own]
             x, y = (np.array([s[name] for s in statistics]).T for name in ("forgetting", "acc"))
             sizes = [16 + 64 * lrs.index(group.lr) / max(len(lrs) - 1, 1) for group in own]
@@ -137,14 +133,13 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw the mean of obj_t over each epoch at each algorithm's most accurate learning rate."""
-    styles = line_styles((group.algorithm, group.locality) for group in groups)
     lrs: dict[str, list[str]] = {}
-    for axes, members in _challenge_panels(figure, groups, 4.6, 3.4):
+    finished = [group for group in groups if group.finished]
+    for axes, members, lines in _challenge_panels(figure, groups, finished, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
-        for own in split_groups((group for group in members if group.finished), "title"):
+        for own, style in lines:
             best = _most_accurate(own, view)
-            style = styles[best.algorithm, best.locality]
             curves = np.stack([run.arrays["epoch_loss"] for run in best.finished])
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
@@ -182,18 +177,25 @@ KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
 
 
 def _challenge_panels(
-    figure: Figure, groups: Sequence[Group], width: float, height: float
-) -> list[tuple[Axes, list[Group]]]:
-    """Make a titled panel per challenge, with space for a legend; return each with its groups."""
+    figure: Figure, groups: Sequence[Group], shown: Sequence[Group], width: float, height: float
+) -> list[tuple[Axes, list[Group], list[tuple[list[Group], LineStyle]]]]:
+    """Make a titled panel per challenge, with space for a legend.
+
+    Returns:
+        Each panel with its groups and, for every algorithm, those of its groups that are `shown` and its style.
+    """
+    styles = line_styles((group.algorithm, group.locality) for group in groups)
     parts = split_groups(groups, "challenge")
     figure.set_size_inches(len(parts) * width + 1.5, height)
-    cells = list(zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True))
-    lines = max(len(_subtitle(members)) for members in parts)
-    for axes, members in cells:
-        axes.set_title(members[0].challenge, loc="left", pad=4 + 10 * lines, fontweight="bold")
+    height_of_subtitles = max(len(_subtitle(members)) for members in parts)
+    panels = []
+    for axes, members in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        axes.set_title(members[0].challenge, loc="left", pad=4 + 10 * height_of_subtitles, fontweight="bold")
         subtitle = "\n".join(_subtitle(members))
         axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=FAINT, fontsize=8, va="bottom", linespacing=1.1)
-    return cells
+        lines = split_groups((group for group in members if group in shown), "title")
+        panels.append((axes, members, [(own, styles[own[0].algorithm, own[0].locality]) for own in lines]))
+    return panels
 
 
 def _algorithm_panels(
@@ -222,12 +224,10 @@ def _algorithm_panels(
 
 def _subtitle(groups: Sequence[Group]) -> list[str]:
     """Describe the groups of a challenge: tasks and seeds, and how many runs diverged."""
-    counts = sorted({len(group.runs) for group in groups})
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
-    tasks = max(group.tasks for group in groups)
-    diverged = sum(len(group.runs) - len(group.finished) for group in groups)
     total = sum(len(group.runs) for group in groups)
-    lines = [f"{tasks} task{'s' if tasks > 1 else ''} · {seeds} seed{'s' if counts[-1] > 1 else ''}"]
+    diverged = total - sum(len(group.finished) for group in groups)
+    tasks = format_range([max(group.tasks for group in groups)], "task")
+    lines = [f"{tasks} · {format_range((len(group.runs) for group in groups), 'seed')}"]
     return lines + ([f"{diverged} of {total} runs diverged and are left out"] if diverged else [])
 
 

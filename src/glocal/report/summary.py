@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rich.console import RenderableType
@@ -46,6 +46,7 @@ SCOPE_NOTES = {
     "task": "task-incremental (among the task's classes)",
     "domain": "domain-incremental (all tasks share their classes)",
 }
+NO_CELLS = (Cell(ABSENT), Cell(ABSENT))
 COST_NOTE = "Memory: held by the algorithm after the last task. Time: seconds per run, its share of its cohort's."
 INTERVAL = f"{CONFIDENCE:.0%} interval"
 TREND_NOTE = (
@@ -234,15 +235,15 @@ def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> Rende
 
 def results_table(rows: Sequence[Row]) -> Table:
     """Lay out rows as the paper's Table 1: ACC and FGT of each challenge, one line per algorithm and learning rate."""
-    columns = [Column("lr", align="left")]
-    for challenge in sorted({row["challenge"] for row in rows}):
-        by_loss = rows[0]["forgetting_by"] == "loss"
-        columns += [Column("ACC (↑)", challenge), Column("FGT, loss (↓)" if by_loss else "FGT (↓)", challenge)]
-    sections = [
-        Section(algorithm, locality, tuple((Cell(format_lr(lr)), *cells) for lr, cells in lines.items()))
-        for (locality, algorithm), lines in _arrange(rows, "lr", "challenge").items()
-    ]
-    return Table(tuple(columns), tuple(sections), notes=_notes(rows), records=tuple(rows))
+    challenges = sorted({row["challenge"] for row in rows})
+    forgetting = "FGT, loss (↓)" if rows and rows[0]["forgetting_by"] == "loss" else "FGT (↓)"
+    columns = [Column(name, challenge) for challenge in challenges for name in ("ACC (↑)", forgetting)]
+    sections = []
+    for own in _by_algorithm(rows):
+        cells, lrs = _cells(own), sorted({row["lr"] for row in own})
+        lines = [(Cell(format_lr(lr)), *(x for c in challenges for x in cells.get((c, lr), NO_CELLS))) for lr in lrs]
+        sections.append(Section(own[0]["algorithm"], own[0]["locality"], tuple(lines)))
+    return Table((Column("lr", align="left"), *columns), tuple(sections), notes=_notes(rows), records=tuple(rows))
 
 
 def markdown_tables(rows: Sequence[Row]) -> list[Table]:
@@ -253,40 +254,33 @@ def markdown_tables(rows: Sequence[Row]) -> list[Table]:
         lrs = sorted({row["lr"] for row in members})
         columns = [Column(name, f"lr {format_lr(lr)}") for lr in lrs for name in ("ACC", "FGT")]
         sections = []
-        for (locality, algorithm), lines in _arrange(members, "challenge", "lr").items():
-            own = [row for row in members if (row["locality"], row["algorithm"]) == (locality, algorithm)]
+        for own in _by_algorithm(members):
+            cells = _cells(own)
             memory = decimal(max(row["memory_bytes"] for row in own))
             seconds = f"{sum(row['seconds'] for row in own) / len(own):.2g} s"
-            sections.append(Section(algorithm, locality, ((*lines[challenge], Cell(memory), Cell(seconds)),)))
+            line = (*(x for lr in lrs for x in cells.get((challenge, lr), NO_CELLS)), Cell(memory), Cell(seconds))
+            sections.append(Section(own[0]["algorithm"], own[0]["locality"], (line,)))
         tables.append(Table((*columns, Column("memory"), Column("time")), tuple(sections), challenge))
     return [*tables, Table((), (), notes=(*_notes(rows), COST_NOTE))]
 
 
-def _arrange(rows: Sequence[Row], line: str, column: str) -> dict[tuple[str, str], dict[Any, list[Cell]]]:
-    """Return the cells of each (locality, algorithm): per value of `line`, ACC and FGT for each value of `column`."""
-    best: dict[tuple[str, ...], float] = {}
+def _by_algorithm(rows: Sequence[Row]) -> list[list[Row]]:
+    key = itemgetter("locality", "algorithm")
+    return [list(own) for _, own in groupby(sorted(rows, key=key), key)]
+
+
+def _cells(rows: Sequence[Row]) -> dict[tuple[str, float], list[Cell]]:
+    """Return ACC and FGT of one algorithm by (challenge, lr), and mark the best of each challenge."""
+    cells: dict[tuple[str, float], list[Cell]] = {}
     for row in rows:
-        for name, choose in (("acc_mean", max), ("forgetting_mean", min)):
-            key = row["challenge"], row["locality"], row["algorithm"], name
-            if row[name] is not None:
-                best[key] = choose(row[name], best.get(key, row[name]))
-
-    def cell(row: Row, name: str) -> Cell:
-        if row["diverged"] == row["seeds"]:
-            return Cell("diverged")
-        single = row["seeds"] - row["diverged"] == 1  # one seed has no deviation
-        mean, std = row[f"{name}_mean"], None if single else row[f"{name}_std"]
-        marked = mean == best.get((row["challenge"], row["locality"], row["algorithm"], f"{name}_mean"))
-        return mean_std(mean, std, marked)
-
-    by_key = {(row["locality"], row["algorithm"], row[line], row[column]): row for row in rows}
-    columns = sorted({row[column] for row in rows})
-    arranged: dict[tuple[str, str], dict[Any, list[Cell]]] = {}
-    for locality, algorithm, value in sorted({key[:3] for key in by_key}):
-        found = [by_key.get((locality, algorithm, value, c)) for c in columns]
-        cells = [cell(row, name) if row else Cell(ABSENT) for row in found for name in ("acc", "forgetting")]
-        arranged.setdefault((locality, algorithm), {})[value] = cells
-    return arranged
+        finished = row["seeds"] - row["diverged"]
+        for name, best in (("acc", max), ("forgetting", min)):
+            means = [r[f"{name}_mean"] for r in rows if r["challenge"] == row["challenge"]]
+            mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
+            marked = mean == best((x for x in means if x is not None), default=None)
+            cell = mean_std(mean, std, marked) if finished else Cell("diverged")
+            cells.setdefault((row["challenge"], row["lr"]), []).append(cell)
+    return cells
 
 
 def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -295,11 +289,13 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     tasks = "the T−1 tasks before the last" if rows[0]["forgetting_over"] == "t-1" else "all T tasks"
     forgetting = "rise in test loss" if rows[0]["forgetting_by"] == "loss" else "loss of test accuracy in points"
     scopes = {row["challenge"]: SCOPE_NOTES["domain" if row["setting"] == "domain" else row["scope"]] for row in rows}
-    same = len(set(scopes.values())) == 1
-    scope = next(iter(scopes.values())) if same else "; ".join(f"{name}: {note}" for name, note in scopes.items())
-    counts = {row["challenge"]: row["tasks"] for row in rows}
-    same = len(set(counts.values())) == 1
-    T = rows[0]["tasks"] if same else ", ".join(f"{count} ({name})" for name, count in counts.items())
+    counts = {row["challenge"]: str(row["tasks"]) for row in rows}
+    scope, T = (
+        by_challenge[rows[0]["challenge"]]
+        if len(set(by_challenge.values())) == 1
+        else "; ".join(f"{name}: {text}" for name, text in by_challenge.items())
+        for by_challenge in (scopes, counts)
+    )
     diverged = ((r["algorithm"], r["lr"], r["challenge"], r["diverged"], r["seeds"]) for r in rows)
     return (
         f"Mean ± standard deviation over {format_range((row['seeds'] for row in rows), 'seed')}; T = {T} tasks.",

@@ -73,6 +73,10 @@ class Section:
     locality: str
     rows: tuple[tuple[Cell, ...], ...]
 
+    @property
+    def suffix(self) -> str:
+        return f" ({self.locality})" if self.locality else ""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -124,8 +128,8 @@ class Table:
             rows = [r for r in section.rows if not grouped or any(r[i].text != ABSENT for i in grouped)]
             if rows and rules and table.row_count:
                 table.add_section()
-            color, locality = COLORS.get(section.locality, ""), f" ({section.locality})" if section.locality else ""
-            first = Text.assemble((section.label, f"bold {color}"), (locality, color))
+            color = COLORS.get(section.locality, "")
+            first = Text.assemble((section.label, f"bold {color}"), (section.suffix, color))
             for number, row in enumerate(rows):
                 cells = (_terminal_cell(row[i], star, self.columns[i]) for i in shown)
                 table.add_row(Text("") if number else first, *cells)
@@ -133,13 +137,13 @@ class Table:
 
     def _header(self, index: int) -> Text:
         """Return the name of a column below the title of its group, if it is the first column of one."""
-        header = Text("")
+        parts = [Text(self.columns[index].name)]
         if self._begins_group(index):
             widest = max(len(str(row[index])) for section in self.sections for row in section.rows)
             width = max(widest, MIN_TITLE_WIDTH)
             lines = textwrap.wrap(self.columns[index].group, width, break_long_words=False, break_on_hyphens=False)
-            header.append("\n".join([*lines, ""]), style="bold")
-        return header.append(self.columns[index].name)
+            parts.insert(0, Text("\n".join(lines), style="bold"))
+        return Text("\n").join(part for part in parts if part)
 
     def _begins_group(self, index: int) -> bool:
         group = self.columns[index].group
@@ -152,8 +156,7 @@ class Table:
         lines = [[self.label, *names], ["---", *rules]]
         for section in self.sections:
             for i, row in enumerate(section.rows):
-                locality = f" ({section.locality})" if section.locality else ""
-                label = "" if i else f"`{section.label}`{locality}"
+                label = "" if i else f"`{section.label}`{section.suffix}"
                 lines.append([label, *(f"**{cell}**" if cell.marked else str(cell) for cell in row)])
         title = [f"### {self.title}"] if self.title else []
         body = ["\n".join(f"| {' | '.join(cells)} |" for cells in lines)] if self.sections else []
@@ -246,9 +249,8 @@ def _terminal_cell(cell: Cell, star: bool, column: Column) -> Text:
 
 
 def _latex_section(section: Section) -> str:
-    color, locality = COLORS.get(section.locality), f" ({section.locality})" if section.locality else ""
-    label = (f"\\textcolor{{{color}}}{{{escape(section.label)}}}" if color else escape(section.label)) + locality
-    count = len(section.rows)
+    color, count, label = COLORS.get(section.locality), len(section.rows), escape(section.label)
+    label = (f"\\textcolor{{{color}}}{{{label}}}" if color else label) + section.suffix
     first = f"\\multirow{{{count}}}{{*}}{{{label}}}" if count > 1 else label
     return "\n".join(
         " & ".join(["" if i else first, *map(_latex_cell, row)]).strip() + r" \\" for i, row in enumerate(section.rows)
