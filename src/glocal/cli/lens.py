@@ -23,6 +23,8 @@ DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
 """`glocal locality` uses the first one whose setting an algorithm supports."""
 UNUSED = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("eigenvalues", "seed")}
 """Options that do not apply to these modes of `glocal lens`."""
+ROUNDING = "Rounding differs between machines, thread counts and cohort sizes; large learning rates amplify this."
+SUBSET = "the error of the algorithm's own approximation, which may use all, includes this difference."
 EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)
 involved: the same with its interaction with the memory's random draws (total index)
 nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours; p: permutation-test p-value, local if p ≤ 0.01"""
@@ -194,16 +196,10 @@ def _notes(retraced: Retraced) -> Iterator[str]:
         yield "The retraced run equals the stored one."
     else:
         share = f"by {100 * retraced.deviation:.2g} %" if retraced.deviation < 1 else "completely"
-        yield (
-            f"The retraced run differs from the stored one: ‖θ_t − θ_0‖ {share}. Results differ slightly between "
-            "machines, thread counts and cohort sizes because of rounding; large learning rates amplify this."
-        )
+        yield f"The retraced run differs from the stored one: ‖θ_t − θ_0‖ {share}. {ROUNDING}"
     sizes = [len(data.y) for data in retraced.run.trace.tasks]
     if sizes != retraced.task_sizes:
-        yield (
-            f"Losses use up to {max(sizes):,} of {max(retraced.task_sizes):,} examples per task; the error of the "
-            "algorithm's own approximation, which may use all, includes this difference."
-        )
+        yield f"Losses use up to {max(sizes):,} of {max(retraced.task_sizes):,} examples per task; {SUBSET}"
     if retraced.run.model.has_batchnorm:
         yield "BatchNorm statistics: the algorithm's own approximation uses those of the snapshot, expansions θ_o's."
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -92,22 +93,24 @@ class RunOptions(ExperimentOptions):
     precision: Literal["fp32", "tf32", "bf16"] | None = None
     """Precision of matrix products (default: fp32; bf16 for ResNet-18 on a GPU)."""
 
-    def _train(
+    def _runs(
         self,
         columns: Mapping[str, Column],
         demo: Column,
         *,
         algorithms: Sequence[str] = (),
         extra: bool = False,
-        angles: Literal["published", "seed"] = "published",
+        angles: Literal["published", "seed"] | None = None,
         out: Path | None = None,
     ) -> Runs:
-        """Train the selected rows of the columns; with `out`, add the runs to its result file after every row."""
+        """Read the selected runs from --results, or train them; with `out`, its result file grows after every row."""
         from glocal.paper import results
         from glocal.paper.table1 import train
         from glocal.report.progress import Bars
         from glocal.store.run import Runs
 
+        if self.results:
+            return self._read(demo, algorithms, angles)
         if self.demo and self.challenge:
             raise GlocalError(f"--demo has its own challenge, {demo.challenge}: leave --challenge out.")
         for name in self.challenge:
@@ -115,31 +118,23 @@ class RunOptions(ExperimentOptions):
         chosen = [demo] if self.demo else [columns[name] for name in self.challenge or (next(iter(columns)),)]
         sizes: dict[str, Any] = {name: getattr(self, name) for name in ("lrs", "seeds", "tasks", "epochs")}
         parts = [column.select(algorithms, extra, **sizes) for column in chosen]
-        on_row: Callable[[Runs], object] | None = None
-        if out is not None:
-            file = out / RESULTS
-            results.add([], file)  # fail before training, not after
-            on_row = lambda runs: results.add(runs, file)  # noqa: E731
+        on_row = None if out is None else partial(results.add, path=out / RESULTS)
+        if on_row is not None:
+            on_row([])  # fail before training, not after
         where: dict[str, Any] = {name: getattr(self, name) for name in ("store", "data", "device", "precision")}
-        runs = train(parts, angles=angles, **where, progress=Bars(), on_row=on_row)
+        runs = train(parts, angles=angles or "published", **where, progress=Bars(), on_row=on_row)
         return Runs([results.with_named_angles(run) for run in runs])
 
-    def _read(self, demo: Column, algorithms: Sequence[str] = (), angles: str | None = None) -> Runs:
+    def _read(self, demo: Column, algorithms: Sequence[str], angles: str | None) -> Runs:
         """Read result files and keep the runs that match the given options; raise an error if there are none."""
         from glocal.paper import results
         from glocal.paper.comparison import angles_of
 
         def settings(run: Run) -> dict[str, object]:
-            return {
-                "challenge": run.challenge,
-                "lr": run.lr,
-                "seed": run.seed,
-                "tasks": run.tasks,
-                "epochs": run.config["epochs"],
-                "precision": run.config["precision"],
-                "algorithm": run.config["algorithm"]["name"],
-                "angles": angles_of(run) if run.challenge.startswith("rotated-") else angles,
-            }
+            config = {name: run.config[name] for name in ("lr", "seed", "epochs", "precision")}
+            kind = angles_of(run) if run.challenge.startswith("rotated-") else angles
+            name = run.config["algorithm"]["name"]
+            return config | {"challenge": run.challenge, "tasks": run.tasks, "algorithm": name, "angles": kind}
 
         single = {"tasks": self.tasks, "epochs": self.epochs, "precision": self.precision, "angles": angles}
         selected: dict[str, Sequence[object]] = {
@@ -176,10 +171,8 @@ class TableOptions(RunOptions):
     def runs(self, out: Path | None = None) -> Runs:
         from glocal.paper.table1 import COLUMNS, DEMO
 
-        if self.results:
-            return self._read(DEMO, self.algorithms, self.angles)
-        rows: dict[str, Any] = {"algorithms": self.algorithms, "extra": self.extra}
-        return self._train(COLUMNS, DEMO, **rows, angles=self.angles or "published", out=out)
+        rows: dict[str, Any] = {name: getattr(self, name) for name in ("algorithms", "extra", "angles")}
+        return self._runs(COLUMNS, DEMO, **rows, out=out)
 
 
 @command
@@ -253,8 +246,9 @@ class IcarlBuffer(RunOptions):
         from glocal.report.summary import View
 
         path = require_figure(self.output)
-        runs = self._read(ICARL_DEMO) if self.results else self._train(ICARL_COLUMNS, ICARL_DEMO)
-        runs = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
+        runs = self._runs(ICARL_COLUMNS, ICARL_DEMO).where(
+            lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS
+        )
         if not runs:
             raise GlocalError(
                 f"{', '.join(map(str, self.results))} has no matching run of {' or '.join(ICARL_ALGORITHMS)}; "
