@@ -312,7 +312,7 @@ def download(
         complete = checksum(part) == md5
         for url in () if complete else urls:
             try:
-                _complete(url, part, size, md5, progress, timeout)
+                _complete(url, part, part.stat().st_size, size, md5, progress=progress, timeout=timeout)
                 complete = True
                 break
             except _MirrorFailed as failure:
@@ -328,22 +328,26 @@ def download(
     )
 
 
-def _complete(url: str, part: Path, size: int, md5: str, progress: Progress | None, timeout: float) -> None:
-    """Append the rest of the file to `part`; if the result is wrong, start again, because either may be wrong."""
-    offset = part.stat().st_size
-    with part.open("r+b") as file:
-        for position, block in _receive(url, offset, size, timeout):
-            if position == 0:
-                file.truncate(0)
-            file.seek(position)
-            file.write(block)
-            if progress is not None:
-                progress(min(position + len(block), size), size)
-    if checksum(part) != md5:
-        os.truncate(part, 0)
-        if offset == 0:
+def _complete(
+    url: str, part: Path, offset: int, size: int, md5: str, *, progress: Progress | None, timeout: float
+) -> None:
+    """Append what follows `offset` to `part`. If that fails without a new byte, ask for the whole file."""
+    try:
+        with part.open("r+b") as file:
+            for position, block in _receive(url, offset, size, timeout):
+                if position == 0:
+                    file.truncate(0)
+                file.seek(position)
+                file.write(block)
+                if progress is not None:
+                    progress(min(position + len(block), size), size)
+        if checksum(part) != md5:
+            os.truncate(part, 0)
             raise _MirrorFailed("wrong checksum")
-        _complete(url, part, size, md5, progress, timeout)
+    except _MirrorFailed:
+        if offset == 0 or part.stat().st_size > offset:
+            raise
+        _complete(url, part, 0, size, md5, progress=progress, timeout=timeout)
 
 
 def _receive(url: str, offset: int, size: int, timeout: float) -> Iterator[tuple[int, bytes]]:
@@ -358,23 +362,18 @@ def _receive(url: str, offset: int, size: int, timeout: float) -> Iterator[tuple
             position = offset if response.status == 206 else 0
             length = response.headers.get("Content-Length", "")
             offered = position + int(length) if length.isdecimal() else size
-            if offered == size:
-                yield position, b""
-                # One byte more than the file has, to notice a server that sends too much.
-                while block := response.read1(min(BLOCK_BYTES, size + 1 - position)):
-                    yield position, block
-                    position += len(block)
+            if offered != size:
+                raise _MirrorFailed(f"offers {offered} bytes instead of {size}")
+            yield position, b""
+            # One byte more than the file has, to notice a server that sends too much.
+            while block := response.read1(min(BLOCK_BYTES, size + 1 - position)):
+                yield position, block
+                position += len(block)
     except HTTPError as error:
         error.close()
-        if not offset or error.code != 416:
-            raise _MirrorFailed(f"HTTP {error.code}") from error
-        offered = 0
+        raise _MirrorFailed(f"HTTP {error.code}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         inner = error.reason if isinstance(error, URLError) else error
         raise _MirrorFailed(getattr(inner, "strerror", None) or " ".join(str(inner).split())) from error
-    if offered != size and offset:
-        yield from _receive(url, 0, size, timeout)
-    elif offered != size:
-        raise _MirrorFailed(f"offers {offered} bytes instead of {size}")
-    elif position < size:
+    if position < size:
         raise _MirrorFailed(f"stopped after {position} of {size} bytes")

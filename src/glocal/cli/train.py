@@ -131,7 +131,7 @@ def _train(
     for name, values in algorithms:
         values = {**values, **given.get(_short_name(name), {})}
         choices += [(name, dict(zip(values, choice, strict=True))) for choice in itertools.product(*values.values())]
-    runs = sweep(challenge, choices, lrs, seeds, progress=Bars(), **training.as_dict())
+    runs = sweep(challenge, choices, lrs, seeds, progress=Bars(), **vars(training))
     count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
     if training.monitor is not None and count:
         print(f"Note: {count} runs were in the store already and were not monitored; use another --store")

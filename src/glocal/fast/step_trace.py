@@ -41,16 +41,14 @@ class StepTracer:
         shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
         replay = self._traces.get(shapes)
         if replay is None:
-            if shapes not in self._traces and self._count(shapes) >= self._enough():
+            enough = self.min_calls_after_first if any(self._traces.values()) else self.min_calls
+            if shapes not in self._traces and self._count(shapes) >= min(enough, self.min_calls):
                 self._traces[shapes] = self._trace(state, hyper, given)
             return self._step(state, hyper, batch)
         with torch.no_grad():
             losses, *new = replay(given)
         _put(state, new)
         return losses
-
-    def _enough(self) -> int:
-        return min(self.min_calls, self.min_calls_after_first) if any(self._traces.values()) else self.min_calls
 
     def _count(self, shapes: Hashable) -> int:
         if shapes not in self._made and len(self._made) > 64:  # a memory that grows at every step, say
@@ -105,10 +103,9 @@ def bitwise_equal(one: Function, other: Function, given: Sequence[Tensor]) -> bo
 
 def is_traceable(network: nn.Module) -> bool:
     """Return whether all modules are torch's or ours, without hooks: others may behave differently at every call."""
-    return all(_known(part) for part in network.modules())
-
-
-def _known(part: nn.Module) -> bool:
-    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    ours = type(part).__module__.split(".")[0] in ("glocal", "torch") and not isinstance(part, torch.jit.ScriptModule)
-    return ours and not any(hooks) and "forward" not in vars(part)
+    for part in network.modules():
+        hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        ours = type(part).__module__.split(".")[0] in ("glocal", "torch")
+        if not ours or isinstance(part, torch.jit.ScriptModule) or any(hooks) or "forward" in vars(part):
+            return False
+    return True

@@ -67,9 +67,6 @@ class SweepOptions:
             value = getattr(self, name)
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
 
-    def as_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(SweepOptions)}
-
 
 def convert(name: str, hint: Any, value: Any) -> Any:
     """Convert the value of an option, or its text from the command line, to the option's type.

@@ -212,9 +212,8 @@ def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
 
 def label_of(algorithm: Algorithm) -> str:
     """Return the name of an algorithm and every option that differs from its default."""
-    values = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
-    changed = {f.name: values[f.name] for f in dataclasses.fields(algorithm) if values[f.name] != f.default}
-    texts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items()]
+    values = [(f, getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm)]
+    texts = [f"{f.name}={v:g}" if isinstance(v, float) else f"{f.name}={v}" for f, v in values if v != f.default]
     return " ".join([name_of(algorithm), *texts])
 
 
@@ -297,16 +296,13 @@ def source_hash(target: Any) -> str:
         parts = [target]
         if isinstance(target, type):
             parts = [base for base in target.__mro__ if not base.__module__.startswith(("builtins", "glocal."))]
-        text = "".join(map(_source, parts))
+        try:
+            text = "".join(map(inspect.getsource, parts))
+        except (OSError, TypeError):
+            name = getattr(target, "__qualname__", type(target).__name__)
+            reason = f"runs are identified by the source of '{name}', which cannot be read: use a file."
+            raise GlocalError(reason) from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _source(target: Any) -> str:
-    try:
-        return inspect.getsource(target)
-    except (OSError, TypeError):
-        name = getattr(target, "__qualname__", type(target).__name__)
-        raise GlocalError(f"runs are identified by the source of '{name}', which cannot be read: use a file.") from None
 
 
 def _where(error: BaseException, path: Path) -> str:
