@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from glocal.algorithms import Algorithm
+from glocal.algorithms.hessian_structures import Structure
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
+from glocal.lens.approximation import ErrorCurves, error_curves
+from glocal.lens.record import Snapshot, snapshots_of
+from glocal.lens.taylor import taylor
+from glocal.lens.trace import TrainingTrace
 from glocal.networks.mlp import mlp
 
 
@@ -110,3 +115,16 @@ def cohort(
 ) -> Cohort:
     members = tuple(Member(seed, lr, algorithm) for seed, lr in runs)
     return Cohort(challenge, make, members, epochs, batch_size)  # type: ignore[arg-type]
+
+
+def taylor_curves(
+    trace: TrainingTrace,
+    order: int = 2,
+    structure: Structure = "diagonal",
+    snapshots: Sequence[Snapshot] | None = None,
+) -> ErrorCurves:
+    """The errors of one kind of expansion, at the checkpoints unless other snapshots are given."""
+    snapshots = snapshots_of(trace) if snapshots is None else snapshots
+    count = max((s.finished for s in snapshots), default=0)
+    expansions = [taylor(trace, task, order, structure) for task in range(count)]
+    return error_curves(trace, snapshots, {"": expansions})[""]

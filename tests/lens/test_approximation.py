@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import anywhere, at, diverged, network, theta_of
-from recordings import blobs, cohort, hidden, linear, regressions
+from recordings import blobs, cohort, hidden, linear, regressions, taylor_curves
 from torch import nn
 
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
-from glocal.lens.approximation import error_order, fit_order, losses_on_rays, own_curves, taylor_curves
+from glocal.lens.approximation import error_order, fit_order, losses_on_rays, own_curves
 from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.record import RecordedRun, Snapshot, record

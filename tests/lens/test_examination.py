@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import glocal
 from glocal.errors import GlocalError
 from glocal.lens import examine
-from glocal.lens.examination import advise, examine_trace
+from glocal.lens.examination import examine_trace
 from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.record import open_run
 from glocal.report.lens_figures import draw_examination
@@ -254,35 +253,7 @@ def test_a_run_that_diverged_is_outside(point: int, tmp_path: Path) -> None:
     assert found.eigenvalues[other].isfinite().all() and float(found.random_radius[other]) > 0
 
 
-def of_numbers(error: Sequence[float], forgotten: Sequence[float], share: float, epsilon: float = 0.1) -> Any:
-    errors = torch.tensor(error, dtype=torch.float64)
-    spectrum = torch.tensor([[2.0, -1.0]] * 3)
-    traces = torch.full((3,), 3.0 / share)
-    after = (1.0, 0.5, 9.0)
-    return advise(epsilon, errors, torch.tensor(forgotten), spectrum, traces, parameters=50, next_task=after)
-
-
-def test_what_is_recommended_follows_the_numbers() -> None:
-    assert of_numbers([0.01, 0.05], [0, 0.01], 0.9).family == "constraint"
-    assert "90 % of the trace" in of_numbers([0.01, 0.05], [0, 0.01], 0.9).reason
-    spread = of_numbers([0.01, 0.05], [0, 0.01], 0.3)
-    assert (spread.family, spread.locality) == ("quadratic", "local") and "30 % of the trace" in spread.reason
-    assert of_numbers([0.01, 0.05], [0, 0.5], 0.9).family == "quadratic"
-    left = of_numbers([0.01, -0.7, 0.2], [0, 0.5], 0.9)
-    assert (left.family, left.locality) == ("replay", "global") and "er" in left.algorithms
-    assert "2 of 3 pairs" in left.reason
-    assert of_numbers([0.01, math.nan], [0, 0.01], 0.9).family == "replay"
-    assert of_numbers([0.01], [0, 0.01], math.nan).family == "quadratic"  # an unknown trace
-
-
-@pytest.mark.parametrize(
-    ("far", "family", "told"),
-    [(0.4, "quadratic", "stays inside"), (3.0, "replay", "may leave"), (20.0, "replay", "leaves its")],
-)
-def test_of_one_task(far: float, family: str, told: str) -> None:
-    spectrum, after = (torch.ones(1, 2), torch.ones(1)), (far, 0.5, 9.0)
-    found = advise(0.1, torch.zeros(0), torch.zeros(1), *spectrum, parameters=50, next_task=after)
-    assert found.family == family and told in found.reason
+def test_a_figure_of_one_task() -> None:
     figure = Figure()
     draw_examination(examine(*quartic(3.0, 1.0)), figure)
     assert len(figure.axes) == 3

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from recordings import blobs, cohort, hidden
+from recordings import blobs, cohort, hidden, taylor_curves
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import train
-from glocal.lens.approximation import error_order, own_curves, taylor_curves
+from glocal.lens.approximation import error_order, own_curves
 from glocal.lens.examination import examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
 from glocal.lens.inputs import trace_checkpoints

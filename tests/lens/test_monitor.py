@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recordings import Branching, Recurrent, Together, blobs, cohort, hidden, normalised
+from recordings import Branching, Recurrent, Together, blobs, cohort, hidden, normalised, taylor_curves
 
 from glocal.algorithms import ER, EWC, PNN, SGD, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import Snapshot, train
 from glocal.errors import GlocalError
-from glocal.lens.approximation import taylor_curves
 from glocal.lens.monitor import Monitor
 from glocal.lens.record import record
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from recordings import Branching, Recurrent, blobs, cohort, dropping, hidden, normalised
+from recordings import Branching, Recurrent, blobs, cohort, dropping, hidden, normalised, taylor_curves
 
 from glocal import tree
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
-from glocal.lens.approximation import own_curves, taylor_curves
+from glocal.lens.approximation import own_curves
 from glocal.lens.locality_assumption import locality_assumption
 from glocal.lens.record import record, train_traces
 from glocal.lens.trace import distance

@@ -12,13 +12,12 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from recordings import Together, blobs, cohort, hidden, linear, normalised, regressions
+from recordings import Together, blobs, cohort, hidden, linear, normalised, regressions, taylor_curves
 
 import glocal
 from glocal.algorithms import ER, EWC, PNN, SGD, Joint
 from glocal.cli.main import main
 from glocal.errors import GlocalError
-from glocal.lens.approximation import taylor_curves
 from glocal.lens.locality_assumption import training_errors
 from glocal.lens.record import StoredRun, open_run, record
 from glocal.store.run import Run

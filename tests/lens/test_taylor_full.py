@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from quadratics import anywhere, at, dense_hessian, network, theta_of
+from recordings import taylor_curves
 from torch import nn
 
-from glocal.lens.approximation import error_curves, error_order, taylor_curves
+from glocal.lens.approximation import error_curves, error_order
 from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import exact_taylor, taylor

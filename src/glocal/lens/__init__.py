@@ -21,8 +21,8 @@ Give `examine` your network, its loss, the tasks' data and the checkpoints betwe
 
 from __future__ import annotations
 
-from glocal.lens.approximation import ErrorCurves, error_curves, error_order, own_curves, taylor_curves
-from glocal.lens.examination import Advice, Examination, advise, examine, examine_trace
+from glocal.lens.approximation import ErrorCurves, error_curves, error_order, own_curves
+from glocal.lens.examination import Advice, Examination, examine, examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
 from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.instruments import INSTRUMENTS, measure
@@ -47,7 +47,6 @@ __all__ = [
     "Snapshot",
     "Taylor",
     "TrainingTrace",
-    "advise",
     "error_curves",
     "error_order",
     "exact_taylor",
@@ -67,7 +66,6 @@ __all__ = [
     "recursion",
     "region_radii",
     "taylor",
-    "taylor_curves",
     "theorem1",
     "theorem2",
     "trace_checkpoints",

@@ -26,18 +26,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from glocal.algorithms.algorithm import Algorithm
-from glocal.algorithms.hessian_structures import Structure
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.errors import require
-from glocal.lens.record import RecordedRun, Snapshot, snapshots_of
-from glocal.lens.taylor import Approximation, taylor
+from glocal.lens.record import RecordedRun, Snapshot
+from glocal.lens.taylor import Approximation
 from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
 from glocal.networks.model import Model
 from glocal.tree import from_vector, to_vector
@@ -76,23 +76,19 @@ class ErrorCurves:
         signed = torch.where(self.known, self.approximate - self.true, 0).sum(1)
         return abs_difference(signed, torch.zeros_like(signed)) / self.finished.clamp(min=1)
 
+    def rows(self, *columns: str) -> list[dict[str, Any]]:
+        """Return a row for every snapshot and finished task: step, learned, task and the columns."""
+        tensors = {name: getattr(self, name) for name in columns}
+        return [
+            {"step": int(self.step[i]), "learned": int(self.finished[i]), "task": int(o)}
+            | {name: float(tensor[i, o]) for name, tensor in tensors.items()}
+            for i, o in self.known.nonzero()
+        ]
+
 
 def abs_difference(approximate: Tensor, true: Tensor) -> Tensor:
     r"""Return |\hat L − L|, inf where it is NaN."""
     return (approximate - true).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def taylor_curves(
-    trace: TrainingTrace,
-    order: int = 2,
-    structure: Structure = "diagonal",
-    snapshots: Sequence[Snapshot] | None = None,
-) -> ErrorCurves:
-    """Measure ξ_o of the expansion of every finished task, at θ_0, θ_1, … unless other snapshots are given."""
-    snapshots = snapshots_of(trace) if snapshots is None else snapshots
-    count = max((s.finished for s in snapshots), default=0)
-    expansions = [taylor(trace, task, order, structure) for task in range(count)]
-    return error_curves(trace, snapshots, {"": expansions})[""]
 
 
 def error_curves(

@@ -117,20 +117,34 @@ class Examination:
 
     @property
     def advice(self) -> Advice:
-        """The recommended family of algorithms."""
-        return advise(
-            self.epsilon,
-            self.error[self.later],
-            average(self.forgetting.measured, "t"),
-            self.eigenvalues,
-            self.trace,
-            parameters=self.parameters,
-            next_task=(
-                float(self.updates[-1]),
-                float(self.eigenvector_radius[-1]),
-                float(self.random_radius[-1]),
-            ),
-        )
+        """The recommended family of algorithms, by the rules above."""
+        errors, k = self.error[self.later], self.eigenvalues.shape[1]
+        if not len(errors):
+            if self.updates[-1] < self.eigenvector_radius[-1]:
+                return Advice("quadratic", "Another task that moves as far as the first stays inside its ε-region.")
+            leaves = "may leave" if self.updates[-1] < self.random_radius[-1] else "leaves"
+            return Advice("replay", f"Another task that moves as far as the first {leaves} its ε-region.")
+        diverged = int((~errors.isfinite()).sum())
+        if diverged:
+            reason = f"Training diverged: the errors of {diverged} of {len(errors)} pairs are not finite."
+            return Advice("replay", f"{reason} Lower the learning rate first.")
+        outside = int((errors >= self.epsilon).sum())
+        if outside:
+            return Advice("replay", f"Training left the ε-region in {outside} of {len(errors)} pairs of tasks.")
+        share = float((self.eigenvalues.abs().sum(1) / self.trace).median())
+        forgotten = average(self.forgetting.measured, "t")
+        largest = float(forgotten[forgotten.abs().argmax()])
+        inside = "All later solutions are inside the ε-regions of earlier tasks"
+        top = f"the {k} largest eigenvalues are {100 * share:.0f} % of the trace"
+        if not abs(largest) < self.epsilon:
+            return Advice("quadratic", f"{inside}, but E(t) reaches {largest:.3g}, where Theorem 4.1 assumes 0.")
+        if not 0 <= share <= MAX_TRACE_SHARE and not math.isnan(share):
+            return Advice("quadratic", f"{inside}, but some curvature is negative, where Theorem 4.1 assumes minima.")
+        if not MIN_TRACE_SHARE <= share < math.inf:
+            return Advice("quadratic", f"{inside}, but many directions are curved: {top}.")
+        if 2 * k > self.parameters:
+            return Advice("quadratic", f"{inside}, but {self.parameters} parameters leave few directions free.")
+        return Advice("constraint", f"{inside}, and few directions are curved: {top}.")
 
     @property
     def warning(self) -> str | None:
@@ -153,23 +167,21 @@ class Examination:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a table with a row for every task, measured after the last one."""
-        last = len(self.losses) - 1
-        measured, predicted = self.forgetting.measured[last], self.forgetting.predicted[last]
+        columns = {
+            "loss": self.losses,
+            "largest_eigenvalue": self.largest,
+            "trace": self.trace,
+            "distance": self.distance[-1],
+            "radius": self.radius[-1],
+            "eigenvector_radius": self.eigenvector_radius,
+            "random_radius": self.random_radius,
+            "predicted": self.forgetting.predicted[-1],
+            "measured": self.forgetting.measured[-1],
+        }
+        inside = [*self.inside[-1, :-1].tolist(), None]
         return [
-            {
-                "task": o,
-                "loss": float(self.losses[o]),
-                "largest_eigenvalue": float(self.largest[o]),
-                "trace": float(self.trace[o]),
-                "distance": float(self.distance[last, o]),
-                "radius": float(self.radius[last, o]),
-                "eigenvector_radius": float(self.eigenvector_radius[o]),
-                "random_radius": float(self.random_radius[o]),
-                "predicted": float(predicted[o]),
-                "measured": float(measured[o]),
-                "inside": bool(self.inside[last, o]) if o < last else None,
-            }
-            for o in range(last + 1)
+            {"task": o, **{name: float(column[o]) for name, column in columns.items()}, "inside": inside[o]}
+            for o in range(len(inside))
         ]
 
     def __str__(self) -> str:
@@ -274,53 +286,3 @@ def examine_trace(
         trace=torch.stack([estimate.value for estimate in traces]).cpu(),
         trace_error=torch.stack([estimate.error for estimate in traces]).cpu(),
     )
-
-
-def advise(
-    epsilon: float,
-    errors: Tensor,
-    average_forgetting: Tensor,
-    eigenvalues: Tensor,
-    trace: Tensor,
-    *,
-    parameters: int,
-    next_task: tuple[float, float, float],
-) -> Advice:
-    """Recommend a family of algorithms.
-
-    Args:
-        epsilon: ε.
-        errors: ξ_o(θ_t) of all pairs o < t, (n,).
-        average_forgetting: E(t) after every task, (N,).
-        eigenvalues: the largest of every Hessian, (N, k).
-        trace: of every Hessian, (N,).
-        parameters: P.
-        next_task: how far the last task moved, and the radii of its region along the top eigenvector and in a random
-            direction; used if a single task was learned.
-    """
-    if not len(errors):
-        distance, top_radius, random_radius = next_task
-        if distance < top_radius:
-            return Advice("quadratic", "Another task that moves as far as the first stays inside its ε-region.")
-        leaves = "may leave" if distance < random_radius else "leaves"
-        return Advice("replay", f"Another task that moves as far as the first {leaves} its ε-region.")
-    finite = errors.isfinite()
-    if not bool(finite.all()):
-        diverged = f"Training diverged: the errors of {int((~finite).sum())} of {len(errors)} pairs are not finite."
-        return Advice("replay", f"{diverged} Lower the learning rate first.")
-    outside = int((errors.abs() >= epsilon).sum())
-    if outside:
-        return Advice("replay", f"Training left the ε-region in {outside} of {len(errors)} pairs of tasks.")
-    share = float((eigenvalues.abs().sum(1) / trace).median())
-    largest = float(average_forgetting[average_forgetting.abs().argmax()])
-    inside = "All later solutions are inside the ε-regions of earlier tasks"
-    top = f"the {eigenvalues.shape[1]} largest eigenvalues are {100 * share:.0f} % of the trace"
-    if not abs(largest) < epsilon:
-        return Advice("quadratic", f"{inside}, but E(t) reaches {largest:.3g}, where Theorem 4.1 assumes 0.")
-    if not 0 <= share <= MAX_TRACE_SHARE and not math.isnan(share):
-        return Advice("quadratic", f"{inside}, but some curvature is negative, where Theorem 4.1 assumes minima.")
-    if not MIN_TRACE_SHARE <= share < math.inf:
-        return Advice("quadratic", f"{inside}, but many directions are curved: {top}.")
-    if 2 * eigenvalues.shape[1] > parameters:
-        return Advice("quadratic", f"{inside}, but {parameters} parameters leave few directions free.")
-    return Advice("constraint", f"{inside}, and few directions are curved: {top}.")

@@ -175,7 +175,6 @@ def _check_task(trace: TrainingTrace, task: int) -> None:
     """
     (x, y), last = trace.tasks[task], len(trace.checkpoints) - 1
     check_finite(x, f"x of task {task}")
-    require(y.is_floating_point() or not _weighs_classes(trace.loss), NOT_A_MEAN)
     if not isinstance(trace.loss, AutogradLoss):
         _outputs_and_losses(trace, task, 0)
     else:
@@ -242,12 +241,6 @@ def _takes_classes(loss: Loss) -> bool:
         return isinstance(loss, CrossEntropy)
     functions = (functional.cross_entropy, functional.nll_loss)
     return loss.mean in functions or isinstance(loss.mean, nn.CrossEntropyLoss | nn.NLLLoss)
-
-
-def _weighs_classes(loss: Loss) -> bool:
-    """Whether a loss of torch divides by the sum of class weights, which cancel for a single sample."""
-    weight = getattr(loss.mean, "weight", None) if isinstance(loss, AutogradLoss) and _takes_classes(loss) else None
-    return isinstance(weight, Tensor) and bool((weight != weight.flatten()[0]).any())
 
 
 def _diverse_examples(sample_losses: Tensor, y: Tensor) -> Tensor:

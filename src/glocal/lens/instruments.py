@@ -87,11 +87,10 @@ def _error(trace: TrainingTrace) -> Rows:
             p = error_order(exact, 0, EXPANSIONS[name](exact, 0), update).exponent if moved else torch.nan
         except RuntimeError:
             p = torch.nan  # for example a network that creates float32 tensors itself
-        columns = _columns(curves, "distance", "error", "true", "approximate")
-        for i, finished in enumerate(curves.finished.tolist()):
-            for o in range(finished - 1):
-                values = {k: float(column[i, o]) for k, column in columns.items()}
-                rows.append({"expansion": name, "learned": finished, "task": o, **values, "order": float(p)})
+        for row in curves.rows("distance", "error", "true", "approximate"):
+            del row["step"]  # unknown between tasks
+            if row["task"] < row["learned"] - 1:
+                rows.append({"expansion": name, **row, "order": float(p)})
     return rows
 
 
@@ -102,12 +101,8 @@ def _assumption(trace: TrainingTrace) -> Rows:
         return []
     exact = [exact_taylor(trace, o) for o in range(trace.num_learned)]
     curves = error_curves(trace, snapshots_of(trace)[2:], {"exact": exact})["exact"]
-    rows: Rows = []
-    for i, finished in enumerate(curves.finished.tolist()):
-        errors = curves.error[i, : finished - 1]
-        worst = int(errors.argmax())
-        rows.append({"learned": finished, "min_epsilon": float(errors[worst]), "task": worst})
-    return rows
+    old = [(t, errors[: t - 1]) for t, errors in zip(curves.finished.tolist(), curves.error, strict=True)]
+    return [{"learned": t, "min_epsilon": float(errors.max()), "task": int(errors.argmax())} for t, errors in old]
 
 
 def _forgetting(trace: TrainingTrace) -> Rows:
@@ -202,17 +197,14 @@ def _columns(result: Any, *names: str) -> dict[str, Tensor]:
 def _task_rows(columns: dict[str, Tensor]) -> Rows:
     """Return a row for every task from the second on."""
     n = len(next(iter(columns.values())))
-    return [{"learned": t + 1, **{k: float(v[t]) for k, v in columns.items()}} for t in range(1, n)]
+    return [{"learned": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, n)]
 
 
 def _pair_rows(columns: dict[str, Tensor]) -> Rows:
     """Return a row for every pair o < t."""
     n = len(next(iter(columns.values())))
-    return [
-        {"learned": t + 1, "task": o, **{k: float(v[t, o]) for k, v in columns.items()}}
-        for t in range(1, n)
-        for o in range(t)
-    ]
+    pairs = [(t, o) for t in range(1, n) for o in range(t)]
+    return [{"learned": t + 1, "task": o} | {k: float(v[t, o]) for k, v in columns.items()} for t, o in pairs]
 
 
 BOTH = ("measured", "predicted")

@@ -219,14 +219,8 @@ class TrainingErrors:
 
     def rows(self) -> Rows:
         """Return a row for every approximation, snapshot and finished task."""
-        rows: Rows = []
-        for name, curves in self.curves.items():
-            columns = {k: getattr(curves, k) for k in ("true", "approximate", "error", "distance")}
-            for i, (finished, step) in enumerate(zip(curves.finished.tolist(), curves.step.tolist(), strict=True)):
-                for o in range(finished):
-                    values = {k: float(column[i, o]) for k, column in columns.items()}
-                    rows.append({"approximation": name, "step": step, "learned": finished, "task": o, **values})
-        return rows
+        columns = ("true", "approximate", "error", "distance")
+        return [{"approximation": name} | row for name, curves in self.curves.items() for row in curves.rows(*columns)]
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
@@ -255,12 +249,11 @@ def training_errors(
     epsilon = default_epsilon(trace, run) if epsilon is None else epsilon
     require_epsilon(epsilon)
     report = on_progress or (lambda done, total, what: None)
-    report(0, len(snapshots), OWN)
+    total = len(snapshots)
+    report(0, total, OWN)
     curves = {OWN: own_curves(run), OWN_RELATIVE: own_curves(run, relative_to_solution=True)}
     if not isinstance(run.algorithm, Partition):
-        curves |= error_curves(
-            trace, snapshots, expansions(trace), lambda done: report(done, len(snapshots), "expansions")
-        )
+        curves |= error_curves(trace, snapshots, expansions(trace), lambda done: report(done, total, "expansions"))
     return TrainingErrors(run.algorithm.name, epsilon, curves)
 
 
