@@ -7,15 +7,12 @@ r"""Measure how local a training was, from a network, its loss, the tasks' data 
 
 and recommend a family of algorithms by what the paper says of each (§3.2, §4, §5). Tasks are counted from 0.
 
-1. A local approximation needs Assumption 3.2, θ ∈ Ω^ε_1 ∩ … ∩ Ω^ε_t. If some θ_t is outside the ε-region of an older
-   task, expansions at solutions do not hold: use replay, whose \hat L_o is global.
-2. If all are inside, a quadratic holds, as a penalty (ewc, laplace, optimal-soft) or as a constraint (ogd,
-   optimal-hard). Theorem 4.1 assumes that nothing was forgotten before, |E(t)| < ε, and a constraint leaves room to
-   learn if few directions are curved: the k largest eigenvalues, of 2k or more, have half of the trace or more. Then
-   use a constraint, else a penalty. The theorem also assumes minima: if the magnitudes of the largest eigenvalues sum
-   to more than the trace, some curvature is negative, and a penalty is recommended.
-3. After a single task the next one is unknown. If it moves as far as the first one did, it stays inside in every
-   direction if that is less than the radius along the top eigenvector; otherwise replay is the safe choice.
+1. If some θ_t is outside the ε-region of an older task, Assumption 3.2 is violated: replay, whose \hat L_o is global.
+2. If all are inside, a quadratic holds. Theorem 4.1 assumes that nothing was forgotten before, |E(t)| < ε, and minima:
+   the magnitudes of the k largest eigenvalues sum to the trace or less. If both hold and the k largest eigenvalues, of
+   2k or more, have half of the trace or more, updates orthogonal to them leave room to learn: a constraint. Otherwise
+   a penalty.
+3. After a single task, a penalty if it moved less than its region extends along the top eigenvector, else replay.
 
 This is a rule of thumb, not a theorem, and it ignores costs such as memory, privacy and time.
 """
@@ -37,23 +34,19 @@ from glocal.curvature.spectrum import trace as estimate_trace
 from glocal.lens.approximation import rounding_error
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.inputs import AnyLoss, TaskData, explain_missing_derivatives, trace_checkpoints
-from glocal.lens.locality_assumption import default_epsilon, region_radii, require_epsilon
+from glocal.lens.locality_assumption import region_radii, resolve_epsilon
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.taylor import exact_taylor
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
 from glocal.precision import full_precision
 
 Family: TypeAlias = Literal["quadratic", "constraint", "replay"]
-DESCRIPTIONS = {
-    "quadratic": "a local quadratic penalty",
-    "constraint": "a local orthogonal constraint",
-    "replay": "replay, which is global",
+FAMILIES: dict[Family, tuple[str, tuple[str, ...]]] = {
+    "quadratic": ("a local quadratic penalty", ("ewc", "laplace", "optimal-soft")),
+    "constraint": ("a local orthogonal constraint", ("ogd", "ogd-gtl", "optimal-hard")),
+    "replay": ("replay, which is global", ("er", "agem", "gem")),
 }
-EXAMPLES = {
-    "quadratic": ("ewc", "laplace", "optimal-soft"),
-    "constraint": ("ogd", "ogd-gtl", "optimal-hard"),
-    "replay": ("er", "agem", "gem"),
-}
+"""What a family is, and algorithms of it."""
 MIN_TRACE_SHARE = 0.5
 """From this share of the trace on, the largest eigenvalues count as most of the Hessian."""
 MAX_TRACE_SHARE = 1.05
@@ -75,10 +68,14 @@ class Advice:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        return EXAMPLES[self.family]
+        return FAMILIES[self.family][1]
+
+    @property
+    def title(self) -> str:
+        return f"Recommended: {FAMILIES[self.family][0]} ({', '.join(self.algorithms)})"
 
     def __str__(self) -> str:
-        return f"Recommended: {DESCRIPTIONS[self.family]} ({', '.join(self.algorithms)}). {self.reason}"
+        return f"{self.title}. {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -240,8 +237,7 @@ def examine_trace(
     n = trace.num_learned
     require_positive(eigenvalues=eigenvalues)
     count = min(eigenvalues, trace.num_params)
-    epsilon = default_epsilon(trace) if epsilon is None else epsilon
-    require_epsilon(epsilon)
+    epsilon = resolve_epsilon(epsilon, trace)
     report = on_progress or (lambda done, total, what: None)
     report(0, n, "forgetting")
     pairs = forgetting(trace)

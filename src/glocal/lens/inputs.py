@@ -39,15 +39,9 @@ def trace_checkpoints(
     examples: int | None = None,
     complete: bool = False,
 ) -> TrainingTrace:
-    """Make a trace of your own training.
+    """Make a trace of your own training from the arguments of `examine`; all examples are used if `examples` is None.
 
-    Args:
-        module: the network; it is copied.
-        loss: a name, or a function (outputs, y) that returns the mean over samples.
-        tasks: (x, y), a DataLoader or a Dataset for every task.
-        checkpoints: state dicts θ_0, θ_1, … of the network.
-        examples: the largest number of examples per task; all if None.
-        complete: require θ_0 and one checkpoint per task, and that every task changed something.
+    `complete` requires θ_0 and one checkpoint per task, and that every task changed something.
     """
     require(isinstance(module, nn.Module), f"the network must be an nn.Module; a {type(module).__name__} was given.")
     states, task_list = _as_list("checkpoints", checkpoints), _as_list("tasks", tasks)
@@ -63,20 +57,27 @@ def trace_checkpoints(
     learned = [p for p in module.parameters() if p.requires_grad]
     name = type(module).__name__
     require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
-    half = {p.dtype for p in learned} & {torch.bfloat16, torch.float16}
+    half = [str(p.dtype) for p in learned if p.dtype in (torch.bfloat16, torch.float16)]
     require(
         not half,
-        f"the network {name} has parameters of {', '.join(map(str, half))}, too coarse for curvature: give "
-        "module.float().",
+        f"the network {name} has parameters of {''.join(half[:1])}, too coarse for curvature: give module.float().",
     )
-    resolved_loss = _resolve_loss(loss)
-    data = []
-    for o, task in enumerate(task_list):
-        x, y = read_examples(task, f"task {o}", examples)
-        data.append(Data(x.to(learned[0].device), y.to(learned[0].device)))
+    pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list)]
+    data = [Data(*(part.to(learned[0].device) for part in pair)) for pair in pairs]
     points = [_read_state_dict(module, state) for state in states]
-    _check_checkpoints(module, points)
-    trace = TrainingTrace(module, resolved_loss, data, points)
+    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
+    for t, (params, constant) in enumerate(points):
+        diverged = [k for k, p in params.items() if not bool(p.isfinite().all())]
+        advice = "training diverged. Give the checkpoints before it." if t else "give the initialization."
+        if diverged:
+            raise GlocalError(f"checkpoint {t} has values that are not finite, first in '{diverged[0]}': {advice}")
+        changed = [k for k in frozen if not torch.equal(points[0].buffers[k], constant[k])]
+        if changed:
+            raise GlocalError(
+                f"'{changed[0]}' has requires_grad=False in the given network but differs between checkpoints 0 and "
+                f"{t}: give the network as it was trained."
+            )
+    trace = TrainingTrace(module, _resolve_loss(loss), data, points)
     for o in range(len(data)):
         _check_task(trace, o)
     for t, (before, after) in enumerate(pairwise(points) if complete else ()):
@@ -152,21 +153,6 @@ def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
     return Checkpoint(params, {k: b.clone() for k, b in constants(module).items()})
 
 
-def _check_checkpoints(module: nn.Module, checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise if parameters are not finite, or if one without requires_grad differs between checkpoints."""
-    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
-    for t, (params, constant) in enumerate(checkpoints):
-        names = [k for k, p in params.items() if not bool(p.isfinite().all())]
-        advice = "training diverged. Give the checkpoints before it." if t else "give the initialization."
-        require(not names, f"checkpoint {t} has values that are not finite, first in '{''.join(names[:1])}': {advice}")
-        changed = [k for k in frozen if not torch.equal(checkpoints[0].buffers[k], constant[k])]
-        require(
-            not changed,
-            f"'{''.join(changed[:1])}' has requires_grad=False in the given network but differs between checkpoints "
-            f"0 and {t}: give the network as it was trained.",
-        )
-
-
 def _check_task(trace: TrainingTrace, task: int) -> None:
     """Check that network and loss accept a task's data, and that a user's loss is a mean over samples.
 
@@ -175,14 +161,11 @@ def _check_task(trace: TrainingTrace, task: int) -> None:
     """
     (x, y), last = trace.tasks[task], len(trace.checkpoints) - 1
     check_finite(x, f"x of task {task}")
-    if not isinstance(trace.loss, AutogradLoss):
-        _outputs_and_losses(trace, task, 0)
-    else:
-        for t in sorted({0, min(task + 1, last), last}):
-            outputs, sample_losses = _outputs_and_losses(trace, task, t)
-            if t == 0:
-                rows = _diverse_examples(sample_losses, y)
-                trace.loss.examples.append((outputs[rows], y[rows]))
+    for t in sorted({0, min(task + 1, last), last}) if isinstance(trace.loss, AutogradLoss) else (0,):
+        outputs, sample_losses = _outputs_and_losses(trace, task, t)
+        if isinstance(trace.loss, AutogradLoss) and t == 0:
+            rows = _diverse_examples(sample_losses, y)
+            trace.loss.examples.append((outputs[rows], y[rows]))
     _check_deterministic(trace, x[:MAX_EXAMPLES])
 
 
@@ -228,19 +211,15 @@ def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:
     if isinstance(loss, CrossEntropy):
         integers = y.dtype == torch.int64
         require(integers, f"cross-entropy takes classes of torch.int64; those of task {task} are {y.dtype}.")
-    if _takes_classes(loss) and y.dtype == torch.int64 and outputs.dim() > 1:
+    function = loss.mean if isinstance(loss, AutogradLoss) else loss
+    takes_classes = isinstance(function, CrossEntropy | nn.CrossEntropyLoss | nn.NLLLoss)
+    takes_classes = takes_classes or function in (functional.cross_entropy, functional.nll_loss)
+    if takes_classes and y.dtype == torch.int64 and outputs.dim() > 1:
         low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
         require(
             low >= 0 and high < classes,
             f"task {task} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}.",
         )
-
-
-def _takes_classes(loss: Loss) -> bool:
-    if not isinstance(loss, AutogradLoss):
-        return isinstance(loss, CrossEntropy)
-    functions = (functional.cross_entropy, functional.nll_loss)
-    return loss.mean in functions or isinstance(loss.mean, nn.CrossEntropyLoss | nn.NLLLoss)
 
 
 def _diverse_examples(sample_losses: Tensor, y: Tensor) -> Tensor:

@@ -40,14 +40,10 @@ class Instrument:
     measure: Callable[[TrainingTrace], Rows]
     x: str
     y: tuple[str, ...]
-    group: str | None = None
-    """The column of which every value is a line of its own."""
-    scale: Literal["linear", "log", "symlog"] = "linear"
-    """log: of both axes; symlog: of the y axis, above 1."""
-    connect: bool = True
-    """Whether points are connected by lines."""
-    share_y: bool = False
-    """Whether all panels have the same y axis."""
+    group: str | None = None  # the column of which every value is a line of its own
+    scale: Literal["linear", "log", "symlog"] = "linear"  # log: of both axes; symlog: of the y axis, above 1
+    connect: bool = True  # whether points are connected by lines
+    share_y: bool = False  # whether all panels have the same y axis
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,6 @@ def region_radii(
         tolerance: the relative precision of the radii.
     """
     require_epsilon(epsilon)
-    require(0 < tolerance < 1, f"tolerance = {tolerance} was given; it must be between 0 and 1.")
-    increasing = len(grid) > 0 and all(a < b for a, b in zip((0.0, *grid), grid, strict=False)) and grid[-1] < torch.inf
-    require(increasing, f"the grid must be of increasing radii above 0; {grid} was given.")
     lengths = directions.norm(dim=-1, keepdim=True)
     require(bool(((lengths > 0) & lengths.isfinite()).all()), "directions must have finite lengths above 0.")
     units = directions / lengths
@@ -246,8 +243,7 @@ def training_errors(
     """
     trace, snapshots = run.trace, run.snapshots
     require(len(trace.tasks) > 1, "the run has a single task: there is no forgetting to measure.")
-    epsilon = default_epsilon(trace, run) if epsilon is None else epsilon
-    require_epsilon(epsilon)
+    epsilon = resolve_epsilon(epsilon, trace, run)
     report = on_progress or (lambda done, total, what: None)
     total = len(snapshots)
     report(0, total, OWN)
@@ -258,8 +254,11 @@ def training_errors(
 
 
 @torch.no_grad()
-def default_epsilon(trace: TrainingTrace, run: RecordedRun | None = None) -> float:
-    """Return 0.1 × the mean decrease of a task's loss, L_o(θ_0) − L_o(θ_o), with the losses as a run computes them."""
+def resolve_epsilon(epsilon: float | None, trace: TrainingTrace, run: RecordedRun | None = None) -> float:
+    """Return ε, by default 0.1 × the mean decrease L_o(θ_0) − L_o(θ_o), with the losses as a run computes them."""
+    if epsilon is not None:
+        require_epsilon(epsilon)
+        return epsilon
     first = {s.finished: s for s in reversed(run.snapshots)} if run else {}  # the first one after so many tasks
     decreases = []
     for o in range(trace.num_learned):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ from glocal.risk import Risk
 from glocal.tree import Params, Tree
 
 MonitoredApproximation: TypeAlias = Literal["diagonal", "kronecker", "own"]
-APPROXIMATIONS = ("diagonal", "kronecker", "own")
 MIN_EXAMPLES, MAX_EXAMPLES, TRAINED_PER_EXAMPLE = 8, 100, 300
 """A task keeps one example per TRAINED_PER_EXAMPLE that it trains on, counting epochs, within these bounds, so that its
 expansion costs a small part of training. 'own' needs no expansion and keeps MAX_EXAMPLES."""
@@ -75,7 +74,7 @@ class Monitor:
             on_violation: called with one sentence about every run's first violation.
         """
         require_epsilon(epsilon)
-        require_known("monitored approximation", approximation, APPROXIMATIONS)
+        require_known("monitored approximation", approximation, get_args(MonitoredApproximation))
         require_positive(every=every, examples=examples)
         require(
             approximation == "own" or not isinstance(cohort.algorithm, Partition),

@@ -11,7 +11,6 @@ import numpy as np
 from rich import box
 from rich.table import Table as RichTable
 
-from glocal.lens.examination import DESCRIPTIONS
 from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, save_figure
 from glocal.report.table import Cell, Column, Section, Table
 
@@ -57,8 +56,7 @@ def draw_examination(result: Examination, figure: Figure) -> None:
     """Draw three panels below the recommendation."""
     advice = result.advice
     figure.set_size_inches(11.4, 3.7)
-    title = f"Recommended: {DESCRIPTIONS[advice.family]} ({', '.join(advice.algorithms)})"
-    figure.suptitle(title, x=0.008, ha="left", fontweight="bold", color=TITLE_COLOURS[advice.locality])
+    figure.suptitle(advice.title, x=0.008, ha="left", fontweight="bold", color=TITLE_COLOURS[advice.locality])
     distances, forgetting, curvature = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     colours = _task_colours(len(result.losses))
     _draw_distances(distances, result, colours)
