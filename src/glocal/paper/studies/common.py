@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator, SymmetricalLogLocator
 from scipy import stats
 
 from glocal import challenges
@@ -55,13 +55,9 @@ def make_challenge(item: WorkItem, context: Context) -> Challenge:
 def make_cohort(
     item: WorkItem, context: Context, challenge: Challenge | None = None, network: MakeNetwork | None = None
 ) -> Cohort:
-    """Return one run for each of the item's seeds and learning rates.
+    """Return one run for each of the item's seeds and learning rates, by default of plain SGD.
 
-    Args:
-        item: Has `seeds`, `lrs`, `epochs` and `hidden`; optionally `algorithm` ("sgd"), `options` and `batch_size`.
-        context: Where to train.
-        challenge: Used instead of the item's challenge.
-        network: Used instead of an MLP with the item's hidden layers.
+    A challenge or a network is used instead of the item's challenge or of an MLP with its `hidden` layers.
     """
     challenge = challenge or make_challenge(item, context)
     algorithm = ALGORITHMS[item.get("algorithm", "sgd")](**item.get("options", {}))
@@ -239,20 +235,36 @@ def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, spread: Spread = mea
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"] = "y") -> None:
-    """Use a logarithmic axis with plain numbers; does nothing if no value is positive."""
-    if not getattr(axes.dataLim, f"{which}1") > 0:
-        return
-    getattr(axes, f"set_{which}scale")("log", nonpositive="mask")
-    axis = getattr(axes, f"{which}axis")
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_locator(NullLocator())
+    """Use a logarithmic axis; does nothing if no value is positive."""
+    if getattr(axes.dataLim, f"{which}1") > 0:
+        getattr(axes, f"set_{which}scale")("log", nonpositive="mask")
 
 
-def integer_ticks(axes: Axes, which: Literal["x", "y"] = "x", count: int | Literal["auto"] = "auto") -> None:
-    """Put ticks at integers only."""
-    getattr(axes, f"{which}axis").set_major_locator(MaxNLocator(count, integer=True))
+def symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
+    """Use symmetric logarithmic axes over three decades, since forgetting may be negative; return the limits."""
+    known = values[np.isfinite(values)]
+    linear = 10.0 ** (np.ceil(np.log10(float(np.abs(known).max(initial=1e-9)))) - 3)
+    for name in which:
+        getattr(axes, f"set_{name}scale")("symlog", linthresh=linear)
+        axis = getattr(axes, f"{name}axis")
+        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear))
+        axis.set_minor_locator(NullLocator())
+    return 1.6 * min(float(known.min(initial=0)), -linear / 2), 1.6 * max(float(known.max(initial=0)), linear)
+
+
+def plot_agreement(axes: Axes, rows: pl.DataFrame, x: str, y: str, colours: ScalarMappable) -> tuple[float, float]:
+    """Plot two columns against each other, coloured by learning rate, and the line where they agree."""
+    limits = symlog(axes, np.concatenate([column(rows, x), column(rows, y)]), "xy")
+    axes.plot(limits, limits, color=style.FAINT, linewidth=0.9, linestyle=":", zorder=0)
+    colour = colours.to_rgba(column(rows, "lr"))
+    axes.scatter(column(rows, x), column(rows, y), s=14, c=colour, alpha=0.75, linewidths=0)
+    axes.set(xlim=limits, ylim=limits)
+    return limits
+
+
+def integer_ticks(axes: Axes) -> None:
+    """Put ticks of the x axis at integers only."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def annotate(axes: Axes, title: str, **settings: Any) -> None:

@@ -21,7 +21,6 @@ import polars as pl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, SymmetricalLogLocator
 from torch.nn.functional import one_hot
 
 from glocal.challenges.challenge import Challenge, Data, Task
@@ -69,15 +68,15 @@ class Recursion:
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Predicted against measured, for both networks; the average over tasks."""
-        figure.set_size_inches(11.6, 4.4)
-        pairs, exact, average = figure.subplots(1, 3)
-        _draw_predictions(pairs, rows.filter(network="mlp", kind="pair"))
-        pairs.set_title("Every pair of tasks, hidden layers", loc="left")
-        _draw_predictions(exact, rows.filter(network="linear", kind="pair"))
-        exact.set_title("Every pair, linear with squared error", loc="left")
+        figure.set_size_inches(12.4, 4.0)
+        *panels, average = figure.subplots(1, 3)
+        titles = {"mlp": "Every pair of tasks, hidden layers", "linear": "Every pair, linear with squared error"}
+        for axes, (network, title) in zip(panels, titles.items(), strict=True):
+            own = rows.filter(network=network, kind="pair")
+            common.plot_agreement(axes, own, "measured", "predicted", lr_colours(own))
+            annotate(axes, title, xlabel="measured  $L_o(\\theta_t) - L_o(\\theta_o)$", ylabel="predicted")
+            common.lr_colour_bar(figure, lr_colours(own), [axes], own)
         _draw_average(average, rows.filter(network="mlp", kind="average"))
-        for axes in (pairs, exact, average):
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, columnspacing=1.2)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         last = rows["learnt"].max()
@@ -149,30 +148,6 @@ def _relative_errors(rows: pl.DataFrame) -> np.ndarray:
         return np.nan_to_num(np.abs(predicted - measured) / np.abs(measured), nan=np.inf, posinf=np.inf)
 
 
-def _draw_predictions(axes: Axes, rows: pl.DataFrame) -> None:
-    """A point for each pair, coloured by learning rate, and the line where prediction and measurement agree."""
-    colours = lr_colours(rows)
-    for lr in distinct(rows, "lr"):
-        x, y = (column(rows.filter(lr=lr), name) for name in DASHES)
-        style: dict[str, Any] = {"color": [colours.to_rgba(np.array(lr))], "label": f"learning rate {lr:g}"}
-        axes.scatter(x, y, s=14, alpha=0.75, linewidths=0, **style)
-    limits = _symlog(axes, np.concatenate([column(rows, name) for name in DASHES]), "xy")
-    axes.plot(limits, limits, color=FAINT, linewidth=0.9, linestyle=":", zorder=0)
-    axes.set(xlim=limits, ylim=limits, xlabel="measured  $L_o(\\theta_t) - L_o(\\theta_o)$", ylabel="predicted")
-
-
-def _symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
-    """Use symmetric logarithmic axes over three decades, since forgetting may be negative; return the limits."""
-    known = values[np.isfinite(values)]
-    linear = 10.0 ** (np.ceil(np.log10(float(np.abs(known).max(initial=1e-9)))) - 3)
-    for name in which:
-        getattr(axes, f"set_{name}scale")("symlog", linthresh=linear)
-        axis = getattr(axes, f"{name}axis")
-        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear))
-        axis.set_minor_locator(NullLocator())
-    return 1.6 * min(float(known.min(initial=0)), -linear / 2), 1.6 * max(float(known.max(initial=0)), linear)
-
-
 def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
     """E(t) as measured, and as Eq. eqt:forgetting-rec predicts it."""
     colours, lrs = lr_colours(rows), distinct(rows, "lr")
@@ -184,9 +159,10 @@ def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
         axes.plot([], [], color=style["color"], label=f"learning rate {lr:g}")
     for name, dashes in DASHES.items():
         axes.plot([], [], color=FAINT, linestyle=dashes, label=name)
-    axes.set_ylim(_symlog(axes, np.concatenate(values), "y"))
+    axes.set_ylim(common.symlog(axes, np.concatenate(values), "y"))
     common.integer_ticks(axes)
     annotate(axes, "The average, task by task", xlabel="tasks learnt  $t$", ylabel="average forgetting  $E(t)$")
+    axes.legend(loc="lower right", ncols=2, columnspacing=1.2)
 
 
 REGIMES: dict[str, WorkItem] = {
@@ -231,10 +207,7 @@ class FlatMinima:
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A point for each solution: forgetting after the last task against three predictors."""
-        figure.set_size_inches(11.2, 4.4)
-        title = f"{rows['challenge'][0]} · {rows['task'].n_unique()} tasks · {rows['seed'].n_unique()} seeds"
-        title += " · every solution but the last, after all tasks"
-        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
+        figure.set_size_inches(11.2, 4.2)
         panels = figure.subplots(1, len(PREDICTORS), sharey=True)
         for axes, (symbol, value) in zip(panels, PREDICTORS.values(), strict=True):
             _scatter(axes, rows.filter(pl.col("at_end").is_finite()).with_columns(x=value))

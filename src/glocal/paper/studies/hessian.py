@@ -95,16 +95,11 @@ class PerturbationScore:
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Top: scores. Bottom: losses. On training and test data, with a section for each kind of statistics."""
-        first = rows.row(0, named=True)
         kinds = [s for s in STATISTICS if s in names(rows, "statistics")]
         figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
-        network = f"{first['network']}, {first['parameters']:,} parameters"
-        title = f"{first['challenge']} · {network} · plain SGD, learning rate {first['lr']:g}"
-        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
         for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
             own = rows.filter(statistics=kind)
-            tasks = f"{own['task'].n_unique()} tasks"
-            section.suptitle(tasks if kind == "none" else f"{STATISTICS[kind]}, {tasks}")
+            section.suptitle(f"{STATISTICS[kind]}, {own['task'].n_unique()} tasks, learning rate {own['lr'][0]:g}")
             _draw_panels(section.subplots(2, 2, sharex=True, sharey="row"), own)
         handles, labels = figure.axes[2].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(2, len(kinds)))
@@ -211,9 +206,8 @@ def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
             axes.plot(*points, color=style.colour, linewidth=0.6, alpha=0.6, label=text)
         label = f"{labels[kind]}: median and 80 % of tasks and directions"
         band.plot(axes, 0.16, **style.line(), **style.point(), markersize=4, label=label)
-    if any(np.isfinite(line.get_ydata()).any() for line in axes.lines):  # a logarithmic axis needs a finite value
-        axes.set_xscale("log")
-        axes.set_yscale("log", nonpositive="mask")
+    common.log_axis(axes, "x")
+    common.log_axis(axes)
 
 
 def _verdict(rows: pl.DataFrame, expected: bool) -> str:
@@ -282,13 +276,10 @@ class HessianRank:
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Ranks against the number of tasks in the average: means and ranges over seeds; and relative growth."""
-        figure.set_size_inches(11.2, 4.6)
-        first, most = rows.row(0, named=True), int(column(rows, "tasks").max())
-        title = f"{first['challenge']} · {most} tasks · {first['parameters']:,} parameters · "
-        title += f"{rows['seed'].n_unique()} seeds · plain SGD, learning rate {first['lr']:g}"
-        figure.suptitle(title, x=0.012, ha="left", fontweight="bold")
-        left, middle, right = figure.subplots(1, 3)
+        """Ranks against the number of tasks in the average: means and ranges over seeds."""
+        figure.set_size_inches(8.8, 4.6)
+        most = int(column(rows, "tasks").max())
+        left, middle = figure.subplots(1, 2)
         looks = {"absolute": zip(COOL, MARKERS["global"]), "relative": zip(WARM, MARKERS["local"])}  # noqa: B905
         others = zip((INK, FAINT, WARM[4]), MARKERS["global"], strict=False)
         for own in _by_definition(rows):
@@ -297,20 +288,12 @@ class HessianRank:
             style = LineStyle(colour, {"absolute": "-", "relative": "--"}.get(kind, "-."), marker)
             line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5}
             axes = left if kind == "absolute" else middle
-            ranks = _rank_curve(own)
-            ranks.plot(axes, **line, label=_label(own))
-            if (ranks.middle > 0).any():
-                right.plot(ranks.x, ranks.middle / ranks.middle[0], **line)
-        right.plot([1, most], [1, most], color=FAINT, linestyle=":", linewidth=1.2)
-        right.annotate("linear", (most, most), (-4, 0), textcoords="offset points", color=FAINT, ha="right")
+            _rank_curve(own).plot(axes, **line, label=_label(own))
         left.set_ylabel(r"rank of $\bar H_{<t}$")
-        right.set_ylabel("rank relative to the first")
-        titles = r"eigenvalues with larger $|\lambda|$", "independent of the scale", "growth"
-        for axes, text in zip((left, middle, right), titles, strict=True):
+        for axes, text in ((left, r"eigenvalues with larger $|\lambda|$"), (middle, "independent of the scale")):
             common.annotate(axes, text, xlabel="tasks in the average, $t - 1$", xticks=range(1, most + 1))
         for axes in (panel for panel in (left, middle) if panel.lines):
-            if axes.dataLim.height > 0:  # a logarithmic axis needs a positive value
-                axes.set_yscale("log", nonpositive="mask")
+            common.log_axis(axes)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, handlelength=2.6)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:

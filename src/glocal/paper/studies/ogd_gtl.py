@@ -60,16 +60,14 @@ class TrueLabel:
         same seed, since angles differ between seeds by more than algorithms do."""
         runs = rows.filter(part="forgetting")
         classes = distinct(runs, "classes")
-        width = max(3, len(classes))
-        figure.set_size_inches(2.75 * width + 1.9, 5.8)
-        top, bottom = figure.subplots(2, width, squeeze=False)
-        for axes in (*top[3:], *bottom[len(classes) :]):
-            axes.set_visible(False)
+        figure.set_size_inches(2.75 * max(3, len(classes)) + 1.9, 5.8)
+        sections = figure.subfigures(2, 1)
+        top, bottom = sections[0].subplots(1, 3), sections[1].subplots(1, len(classes), squeeze=False)[0]
         titles = "true label's entry / next largest", "a sample's share of the trace (%)", "of all squares (%)"
-        for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=False):
+        for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=True):
             _draw_entries(axes, rows, name)
             axes.set_title(title, loc="left")
-        for axes, k in zip(bottom, classes, strict=False):
+        for axes, k in zip(bottom, classes, strict=True):
             own = runs.filter(classes=k)
             common.plot_over_lr(axes, relative_to_sgd(own), "forgetting")
             base = curve(own.filter(algorithm="sgd"), "forgetting").middle

@@ -25,7 +25,7 @@ from glocal.metrics import END_LRS, accuracy_of, average_accuracy, average_forge
 from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.studies import common
-from glocal.paper.studies.common import curve, distinct, diverged_note, line_styles, mean, names, of_columns
+from glocal.paper.studies.common import curve, distinct, diverged_note, line_styles, mean, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, LineStyle, draw_path, legend
 from glocal.report.summary import PERCENT
@@ -106,13 +106,10 @@ def _after_last_task(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _draw_distance(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable) -> None:
-    """‖θ_t − θ_0‖ over t: a thin line for every seed, a thick one for their mean."""
+    """‖θ_t − θ_0‖ over t: mean and standard deviation over seeds."""
     for lr in distinct(rows, "lr"):
-        colour, own = colours.to_rgba(np.array(lr)), rows.filter(lr=lr)
-        for run in own.partition_by("seed", maintain_order=True):
-            axes.plot(run["t"], run["distance_from_init"], color=colour, linewidth=0.6, alpha=0.45)
-        means = [mean(own.filter(t=t), "distance_from_init") for t in names(own, "t")]
-        axes.plot(names(own, "t"), means, color=colour, marker="o", markersize=3, label=f"{lr:g}")
+        distances = curve(rows.filter(lr=lr), "distance_from_init", x="t")
+        distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3)
     common.integer_ticks(axes)
     axes.set_xlabel("task $t$")
 

@@ -30,7 +30,7 @@ from glocal.lens.forgetting import average, forgetting, measured_forgetting, rec
 from glocal.lens.theorems import theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import column, distinct, finite, finite_median, group, of_columns
+from glocal.paper.studies.common import column, distinct, finite_median, group, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, INK, TITLE_COLOURS, legend
@@ -73,7 +73,7 @@ class TheoremStudy:
 
 
 class Theorem1Study(TheoremStudy):
-    """Both sides of the theorem and its premises after every task from the second on."""
+    """Both sides of the theorem and its premises."""
 
     name = "theorem1"
     columns = (
@@ -94,12 +94,9 @@ class Theorem1Study(TheoremStudy):
         """A panel for each algorithm: E(t) against the quadratic form."""
         algorithms = rows.partition_by("algorithm", maintain_order=True)
         figure.set_size_inches(2.3 * len(algorithms) + 1.0, 2.9)
-        panels = figure.subplots(1, len(algorithms), sharey=True, squeeze=False)[0]
-        lowest = finite(rows, "measured").min(initial=0.0)
-        highest = max(finite(rows, name).max(initial=0.0) for name in SIDES) or 1.0
-        colours = common.lr_colours(rows)
+        panels, colours = figure.subplots(1, len(algorithms), squeeze=False)[0], common.lr_colours(rows)
         for axes, own in zip(panels, algorithms, strict=True):
-            _scatter(axes, own, colours, lowest, highest)
+            _scatter(axes, own, colours)
         panels[0].legend(loc="lower right", handletextpad=0.1, borderpad=0.2)
         panels[0].set_ylabel(r"forgetting $E(t)$, in loss")
         common.lr_colour_bar(figure, colours, panels, rows)
@@ -137,21 +134,14 @@ def percent_within(rows: pl.DataFrame, name: str) -> float:
     return 100 * float(correct.mean())
 
 
-def _scatter(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable, lowest: float, highest: float) -> None:
-    """Symmetric logarithmic axes, since E(t) may be negative; the band is what counts as correct."""
-    linear = min(0.1, highest)
-    for name in ("x", "y"):
-        getattr(axes, f"set_{name}scale")("symlog", linthresh=linear, linscale=0.8)
-    axes.set(xlim=(-linear / 5, 1.5 * highest), ylim=(1.5 * lowest - linear / 5, 1.5 * highest))
-    diagonal = np.linspace(0, 1.5 * highest, 2_000)  # many points: a straight line is curved on these axes
-    axes.plot(diagonal, diagonal, color=FAINT, linewidth=0.9)
+def _scatter(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable) -> None:
+    """Both sides of the theorem: the band is what counts as correct, points with a border are of t = 2."""
+    _, highest = common.plot_agreement(axes, rows, *SIDES, colours)
+    diagonal = np.linspace(0, highest, 2_000)  # many points: these lines are curved on these axes
     axes.fill_between(diagonal, diagonal / FACTOR, diagonal * FACTOR, color=FAINT, alpha=0.12, linewidth=0)
-    axes.axhline(0, color=FAINT, linewidth=0.6)
-    later, second = rows.filter(pl.col("t") != 2), rows.filter(t=2)
-    for own, text, size, edge in ((later, "$t > 2$", 9, "none"), (second, "$t = 2$", 22, INK)):
-        shape: dict[str, Any] = {"s": size, "edgecolors": edge, "linewidths": 0.7, "label": text}
-        x, y = (column(own, name) for name in SIDES)
-        axes.scatter(x, y, c=colours.to_rgba(column(own, "lr")), alpha=0.85, zorder=3, **shape)
+    x, y = (column(rows.filter(t=2), name) for name in SIDES)
+    axes.scatter(x, y, s=22, facecolors="none", edgecolors=INK, linewidths=0.7, label="$t = 2$")
+    axes.set_xlim(left=-highest / 1_000)
     axes.set_title(common.label(rows), color=TITLE_COLOURS[rows["locality"][0]], loc="left")
     axes.set_xlabel(r"$\frac{1}{2}\,\Delta_t^\top \bar H_{<t}\,\Delta_t$")
 
