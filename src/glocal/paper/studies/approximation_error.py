@@ -102,7 +102,7 @@ class ApproximationError:
         low, *_, high = common.distinct(rows, "lr")
         titles = {True: r"The algorithms' own approximations $\hat L_o$"}
         titles |= {False: "Taylor expansions of the losses along a run of plain SGD"}
-        for section, (own, title) in zip(figure.subfigures(2, 1), titles.items(), strict=True):
+        for section, (own, title) in zip(figure.subfigures(2, 1, squeeze=False)[:, 0], titles.items(), strict=True):
             _draw_errors(section, [s for s in series_of(rows) if s.own == own], low, high)
             section.suptitle(title, x=0.012, ha="left", fontweight="bold")
 

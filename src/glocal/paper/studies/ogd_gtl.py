@@ -61,8 +61,8 @@ class TrueLabel:
         runs = rows.filter(part="forgetting")
         classes = distinct(runs, "classes")
         figure.set_size_inches(2.75 * max(3, len(classes)) + 1.9, 5.8)
-        sections = figure.subfigures(2, 1)
-        top, bottom = sections[0].subplots(1, 3), sections[1].subplots(1, len(classes), squeeze=False)[0]
+        upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
+        top, bottom = upper.subplots(1, 3), lower.subplots(1, len(classes), squeeze=False)[0]
         titles = "true label's entry / next largest", "a sample's share of the trace (%)", "of all squares (%)"
         for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=True):
             _draw_entries(axes, rows, name)

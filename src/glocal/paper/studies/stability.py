@@ -109,7 +109,7 @@ def _draw_distance(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable) -> N
     """‖θ_t − θ_0‖ over t: mean and standard deviation over seeds."""
     for lr in distinct(rows, "lr"):
         distances = curve(rows.filter(lr=lr), "distance_from_init", x="t")
-        distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3)
+        distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3, label=f"{lr:g}")
     common.integer_ticks(axes)
     axes.set_xlabel("task $t$")
 
