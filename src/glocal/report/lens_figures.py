@@ -11,7 +11,7 @@ import numpy as np
 from rich import box
 from rich.table import Table as RichTable
 
-from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, save_figure
+from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, dark_plasma, save_figure
 from glocal.report.table import Cell, Column, Section, Table
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def _new_table(title: str, *columns: str, left: str) -> RichTable:
 
 def _task_colours(tasks: int) -> list[Any]:
     """Return a color for every task, brighter for later ones."""
-    import matplotlib
-
-    return list(matplotlib.colormaps["plasma"](np.linspace(0.0, 0.85, max(tasks, 2))))
+    return list(dark_plasma(0.85)(np.linspace(0.0, 1.0, max(tasks, 2))))
 
 
 def draw_examination(result: Examination, figure: Figure) -> None:

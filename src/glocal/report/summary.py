@@ -290,20 +290,21 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     forgetting = "rise in test loss" if rows[0]["forgetting_by"] == "loss" else "loss of test accuracy in points"
     scopes = {row["challenge"]: SCOPE_NOTES["domain" if row["setting"] == "domain" else row["scope"]] for row in rows}
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
-    scope, T = (
-        by_challenge[rows[0]["challenge"]]
-        if len(set(by_challenge.values())) == 1
-        else "; ".join(f"{name}: {text}" for name, text in by_challenge.items())
-        for by_challenge in (scopes, counts)
-    )
+    seeds = format_range((row["seeds"] for row in rows), "seed")
     diverged = ((r["algorithm"], r["lr"], r["challenge"], r["diverged"], r["seeds"]) for r in rows)
     return (
-        f"Mean ± standard deviation over {format_range((row['seeds'] for row in rows), 'seed')}; T = {T} tasks.",
-        f"ACC: average test accuracy in percent, {scope}.",
+        f"Mean ± standard deviation over {seeds}; T = {_by_challenge(counts)} tasks.",
+        f"ACC: average test accuracy in percent, {_by_challenge(scopes)}.",
         f"FGT: {forgetting} since each task was learnt, averaged over {tasks}.",
         diverged_note(diverged),
         "Bold or *: the best ACC and the lowest FGT of each algorithm.",
     )
+
+
+def _by_challenge(texts: Mapping[str, str]) -> str:
+    """Return the text that all challenges share, or each with its challenge."""
+    shared = set(texts.values())
+    return shared.pop() if len(shared) == 1 else "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def format_range(values: Iterable[int], noun: str) -> str:
