@@ -51,18 +51,13 @@ def project_out(module: nn.Module, span: Memory, vector: Params, passes: int) ->
     """Remove a vector's component in the span, `passes` times for accuracy."""
     if span["whitening"].shape[0] == 0:
         return vector
+    whitening = span["whitening"]
     for _ in range(passes):
-        correction = _negative_projection(module, span, vector)
+        overlap, vjp = jvp_and_vjp(module, span["rows"], vector)
+        coordinates = -batch_invariant_matvec(whitening, overlap.flatten())
+        correction = vjp(batch_invariant_matvec(whitening.mT, coordinates).view(overlap.shape))
         vector = {k: v + correction[k] for k, v in vector.items()}
     return vector
-
-
-def _negative_projection(module: nn.Module, span: Memory, vector: Params) -> Params:
-    """Return −Jᵀ (J Jᵀ)⁻¹ J v."""
-    overlap, vjp = jvp_and_vjp(module, span["rows"], vector)
-    whitening = span["whitening"]
-    coordinates = -batch_invariant_matvec(whitening, overlap.flatten())
-    return vjp(batch_invariant_matvec(whitening.mT, coordinates).view(overlap.shape))
 
 
 def whiten(gram: Tensor, tolerance: float, block: int = 32) -> Tensor:

@@ -71,16 +71,19 @@ class HAT(Partition):
         with frozen_batchnorm(model, current(model, memory)) as network:
             outputs = network.outputs(params, batch.x, *gates.values())
         loss = model.criterion.per_sample(outputs, batch.y).mean()
-        return loss + self.sparsity * _sparsity_penalty(gates, memory["used"])
+        unused = {k: 1 - memory["used"][k] for k in gates}
+        capacity = total(unused.values())
+        return loss + self.sparsity * (inner(gates, unused) / capacity.clamp(min=torch.finfo(capacity.dtype).eps))
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         free = _gated(model).free(list(memory["used"].values()), begun=current(model, memory) > 0)
         s = self._steepness(batch.progress)
-        compensated = {
-            k: _keep_in_bounds(grads[k] * _compensation(_clamp(e), s, self.scale), e)
-            for k, e in _embeddings(model, params).items()
-        }
-        return {k: compensated[k] if k in compensated else g * free[k] for k, g in grads.items()}
+        direction = {k: g * free[k] for k, g in grads.items() if k in free}
+        for k, e in _embeddings(model, params).items():
+            gradient = grads[k] * _compensation(_clamp(e), s, self.scale)
+            outwards = (e.abs() > MAX_EMBEDDING) & (gradient * e < 0)  # would move e further beyond its bounds
+            direction[k] = torch.where(outwards, 0, gradient)
+        return {k: direction[k] for k in grads}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         memory = super().consolidate(model, params, memory, data)
@@ -107,13 +110,6 @@ def _gates(model: Model, params: Params, task: int, s: Tensor | float) -> Params
     return {k: _sigmoid_pair(s * (e + (_clamp(e) - e).detach()))[0] for k, e in embeddings.items()}
 
 
-def _sparsity_penalty(gates: Params, used: Params) -> Tensor:
-    """Return Σ a (1 − a^{<t}) / Σ (1 − a^{<t}) over all hidden units."""
-    free = {k: 1 - used[k] for k in gates}
-    capacity = total(free.values())
-    return inner(gates, free) / capacity.clamp(min=torch.finfo(capacity.dtype).eps)
-
-
 def _compensation(e: Tensor, s: Tensor, scale: Tensor | float) -> Tensor:
     """Return s_max (cosh(s e) + 1) / (s (cosh(e) + 1)), which turns the gate's derivative s σ'(s e) into s_max σ'(e).
 
@@ -135,11 +131,6 @@ def _sigmoid_pair(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _clamp(e: Tensor) -> Tensor:
     return e.clamp(-MAX_EMBEDDING, MAX_EMBEDDING)
-
-
-def _keep_in_bounds(direction: Tensor, e: Tensor) -> Tensor:
-    """Zero the components that would move an embedding further beyond its bounds."""
-    return torch.where((e.abs() > MAX_EMBEDDING) & (direction * e < 0), 0, direction)
 
 
 def _gated(model: Model) -> GatedNetwork:

@@ -112,7 +112,10 @@ class ICaRL(Algorithm):
         if task + 1 < model.tasks:
             new = _mask(model.classes(task + 1), new)
         share = self.slots // sum(len(model.classes(o)) for o in range(task + 1))
-        exemplars = {str(o): _truncate(share, part) for o, part in enumerate(_exemplars(memory))}
+        exemplars = {}
+        for o, part in enumerate(_exemplars(memory)):  # the first of every class, which are the best choice of so many
+            counts = part["counts"].clamp(max=share)
+            exemplars[str(o)] = {"x": part["x"][:, :share], "y": part["y"][:, :share], "counts": counts}
         exemplars[str(task)] = self._select(evaluated, params, data, model.classes(task), share)
         counts, means = self._means(evaluated, params, exemplars, memory["means"])
         network = {**params, **model.buffers}
@@ -183,11 +186,6 @@ def _exemplars(memory: Memory) -> list[Memory]:
     """Return the exemplars of the finished tasks, one entry per task."""
     exemplars = memory.get("exemplars", {})
     return [exemplars[str(task)] for task in range(len(exemplars))]
-
-
-def _truncate(share: int, part: Memory) -> Memory:
-    """Keep the first `share` exemplars of every class."""
-    return {"x": part["x"][:, :share], "y": part["y"][:, :share], "counts": part["counts"].clamp(max=share)}
 
 
 def _distinct(part: Memory) -> Tensor:

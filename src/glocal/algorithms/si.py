@@ -7,7 +7,6 @@ where ω_i accumulates the decrease of the loss due to θ_i over all steps: ω_i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -88,7 +87,5 @@ class SI(Algorithm):
         }
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
-        return lambda params: self._quadratic(memory, params) / memory["finished"]
-
-    def _quadratic(self, memory: Memory, params: Mapping[str, Tensor]) -> Tensor:
-        return self.penalty * weighted_square(memory["importance"], params, memory["anchor"])
+        importance, anchor = memory["importance"], memory["anchor"]
+        return lambda params: self.penalty * weighted_square(importance, params, anchor) / memory["finished"]

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.curvature.layers import LAYER_TYPES, AffineLayer, Cotangents, affine_layers, forward_with_vjp
+from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, forward_with_vjp
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, map_tree, stack
@@ -280,7 +280,8 @@ def _conv_jvp_and_vjp(module: nn.Module, factors: Any, vector: Mapping[str, Tens
     parts, weight_vjps = [], {}
     for name, a, delta in _conv_factors(factors):
         bias = vector.get(f"{name}.bias")
-        z, weight_vjps[name] = vjp(partial(_conv(module, name, a).apply, a), vector[f"{name}.weight"])  # type: ignore[misc]
+        forward = partial(_conv(module, name)._conv_forward, a, bias=None)
+        z, weight_vjps[name] = vjp(forward, vector[f"{name}.weight"])  # type: ignore[misc]
         z = z if bias is None else z + _unsqueeze(bias, z.dim() - 2)
         parts.append((delta * z.unsqueeze(1)).sum(tuple(range(2, delta.dim()))))
 
@@ -300,22 +301,21 @@ def _conv_jvp_and_vjp(module: nn.Module, factors: Any, vector: Mapping[str, Tens
 def _conv_dense_blocks(module: nn.Module, factors: Any, chunk_bytes: int) -> Iterator[Tensor]:
     """Yield the convolutions' dense gradients in float64, (nC, ...), some columns at a time."""
     for name, a, delta in _conv_factors(factors):
-        affine, a, delta = _conv(module, name, a), a.double(), delta.double()
-        weight = affine.layer.weight
-        if affine.layer.bias is not None:
+        layer, a, delta = _conv(module, name), a.double(), delta.double()
+        weight = layer.weight
+        if layer.bias is not None:
             yield delta.flatten(3).sum(3).flatten(0, 1)
         channel_bytes = 8 * delta.shape[0] * delta.shape[1] * weight[0].numel()
         # Output channels of different groups have different inputs and are computed together.
-        grouped = affine.layer.groups > 1  # type: ignore[operator]
-        channels = weight.shape[0] if grouped else max(1, chunk_bytes // max(1, channel_bytes))
+        channels = weight.shape[0] if layer.groups > 1 else max(1, chunk_bytes // max(1, channel_bytes))
         for part in delta.split(channels, 2):
             zeros = a.new_zeros(part.shape[2], *weight.shape[1:])
-            yield vmap(partial(_conv_gradients, affine, zeros))(a, part).flatten(0, 1)
+            yield vmap(partial(_conv_gradients, layer, zeros))(a, part).flatten(0, 1)
 
 
-def _conv_gradients(affine: AffineLayer, zeros: Tensor, a: Tensor, delta: Tensor) -> Tensor:
+def _conv_gradients(layer: Any, zeros: Tensor, a: Tensor, delta: Tensor) -> Tensor:
     """Return one sample's gradients in the weight, (C, ...), for δ (C, ...)."""
-    _, pull = vjp(lambda weight: affine.apply(a[None], weight)[0], zeros)  # type: ignore[misc]
+    _, pull = vjp(lambda weight: layer._conv_forward(a[None], weight, None)[0], zeros)  # type: ignore[misc]
     return vmap(lambda d: pull(d)[0].flatten())(delta)
 
 
@@ -323,10 +323,9 @@ def _conv_factors(factors: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     return ((name, factors["inputs"][name], factors["deltas"][name]) for name in sorted(factors["inputs"]))
 
 
-def _conv(module: nn.Module, name: str, a: Tensor) -> AffineLayer:
-    layer: Any = module.get_submodule(name)
-    assert isinstance(layer, LAYER_TYPES)
-    return AffineLayer(layer, a.shape[1:], torch.Size())
+def _conv(module: nn.Module, name: str) -> Any:
+    """Return a convolution, of one to three dimensions, by its name."""
+    return module.get_submodule(name)
 
 
 def _unsqueeze(t: Tensor, dims: int) -> Tensor:
