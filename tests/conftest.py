@@ -11,20 +11,26 @@ import torch
 import glocal  # noqa: F401  (first: it asks for reproducible products before any are computed)
 
 SLOW = (
-    *("paper/", "fast/", "report/test_reproduction_page", "networks/test_resnet_cohorts", "cli/test_commands"),
+    *("paper/", "fast/", "report/test_reproduction_page", "cli/test_commands"),
+    *("networks/test_resnet_cohorts", "networks/test_convolution", "curvature/test_eigenpairs_of_networks"),
+    *("curvature/test_fused_layers", "engine/test_augmentation", "engine/test_exemplars", "engine/test_step_seconds"),
+    *("algorithms/test_batchnorm_side_effect", "algorithms/test_divergence"),
     *("lens/test_examination", "lens/test_instruments", "lens/test_monitor", "lens/test_perturbation"),
     *("lens/test_retrace", "lens/test_rank", "lens/test_local_or_global", "lens/test_task_inputs"),
 )
 """Folders and files that `make test` leaves out; `make test-all` runs them too."""
 QUICK = ("paper/test_table1_grid", "paper/test_published")
 """Exceptions within them."""
+SLOW_CASES = ("optimal-hard structure=full", "low-rank rank=4")
+"""Parameters of tests that take more than eight seconds."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     for item in items:
         name = item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ""
-        if name.startswith(SLOW) and not name.startswith(QUICK):
+        slow_file = name.startswith(SLOW) and not name.startswith(QUICK)
+        if slow_file or any(case in item.name for case in SLOW_CASES):
             item.add_marker("slow")
 
 
