@@ -185,7 +185,7 @@ ENTRIES = [
         "score-ptb",
         "perturbation score",
         "glocal/lens/perturbation.py:perturbation",
-        "glocal lens --show perturbation",
+        "glocal lens RUN --show perturbation",
     ),
     Entry(
         "Figure 3",
@@ -199,7 +199,7 @@ ENTRIES = [
         "forgetting-lowerbound",
         "E(t) = ½ Δᵀ H̄ Δ ≥ 0, in the proof of Theorem 4.1",
         "glocal/lens/theorems.py:Theorem1",
-        "glocal lens --show theorem1",
+        "glocal lens RUN --show theorem1",
     ),
     Entry(
         "Eq. 19",
@@ -213,7 +213,7 @@ ENTRIES = [
         "eq:Hessian-decomp",
         "Hessian as outer-product part plus functional part",
         "glocal/curvature/hessian.py:ggn glocal/curvature/hessian.py:functional_hessian",
-        "glocal lens --show theorem2",
+        "glocal lens RUN --show theorem2",
     ),
     Entry(
         "Eq. 21",

@@ -1,4 +1,4 @@
-"""The seams of `glocal.accelerate`, and that the core works without `glocal.fast`."""
+"""Accelerations registered with `glocal.accelerate`, and that the core works without `glocal.fast`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_function_is_plain_until_an_acceleration_is_registered(monkeypatch: py
     assert double(3) == 6  # the acceleration does not apply
 
 
-def test_every_registered_acceleration_has_a_seam() -> None:
+def test_every_registered_acceleration_is_asked_for() -> None:
     for name, target in {**TRITON, **accelerate._targets}.items():
         assert re.fullmatch(r"(step|layers)\.\w+", name), name
         assert target.startswith("glocal.fast."), target

@@ -1,6 +1,6 @@
-"""Optional accelerations: faster code that may stand in for plain PyTorch at two seams.
+"""Optional accelerations: faster code that may stand in for plain PyTorch in two places.
 
-The core computes everything with plain PyTorch and never imports `glocal.fast`. At two seams it asks here for
+The core computes everything with plain PyTorch and never imports `glocal.fast`. In two places it asks here for
 something faster, by name:
 
 - ``step.*``: compile a training step, e.g. trace it or capture it in a CUDA graph (used by `glocal.engine`);

@@ -1,4 +1,4 @@
-"""Errors for users: what was given, what is allowed, what to do."""
+"""Errors that users can correct. A message says what was given, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class GlocalError(Exception):
-    """A mistake that the user can correct, in one line. The command line prints it and exits with 2."""
+    """An error that the user can correct. The command line prints its message and exits with status 2."""
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> GlocalError:
@@ -19,7 +19,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> GlocalError:
 
 
 def require_known(kind: str, given: object, allowed: Collection[str]) -> None:
-    """Raise the error of `unknown` if a name is not in `allowed`."""
+    """Raise `unknown(...)` if a name is not in `allowed`."""
     if given not in allowed:
         raise unknown(kind, given, allowed)
 

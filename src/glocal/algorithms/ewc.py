@@ -4,8 +4,8 @@ Online, with the last solution as the only anchor:
 
     obj_t(θ) = L_t(θ) + (λ/2) Σ_i F_i (θ_i − θ_{t−1,i})²,   F ← γ F + F_{t−1} after every task,
 
-F_o the diagonal of the Fisher matrix of task o at θ_o. At a minimum of obj_{t−1} the gradients of the old terms cancel,
-so one anchor represents their sum. With one anchor per task:
+F_o the diagonal of the Fisher matrix of task o at θ_o. At a minimum of obj_{t−1} the gradients of its terms sum to
+zero, so a single quadratic around θ_{t−1} can represent all of them. With one anchor per task:
 
     obj_t(θ) = L_t(θ) + (λ/2) Σ_{o<t} γ^{t−1−o} Σ_i F_{o,i} (θ_i − θ_{o,i})².
 
@@ -37,7 +37,7 @@ from glocal.tree import Params, total
 
 Statistics: TypeAlias = Literal["kept", "published"]
 BATCHNORM_PASSES = 200
-"""Number of single-image passes that are run: earlier ones are scaled by 0.9²⁰⁰, below float32 precision."""
+"""Images that are passed: the effect of earlier ones would be scaled by 0.9²⁰⁰, below float32 precision."""
 
 
 def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
@@ -70,7 +70,7 @@ def task_fisher(
         params: θ, the solution of the task.
         data: All training data of the task.
         variant: One of `FISHERS`.
-        statistics: 'kept': in evaluation mode; 'published': in training mode per augmented image.
+        statistics: 'kept': gradients in evaluation mode; 'published': in training mode, one augmented image at a time.
         chunk: Number of examples per forward pass; by default as many as suit the device's memory.
     """
     per_image = statistics == "published" and model.has_batchnorm
@@ -90,7 +90,7 @@ def task_fisher(
 
 
 def _cotangents(variant: str, loss: Loss, uniforms: Tensor) -> Cotangents:
-    """Return a function of outputs and labels: the output-space vectors whose squared gradients sum up to F."""
+    """Return a function of outputs and labels: vectors u in output space with F = mean of Σ_c (Jᵀu_c)²."""
 
     def vectors(outputs: Tensor, y: Tensor) -> Tensor:
         if variant == "exact":  # the expectation over labels of the model distribution: the Gauss–Newton matrix
@@ -107,12 +107,14 @@ def _cotangents(variant: str, loss: Loss, uniforms: Tensor) -> Cotangents:
 
 @dataclass(frozen=True)
 class EWC(Algorithm):
-    r"""Minimise L_t plus diagonal quadratics of the finished tasks. Online, each task is assigned an equal share:
+    r"""Minimise L_t plus diagonal quadratics of the finished tasks.
+
+    Online EWC stores only their sum, so each finished task is assigned an equal share of it:
 
         \hat L_o(θ) = L_o(θ_o) + (1/(t−1)) (λ/2) Σ_i F_i (θ_i − θ_{t−1,i})²;
 
-    with anchors='each', \hat L_o(θ) = L_o(θ_o) + (λ/2) Σ_i F_{o,i} (θ_i − θ_{o,i})². F and the anchors are computed at
-    the solutions: local. The paper's penalty has no ½: its λ = 0.7 on Rotated-MNIST is
+    with anchors='each', \hat L_o(θ) = L_o(θ_o) + (λ/2) γ^{t−1−o} Σ_i F_{o,i} (θ_i − θ_{o,i})². F and the anchors are
+    computed at the solutions: local. The paper's penalty has no ½: its λ = 0.7 on Rotated-MNIST is
     `penalty=1.4, fisher='published'` here.
     """
 
@@ -167,7 +169,7 @@ class EWC(Algorithm):
         return updated | self._add_anchor(memory, old, params, new) if self.anchors == "each" else updated
 
     def _add_anchor(self, memory: Memory, old: Params, params: Params, new: Params) -> Memory:
-        """Add a task's quadratic to the sum, which stays one quadratic, so that a step costs as much as online.
+        """Add a task's quadratic to the sum, which stays one quadratic, so that a step costs the same as online.
 
         Σ_o F_o (θ − θ_o)² = F (θ − c)² + Σ_o F_o (θ_o − c)², where F = Σ_o F_o and c = Σ_o F_o θ_o / F; the last term
         is the spread.

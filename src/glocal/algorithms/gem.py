@@ -1,4 +1,4 @@
-r"""Gradient episodic memory (§5.1, Eq. GEM-obj): one linear constraint per finished task, GEM, or one, A-GEM. Global.
+r"""Gradient episodic memory (§5.1, Eq. GEM-obj): GEM has a constraint per finished task, A-GEM one for all. Global.
 
 The dual of GEM's projection is a quadratic programme with one variable per constraint,
 
@@ -50,9 +50,9 @@ class GEM(Algorithm):
     slots: int = 500
     """Number of stored examples after the last task."""
     margin: float = 0.0
-    """Lower bound of the coefficients v_o when a constraint is violated; larger values favour backward transfer."""
+    """Lower bound of all v_o in steps that violate a constraint; larger values favour backward transfer."""
     damping: float = 0.0
-    """Value added to the diagonal of MMᵀ; it relaxes constraints whose gradients are much shorter than its root."""
+    """Value added to the diagonal of MMᵀ; it weakens the constraints of tasks with ‖m_o‖ ≪ √damping."""
 
     def __post_init__(self) -> None:
         require_at_least(self, slots=1, margin=0, damping=0)
@@ -119,7 +119,7 @@ class AGEM(Algorithm):
     name: ClassVar[str] = "agem"
     family: ClassVar[str] = "constraint"
     locality: ClassVar[Locality] = "global"
-    memory_contents: ClassVar[str] = "examples, equally many per task"
+    memory_contents: ClassVar[str] = "examples, equally many per task (filling=batch: a reservoir)"
     memory_size: ClassVar[str] = "slots examples"
 
     slots: int = 500
@@ -162,7 +162,7 @@ class AGEM(Algorithm):
 
 
 def _products(past: Params, grads: Params) -> Tensor:
-    """Return the Gram matrix of all m_o and, last, g, in float64 because it squares the condition number."""
+    """Return the Gram matrix of all m_o and, last, g, in float64, because it squares the condition number."""
     parts = []
     for k, g in grads.items():
         # One batched product over a layer's rows: a single long one is slow on a GPU.
@@ -181,7 +181,7 @@ def _combination(v: Tensor, rows: Tensor) -> Tensor:
 
 
 PIVOTS_PER_VARIABLE = 3
-"""Maximal number of pivots per variable; about one is needed. A path cut off here satisfies w ≥ −λ for a small λ."""
+"""Maximal number of pivots per variable; about one is needed. At the limit w ≥ −λ for the small λ reached."""
 RIDGE = 1e-12
 """Value added to the unit diagonal, so that pivots of linearly dependent gradients stay positive despite rounding."""
 

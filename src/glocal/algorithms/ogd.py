@@ -2,7 +2,7 @@ r"""Orthogonal gradient descent, OGD (§5.2, Theorem 5.1, Eq. ogd-constraint). L
 
 Steps are projected onto the orthogonal complement of stored output gradients:
 
-    g ← g − Jᵀ (J Jᵀ)⁻¹ J g,   the rows of J: ∇_θ fᵏ_{θ_o}(x_i), x_i stored inputs of finished tasks o.
+    g ← g − Jᵀ (J Jᵀ)⁻¹ J g,   where the rows of J are ∇_θ fᵏ_{θ_o}(x_i) for stored inputs x_i of finished tasks o.
 
 If the residuals are small, the Hessian of a finished task equals its outer-product part (Eq. Hessian-decomp),
 
@@ -10,8 +10,8 @@ If the residuals are small, the Hessian of a finished task equals its outer-prod
 
 so Δᵀ H_o Δ = 0 for every Δ orthogonal to J: OGD minimises L_t under the hard constraint of Eq. multi-tasks-obj-2.
 
-`ogd-published` is the procedure behind the paper's OGD row, which is close to plain SGD. In that code all stored
-gradients of a task are views of one buffer, so a task is represented by copies of its last gradient v_o; and the basis
+`ogd-published` is the procedure behind the paper's OGD row, which is close to plain SGD. In that code each
+stored gradient overwrites the previous one of its task, so that only copies of the last one, v_o, remain; and the basis
 is divided by its Frobenius norm instead of being orthonormalised. With equally many copies per task, the direction is
 
     g − Σ_o v_o (v_o·g) / Σ_o ‖v_o‖²,   v_o = ∇_θ f^y_{θ_o}(x), the true class's output for one sample of task o,
@@ -51,15 +51,15 @@ from glocal.tree import Params
 
 @dataclass(frozen=True)
 class Orthogonal(Algorithm):
-    r"""Base class of the variants, which differ in the output-space vectors u whose gradients ∇_θ u·f are stored.
+    r"""Base class. A variant chooses vectors u in output space; the gradients ∇_θ (u·f) are stored.
 
-    Minimise L_t subject to J (θ − θ_o) = 0. The implied approximation is the quadratic that this constraint keeps at
-    its minimum,
+    Minimise L_t subject to J (θ − θ_o) = 0. This constraint keeps a quadratic at its minimum, which is the
+    implied approximation:
 
         \hat L_o(θ) = L_o(θ_o) + (1/|S_o|) Σ_{x ∈ S_o} ½ vᵀ [∇²_f ℓ(f_{θ_o}(x))] v,
 
-    where v is the projection of ∇f_{θ_o}(x)ᵀ (θ − θ_o), the first-order change of the outputs, onto the vectors u. It
-    is evaluated from J θ_o, without θ_o. Gradients and ∇²_f ℓ are computed at θ_o: local.
+    where v is the projection of ∇f_{θ_o}(x)ᵀ (θ − θ_o), the first-order change of the outputs, onto the vectors u.
+    Only J θ_o is stored, not θ_o. Gradients and ∇²_f ℓ are computed at θ_o: local.
     """
 
     family: ClassVar[str] = "constraint"
@@ -71,12 +71,12 @@ class Orthogonal(Algorithm):
     memory_size: ClassVar[str] = "slots (inputs and outputs of all layers, up to 3 times for convolutions) + slots²"
 
     cotangents: ClassVar[Any]
-    """A function that returns C orthogonal vectors u per sample, (n, C, K), for outputs (n, K) and labels."""
+    """Function of outputs (n, K) and labels that returns u, (n, C, K): C orthogonal vectors per sample."""
 
     slots: int = 500
     """Number of stored gradients after the last task, divided equally among the tasks."""
     passes: int = 1
-    """Number of times the projection is applied per step; 2 suffices for nearly dependent gradients."""
+    """Number of times the projection is applied per step; use 2 if the gradients are nearly linearly dependent."""
 
     def __post_init__(self) -> None:
         require_at_least(self, slots=1, passes=1)
@@ -150,8 +150,8 @@ class OGD(Orthogonal):
 class OGDGTL(Orthogonal):
     """Minimise L_t orthogonally to the gradients of the true class's output.
 
-    Its entry of ∇²_f ℓ is the largest if K ≫ 1 (appendix, "On the validity of OGD-GTL"), and the same memory holds K
-    times as many inputs.
+    The true class has the largest entry of ∇²_f ℓ if K ≫ 1 (appendix, "On the validity of OGD-GTL"). One gradient per
+    input is stored instead of K, so the same memory holds K times as many inputs.
     """
 
     name: ClassVar[str] = "ogd-gtl"
@@ -182,8 +182,8 @@ class OGDPublished(Algorithm):
 
         \hat L_o(θ) = L_o(θ_o) + ½ p_y (1 − p_y) (v_o·(θ − θ_o))²,   p_y the true class's probability at θ_o,
 
-    computed at θ_o: local. It is evaluated from v_o·θ_o, without θ_o. Gradients are computed in evaluation mode, in the
-    published code in training mode, whose effect on BatchNorm `statistics='published'` reproduces.
+    computed at θ_o: local. Only v_o·θ_o is stored, not θ_o. Gradients are computed in evaluation mode. The published
+    code uses training mode; `statistics='published'` reproduces its effect on BatchNorm.
     """
 
     name: ClassVar[str] = "ogd-published"

@@ -4,7 +4,8 @@ Let Θ^t be the parameters that task t may train. The paper's modified gradient,
 
     ∂\tilde L_t/∂θ_i = ∂L_t/∂θ_i  if θ_i ∈ Θ^t,  0 otherwise,
 
-never changes a parameter that the outputs of a finished task depend on, so \hat L_o(θ) = L_o(θ_o) is constant.
+is followed in place of the gradient. Parameters that the outputs of a finished task depend on therefore never change,
+and \hat L_o(θ) = L_o(θ_o) is constant.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from glocal.tree import Params
 class Partition(Algorithm):
     r"""Base class: \hat L_o = L_o(θ_o), and predictions that require the task's index at test time.
 
-    The modified gradient is computed at the current θ, not at θ_o; the paper classifies these algorithms as global.
+    The paper calls these algorithms global because the modified gradient is computed at the current θ, not at θ_o.
     """
 
     family: ClassVar[str] = "partition"
@@ -64,7 +65,7 @@ def current(model: Model, memory: Memory) -> int:
 
 @contextmanager
 def frozen_batchnorm(model: Model, task: int) -> Iterator[Model]:
-    """Yield a model whose buffers are updated in the first task only; afterwards BatchNorm uses running statistics."""
+    """Yield a model that updates BatchNorm's running statistics in the first task only, and uses them afterwards."""
     if task == 0:
         yield model
         return

@@ -1,4 +1,4 @@
-"""Challenges: ordered sequences of tasks, named ones or from a user's own data.
+"""Challenges: ordered sequences of tasks, chosen by name (`make`) or built from your own data (`from_tasks`).
 
 >>> from glocal import challenges
 >>> challenge = challenges.make("split-digits")
@@ -8,7 +8,8 @@
 >>> task.classes, tuple(task.train.x.shape), tuple(task.test.y.shape)
 ((2, 3), (800, 1, 28, 28), (200,))
 
-`from_tasks` makes a challenge of your own arrays, tensors, data sets or loaders, one pair (train, test) per task:
+`fetch`, `locate`, `prepare` and `status` handle the files of data sets. `from_tasks` makes a challenge from arrays,
+tensors, data sets or loaders, one pair (train, test) per task:
 
 >>> import numpy as np
 >>> x, y = np.random.default_rng(0).random((40, 8)), np.arange(40) % 2

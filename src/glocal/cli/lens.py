@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
 """`glocal locality` uses the first one whose setting an algorithm supports."""
-UNUSED = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("eigenvalues", "seed")}
-"""Options that do not apply to these modes of `glocal lens`."""
 ROUNDING = "Rounding differs between machines, thread counts and cohort sizes; large learning rates amplify this."
 SUBSET = "the error of the algorithm's own approximation, which may use all, includes this difference."
 EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)

@@ -1,4 +1,4 @@
-"""How many runs are trained together: as many as fit into the free memory."""
+"""How many runs are trained together: as many as fit into a share of the free memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def state_at(cohort: Cohort, loader: Loader, params: Params, buffers: Params) ->
 
 
 def check_memory(memory: Mapping[str, Any]) -> None:
-    """Raise unless a memory is a dict of tensors and of such dicts, which can be saved."""
+    """Raise unless a memory consists of tensors and nested dicts of tensors, so that it can be saved."""
     for key, leaf in memory.items():
         if isinstance(leaf, Mapping) and leaf:
             check_memory(leaf)
@@ -70,9 +70,9 @@ def data_bytes(cohort: Cohort) -> int:
 
 
 def bytes_per_run(cohort: Cohort) -> int:
-    """Measured on one step of one run: parameters, gradients and update, what autograd keeps, and M after every task.
+    """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, and M after every task.
 
-    What grows is taken at its largest, as if every task added what the first one did.
+    A memory that grows is counted at its final size, assuming that every task adds as much as the first.
     """
     one = cohort.only(cohort.members[:1])
     loader = Loader(one)

@@ -1,8 +1,8 @@
 r"""The state of a cohort in training: trees of tensors with the runs along the first axis.
 
-On a GPU, images are stored channels-last, the layout its convolutions are fastest in: a grouped convolution over many
-runs reads all runs' channels of a pixel together. Weights and tensors of their shape keep the runs as the outermost
-dimension. A name marks the images in an algorithm's memory (`curvature.jacobian.CONV`).
+On a GPU, images are stored channels-last, because convolutions are fastest in that layout: a grouped convolution over
+many runs then finds the channels of all runs at one pixel next to each other. Weights, and memory tensors shaped like
+weights, keep the runs outermost. Images in an algorithm's memory are found by their key, `curvature.jacobian.CONV`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class State:
         return {**self.parts(), "diverged": self.diverged}
 
     def parts(self) -> Tree:
-        """Return what a step changes."""
+        """Return the trees that a step changes: parameters, buffers, memory and the optimiser's state."""
         parts = {"params": self.params, "buffers": self.buffers, "memory": self.memory}
         return parts | ({"optimizer": self.optimizer} if self.optimizer else {})
 
@@ -53,11 +53,11 @@ class State:
 
 
 CHANNELS = {"inputs": 2, "deltas": 3}
-"""Which axis of stacked images has the channels: (runs, n, channels, ...) and (runs, n, C, channels, ...)."""
+"""The axis of the channels: inputs are (runs, n, channels, ...), output gradients (runs, n, C, channels, ...)."""
 
 
 def arrange(state: State, device: torch.device) -> None:
-    """Convert a state to the memory format that is fast on its device; values do not change."""
+    """Convert a state, in place, to the tensor layout that is fast on its device; values do not change."""
     if device.type == "cuda":
         state.params = tree.map_tree(channels_last, state.params)
         state.memory = arranged(state.memory)

@@ -1,7 +1,7 @@
-"""Optional accelerations, registered at the seams of `glocal.accelerate`.
+"""Optional accelerations, registered with `glocal.accelerate`.
 
-Delete this folder and everything works, only slower. The kernels are written in Triton, which comes with PyTorch for
-CUDA. Without a GPU they run in Triton's interpreter, for tests: set TRITON_INTERPRET=1 before importing them.
+Delete this folder and everything still works, only slower. The kernels are written in Triton, which comes with PyTorch
+for CUDA. Without a GPU they run in Triton's interpreter, for tests: set TRITON_INTERPRET=1 before importing them.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-r"""The contractions of a convolution in fp32, computed from fp16 products on a GPU's tensor cores.
+r"""Convolutions and their gradients with fp32 accuracy, computed from fp16 products on tensor cores.
 
-A number is written as the sum of two with 11 significant bits, x = u (h + l), with a power of two u, and
+Each number is split into two fp16 numbers, high and low, x = u (h + l), where the unit u is a power of two, and
 
-    x y = u u' (h h' + h l' + l h')    up to l l', 2⁻²² of it.
+    x y = u u' (h h' + h l' + l h').    The omitted term l l' is about 2⁻²² of the product.
 
-u is shared by an image, or by a channel of all images or of the weight, so a value that is not finite, or much larger,
-does not affect the others. The error of a number is at most 2⁻²² of itself, or 2⁻³⁹ of the largest one with the same u.
-Tensor cores compute the three products faster than one in fp32, but truncate where they accumulate: they add few
-products at a time, and the rest is added in fp32.
+One u serves a whole image, one channel of all images, or one channel of the weight, so a huge or non-finite value
+affects only numbers with the same u. The error of a number is at most 2⁻²² of itself, or 2⁻³⁹ of the largest one with
+the same u. Tensor cores compute the three products faster than one in fp32, but truncate their sums. So they sum only a
+few products at a time, and these partial sums are added in fp32.
 
-Images are channels-last with a border of zeros. The part of one image row that a position reads is then contiguous in
-memory, indexed by q over taps and channels, and a convolution is a product with the weight as a matrix:
+Images are channels-last with a border of zeros. From each image row, an output position then reads one contiguous
+piece of memory, indexed by q over taps and channels, and a convolution is a product with the weight as a matrix:
 
-    y[p, f] = Σ_a Σ_q x[p at tap (a, 0), plus q] w[a, q, f]
+    y[p, f] = Σ_a Σ_q x[address(p, a) + q] w[a, q, f]
 
-The input gradient is the same with mirrored taps. With stride s it consists of s² such products, each over the
-positions that are reached by the same taps. Layer sizes are runtime arguments, so that few kernels are compiled.
+The input gradient is the same product with the taps in reverse order. With stride s it consists of s² such products,
+each over the positions that are reached by the same taps. Layer sizes are runtime arguments, so that few kernels are
+compiled.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from glocal.fast import supports
 from glocal.precision import conv_uses_tf32
 
 MIN_PRODUCTS = 1 << 33
-"""Scalar products from which it is faster than cuDNN on an H200: below, launching kernels dominates."""
+"""Number of multiplications from which this is faster than cuDNN on an H200; below it, kernel launches dominate."""
 SHARED_MEMORY_BYTES = 200_000
-"""Shared memory that a program needs: a Hopper GPU has it."""
+"""Bytes of shared memory that a kernel needs; Hopper GPUs have that much."""
 CHANNEL_MULTIPLE = 16
 SPLIT_BLOCK = 1024
 """Elements that one program of `_split_kernel` handles."""
@@ -44,7 +45,7 @@ POSITIONS, MAX_SPLITS = 4096, 256
 
 
 def is_faster(x: Tensor, products: int) -> bool:
-    """Return whether so many scalar products should be computed here: not where TF32 is allowed, which is faster."""
+    """Return whether to compute so many multiplications here: not where TF32 is allowed, which is faster."""
     large = products >= MIN_PRODUCTS and x.dtype == torch.float32 and supports(x)
     return large and _has_shared_memory(x.device) and not conv_uses_tf32()
 
@@ -99,7 +100,7 @@ def _pixels(x: Tensor) -> Tensor:
 
 
 class Residue(NamedTuple):
-    """The input positions residue + s i of one axis, and what the input gradient reads there."""
+    """Input positions residue + stride · i along one axis, and which output gradients they receive."""
 
     residue: int
     positions: int
@@ -157,7 +158,7 @@ def split(pixels: Tensor, border: int, shared: Literal["image", "channel"]) -> S
 
 
 def split_weight(taps: Tensor) -> Split:
-    """Split weights (a, b, in, out), with both padded to multiples of 16."""
+    """Split weights (a, b, in, out), with in and out padded to multiples of 16."""
     return split(functional.pad(taps, [0, 0, 0, -taps.shape[2] % CHANNEL_MULTIPLE]), 0, "channel")
 
 
@@ -192,14 +193,14 @@ def correlate(y: Split, x: Split, stride: int, k: int) -> Tensor:
 
 
 def _multiply_tile(inner: int, out: int) -> Tile:
-    """The fastest of ten for the layers of ResNet-18 on an H200."""
+    """Return the tile size that was fastest, of ten tried, for the layers of ResNet-18 on an H200."""
     if out <= 64:
         return Tile(128, 64, min(32, inner & -inner), 4, 3)
     return Tile(128, 128, min(64, inner & -inner), 8, 3)
 
 
 def _correlate_tile(padded: int, inner: int) -> Tile:
-    """The fastest of nine, likewise."""
+    """Return the tile size that was fastest, of nine tried, likewise."""
     if padded <= 64:
         rows, columns = (min(64, max(CHANNEL_MULTIPLE, triton.next_power_of_2(size))) for size in (padded, inner))
         return Tile(rows, columns, 64, 4, 3)
@@ -208,7 +209,7 @@ def _correlate_tile(padded: int, inner: int) -> Tile:
 
 @triton.jit
 def _unit(largest, INVERSE: tl.constexpr):
-    """u, in which the largest value has 15 bits before the point, or 1/u; NaN if that is not finite."""
+    """Return u (or 1/u) so that largest / u has 15 bits before the binary point; NaN if it is not finite."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     power = tl.maximum(exponent, 15) - 14
     power = 254 - power if INVERSE else power
@@ -220,7 +221,7 @@ def _split_kernel(
     x, parts, largest, part_stride, h, w, border, C: tl.constexpr, PADDED: tl.constexpr, PER_IMAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of one row of an image with its border."""
+    """Split one block of an image row, border included."""
     line = tl.program_id(0).to(tl.int64)
     i = line % (h + 2 * border) - border
     image = line // (h + 2 * border)
@@ -247,7 +248,7 @@ def _multiply_kernel(
     gh, gw, h, v, c, out, padded, taps_down, taps_across, s,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    """Some positions times some columns of the matrix."""
+    """Compute one tile of y: rows are positions, columns are output channels."""
     tiles = tl.cdiv(out, columns)
     position = tl.program_id(0) // tiles * rows + tl.arange(0, rows)
     f = tl.program_id(0) % tiles * columns + tl.arange(0, columns)
@@ -287,7 +288,7 @@ def _correlate_kernel(
     y_channels, x_channels, k, s, split_positions, GH: tl.constexpr, GW: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    """Some of y's channels times some of x in row a of the taps, summed over one split of the positions."""
+    """Compute one tile of the weight gradient for row a of the taps, summed over one split of the positions."""
     f = tl.program_id(0) % tiles * rows + tl.arange(0, rows)
     q = tl.program_id(0) // tiles * columns + tl.arange(0, columns)
     a = tl.program_id(1)
