@@ -358,8 +358,3 @@ def test_rounding_is_not_dependence() -> None:
     assert measure_dependence(drawn, stream()).p_value == 1
     assert measure_dependence(rounded, stream()).p_value == 1
     assert measure_dependence(drawn + table(12, 3, 2, (1e-3, 0, 0, 0), seed=2).float(), stream()).p_value < 0.01
-
-
-def test_too_few_repetitions() -> None:
-    with pytest.raises(GlocalError, match="2 repetitions"):
-        measure_dependence(table(5, 3, 1, (1, 1, 1, 1)), stream())
