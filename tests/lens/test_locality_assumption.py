@@ -210,6 +210,9 @@ def test_trajectory_radii() -> None:
     [
         ({"epsilon": 0.0}, "epsilon = 0.0 was given"),
         ({"epsilon": NAN}, "epsilon = nan was given"),
+        ({"grid": (1.0, 0.5)}, "increasing radii above 0"),
+        ({"grid": ()}, "increasing radii above 0"),
+        ({"tolerance": 0.0}, "tolerance = 0.0 was given"),
         ({"directions": torch.zeros(1, 1)}, "finite lengths above 0"),
         ({"task": 1}, "task 1 was given"),
     ],
