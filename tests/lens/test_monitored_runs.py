@@ -48,8 +48,8 @@ def test_it_changes_nothing_and_says_what_it_saw(tmp_path: Path) -> None:
         assert set(kept["finished"]) == {1, 2} and kept["step"] == sorted(kept["step"])
         assert [len(errors) for errors in kept["errors"]] == kept["finished"]
         assert (max(max(errors) for errors in kept["errors"]) >= 0.1) is (run.lr == 0.3)
-    again = glocal.load(tmp_path / "a")
-    assert [run.info["monitored"] for run in again] == [run.info["monitored"] for run in watched]
+    again = {run.lr: run for run in glocal.load(tmp_path / "a")}
+    assert [again[run.lr].info["monitored"] for run in watched] == [run.info["monitored"] for run in watched]
 
 
 def test_partitioned_networks_by_their_own_approximation(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def _group(runs: Iterable[Run]) -> list[Group]:
     cells: dict[tuple[str, str, str, float], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         cells.setdefault((run.challenge, run.locality, _label(run), run.lr), []).append(run)
-    for first, *others in cells.values():
+    for _, (first, *others) in sorted(cells.items()):
         for run in others:
             _require_equal_settings(first, run)
     return [Group(*key, tuple({run.seed: run for run in own}.values())) for key, own in sorted(cells.items())]

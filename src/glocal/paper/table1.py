@@ -5,6 +5,7 @@ A `Column` is a challenge with its published training protocol, a `Row` an algor
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-
-import polars as pl
 
 from glocal.challenges import make
 from glocal.challenges.challenge import Challenge
@@ -34,7 +33,8 @@ def published_cells() -> list[dict[str, Any]]:
     Forgetting is averaged over the T−1 tasks before the last. The appendix states an average over all T, but then
     accuracy plus forgetting is the mean accuracy right after learning, and it would exceed 100 in twelve cells.
     """
-    return _read_csv("table1.csv")
+    text = ("challenge", "algorithm", "locality")
+    return [{k: v if k in text else float(v) for k, v in row.items()} for row in _read_csv("table1.csv")]
 
 
 @cache
@@ -47,13 +47,13 @@ def published_angles(method: str) -> dict[int, list[float]]:
     sequences: dict[str, dict[int, list[float]]] = {}
     for row in _read_csv("rotated-mnist-angles.csv"):  # ordered by task
         for name in row["methods"].split(", "):
-            sequences.setdefault(name, {}).setdefault(row["seed"], []).append(row["degrees"])
+            sequences.setdefault(name, {}).setdefault(int(row["seed"]), []).append(float(row["degrees"]))
     require_known("method with published angles", method, sequences)
     return sequences[method]
 
 
-def _read_csv(name: str) -> list[dict[str, Any]]:
-    return pl.read_csv((files("glocal.paper") / "data" / name).read_bytes()).to_dicts()
+def _read_csv(name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((files("glocal.paper") / "data" / name).read_text("utf-8").splitlines()))
 
 
 @dataclass(frozen=True)
