@@ -47,7 +47,7 @@ def test_objects_and_commands_exist(entry: Any) -> None:
             assert name in EXPERIMENTS or name == "list"
         case "run", [challenge, algorithm]:
             assert challenge in {known.name for known in catalogue()} and algorithm in ALGORITHMS
-        case "lens", ["--show", instrument]:
+        case "lens", [_, "--show", instrument]:
             assert instrument in INSTRUMENTS
         case "list", [kind]:
             assert kind == "algorithms"
