@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 READY  := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --hypothesis-profile ci
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile ci
 
 .PHONY: demo test test-all test-without-fast lint format bench clean
 
