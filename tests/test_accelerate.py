@@ -15,6 +15,8 @@ from glocal import accelerate, networks
 from glocal.fast import TRITON
 from glocal.networks import hat
 
+CORE = [path for path in Path(accelerate.__file__).parent.rglob("*.py") if "fast" not in path.parts]
+
 
 @accelerate.accelerated("layers.test")
 def double(x: int) -> int:
@@ -38,6 +40,7 @@ def test_every_registered_acceleration_is_asked_for() -> None:
     for name, target in {**TRITON, **accelerate._targets}.items():
         assert re.fullmatch(r"(step|layers)\.\w+", name), name
         assert target.startswith("glocal.fast."), target
+        assert any(f'"{name}"' in path.read_text() for path in CORE), name
 
 
 TRAIN = """

@@ -24,22 +24,22 @@ def map_tree(function: Callable[..., Tensor], *trees: Mapping[str, Any]) -> Tree
 
 
 def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
-    """Runs side by side: the leaves of equal trees stacked along a new first axis."""
+    """Stack the leaves of runs' trees, which have one structure, along a new first axis."""
     return map_tree(lambda *leaves: torch.stack(leaves), *trees)
 
 
 def concatenate(trees: Sequence[Mapping[str, Any]]) -> Tree:
-    """Cohorts side by side: the leaves of equal trees joined along their first axis."""
+    """Concatenate the leaves of cohorts' trees, which have one structure, along their first axis."""
     return dict(trees[0]) if len(trees) == 1 else map_tree(lambda *leaves: torch.cat(leaves), *trees)
 
 
 def select(tree: Mapping[str, Any], index: int | slice | Sequence[int]) -> Tree:
-    """One run, or some runs, of a cohort's tree."""
+    """Select one run, or some runs, of a cohort's tree."""
     return map_tree(lambda leaf: leaf[index], tree)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Params:
-    """The tree as one flat dict with names like 'fisher/0.weight', as safetensors stores it."""
+    """Return the tree as one flat dict with names like 'fisher/0.weight', as safetensors stores it."""
     flat: Params = {}
     for key, leaf in tree.items():
         name = f"{prefix}{key}"
@@ -48,7 +48,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Params:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The inverse of `flatten`."""
+    """Invert `flatten`."""
     tree: Tree = {}
     for name, leaf in flat.items():
         *path, last = name.split("/")
@@ -71,22 +71,24 @@ def from_vector(vector: Tensor, like: Mapping[str, Tensor]) -> Params:
 
 
 def nbytes(tree: Mapping[str, Any]) -> int:
-    """How much memory the leaves take."""
+    """Return the bytes that the leaves take."""
     return sum(leaf.numel() * leaf.element_size() for leaf in flatten(tree).values())
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """The inner product of two parameter vectors."""
+    """Return the inner product of two parameter vectors."""
     return total(a[k] * b[k] for k in a)
 
 
 def total(tensors: Iterable[Tensor]) -> Tensor:
-    """The sum of all entries of all tensors: rows first, then their sums. In this order it is the same number alone and
-    in a cohort; on a CPU `sum()` over everything is split among threads by size."""
+    """Return the sum of all entries of all tensors: rows first, then their sums.
+
+    In this order the rounding is the same alone and in a cohort; on a CPU one `sum()` is split among threads by size.
+    """
     return torch.cat([_row_sums(t) for t in tensors]).sum(-1)
 
 
 def _row_sums(t: Tensor) -> Tensor:
-    if t.is_cuda:  # in whatever order the numbers lie there
+    if t.is_cuda:
         return t.sum().unsqueeze(0)
     return t.contiguous().flatten(end_dim=-2).sum(-1) if t.dim() > 1 else t.reshape(-1).sum(-1, keepdim=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
@@ -23,7 +23,7 @@ def table(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     dtype=st.sampled_from(DTYPES),
     shape=st.sampled_from([(), (1,), (8,), (3, 5), (2, 4, 4)]),
     n=st.integers(1, 9),
-    rows=st.integers(1, 6),
+    rows=st.integers(0, 6),
     x_dim=st.sampled_from([None, 0, 1]),
     rows_dim=st.sampled_from([None, 0, 1]),
     seed=st.integers(0, 999),
@@ -31,6 +31,7 @@ def table(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 def test_taken(
     dtype: torch.dtype, shape: tuple[int, ...], n: int, rows: int, x_dim: int | None, rows_dim: int | None, seed: int
 ) -> None:
+    assume(rows > 0 or rows_dim != 1)  # torch's own indexing returns a wrong shape there, and runs are on dimension 0
     x = table((4, n, *shape), dtype, seed)
     where = torch.randint(0, n, (4, rows), generator=torch.Generator().manual_seed(seed))
     assert torch.equal(take(x[0], where[0]), x[0][where[0]])

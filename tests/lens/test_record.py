@@ -100,7 +100,7 @@ def test_every_step_of_one_run_whatever_its_network(make: Any, algorithm: Algori
 def test_steps_that_cannot_be_recorded() -> None:
     with pytest.raises(GlocalError, match="every_steps = 0"):
         record(cohort(blobs(2), SGD()), every_steps=0)
-    with pytest.raises(RuntimeError, match=r"vmap: .*\.item\(\)"):
+    with pytest.raises(GlocalError, match=r"one run at a time: vmap: .*\.item\(\)"):
         record(cohort(blobs(2), SGD(), Branching, runs=[(0, 0.1), (1, 0.1)]), every_steps=1)
 
 

@@ -166,6 +166,7 @@ class SumOfHessians(Algorithm):
     """Number of examples per task for H_o; 0: all."""
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
+        """Return the structure in which Σ_o H_o is stored."""
         raise NotImplementedError
 
     def _expansion(self, memory: Memory, delta: Params, quadratic: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Return x[rows], not differentiable."""
+    """Return x[rows]."""
     return _as_words(x)[rows].view(x.dtype).reshape(*rows.shape, *x.shape[1:])
 
 

@@ -8,7 +8,7 @@ retraced = open_run("runs/runs/0123456789abcdef").retrace()  # train a stored ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from glocal.engine.cohort import Cohort, Member, seeded_network
 from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
-from glocal.errors import GlocalError, require
+from glocal.errors import GlocalError, first_line, require
 from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
 from glocal.networks.model import Model
 from glocal.store.run import Run
@@ -108,7 +108,8 @@ def record(
             keep(state, step)
 
     on_step = None if every_steps is None else after_step
-    for boundary in loop.train(cohort, None, execution, progress, after_epoch, on_step):
+    training = loop.train(cohort, None, execution, progress, after_epoch, on_step)
+    for boundary in _require_vectorised(training) if execution == "vectorised" else training:
         finished = boundary.finished
         keep(boundary.state)
         for solutions, history in zip(checkpoints, snapshots, strict=True):
@@ -118,6 +119,20 @@ def record(
         RecordedRun(_trace_member(cohort, run, checkpoints[run], examples), member.algorithm, model, snapshots[run])
         for run, member in enumerate(cohort.members)
     ]
+
+
+def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snapshot]:
+    """Explain why the steps of a cohort that cannot be vectorised cannot be recorded."""
+    try:
+        first = next(training)
+    except GlocalError:
+        raise
+    except Exception as error:
+        raise GlocalError(
+            f"these runs cannot be vectorised; record their steps one run at a time: {first_line(error)}"
+        ) from error
+    yield first
+    yield from training
 
 
 def train_traces(cohort: Cohort, examples: int = MAX_EXAMPLES) -> list[TrainingTrace]:

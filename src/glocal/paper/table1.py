@@ -110,7 +110,7 @@ class Column:
         Args:
             algorithms: rows by name; all by default.
             extra: also select the rows that the paper's table does not have.
-            **sizes: `lrs`, `seeds`, `tasks` and `epochs`; those that are None or empty are the column's.
+            **sizes: `lrs`, `seeds`, `tasks` and `epochs` instead of the column's; None or empty keeps the column's.
         """
         rows = tuple(self.row(name) for name in dict.fromkeys(algorithms)) if algorithms else self.rows
         rows = self.all_rows if extra and not algorithms else rows

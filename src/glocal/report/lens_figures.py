@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 COLUMNS = 3
-"""Panels of error curves side by side."""
+"""Panels of error curves per row of a figure."""
 MAX_BELOW_EPSILON = 300
 """Panels of error curves begin at ε divided by this factor."""
 MAX_LEGEND_TASKS = 10
