@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from glocal import rng
 from glocal.algorithms.algorithm import Approximation, Batch, Memory
@@ -87,22 +88,12 @@ def task_loss(model: Model, memory: Memory, task: int) -> Approximation:
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Return x[rows]."""
-    return _as_words(x)[rows].view(x.dtype).reshape(*rows.shape, *x.shape[1:])
+    """Return x[rows], rows copied as a whole: under `vmap`, indexing copies their elements one by one."""
+    return embedding(rows, x.reshape(x.shape[0], -1)).reshape(*rows.shape, *x.shape[1:])
 
 
 def put(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Set x[rows] = values in place. The last row receives rejected writes in no fixed order, and is then zeroed."""
-    if x.is_contiguous() and values.dtype == x.dtype:
-        _as_words(x).index_put_((rows,), _as_words(values))
-    else:
-        x.index_put_((rows,), values)
+    x.index_put_((rows,), values)
     x[-1].zero_()
     return x
-
-
-def _as_words(x: Tensor) -> Tensor:
-    """View rows of bytes as 64-bit words where possible: under `vmap` torch copies the elements of a row one by one."""
-    if x.element_size() > 1 or x.shape[1:].numel() % 8:
-        return x
-    return x.contiguous().flatten(1).view(torch.int64)
