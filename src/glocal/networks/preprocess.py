@@ -41,7 +41,7 @@ class InputTransform:
         """Scale raw images (n, channels, height, width) to [0, 1] and normalize their channels."""
         if x.is_floating_point():
             return x
-        x = x / 255
+        x = x.float().div_(255)
         return x if self.statistics is None else x.sub_(self.statistics[0]).div_(self.statistics[1])
 
     def augment(self, x: Tensor, key: Tensor) -> Tensor:
