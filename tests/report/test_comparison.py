@@ -155,8 +155,9 @@ def test_split_challenges_are_compared_among_the_tasks_own_classes(
         ),
     ],
 )
-def test_runs_of_one_cell_differ_in_their_seed_alone(change: dict[str, Any], said: str) -> None:
+def test_runs_of_one_cell_differ_in_their_random_numbers_alone(change: dict[str, Any], said: str) -> None:
     compare([split_run(), split_run(13)])
+    compare([split_run(), split_run(13, protocol=2)])
     with pytest.raises(GlocalError, match=said):
         compare([split_run(), split_run(13, **change)])
     with pytest.raises(GlocalError, match=said.replace("13", "11")):

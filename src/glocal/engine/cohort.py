@@ -116,7 +116,10 @@ def constants(network: nn.Module) -> Params:
 
 
 PROTOCOL = 2
-"""Increment when the same configuration gives different results (beyond rounding) than before."""
+"""Increment when the same configuration gives different results (beyond rounding) than before.
+
+2: the random numbers inside a step come from its key. They have the distributions of protocol 1.
+"""
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
 
 
 def _group(runs: Iterable[Run]) -> list[Group]:
-    """Group runs by cell, sorted by seed; raise an error if their configurations differ in more than the seed."""
+    """Group runs by cell, sorted by seed; raise an error if they differ in more than their random numbers."""
     cells: dict[tuple[str, str, str, float], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         cells.setdefault((run.challenge, run.locality, _label(run), run.lr), []).append(run)
@@ -279,7 +279,8 @@ def _group(runs: Iterable[Run]) -> list[Group]:
 
 def _require_equal_settings(first: Run, second: Run) -> None:
     one, two = flatten(first.config), flatten(second.config)
-    for name in sorted((one.keys() | two.keys()) - {"seed"}):
+    # Protocols 1 and 2 draw different random numbers from the same distributions.
+    for name in sorted((one.keys() | two.keys()) - {"seed", "protocol"}):
         if one.get(name) != two.get(name):
             values = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (one, two))
             first_value, second_value = values
