@@ -17,12 +17,16 @@ SLOW = (
     *("algorithms/test_batchnorm_side_effect", "algorithms/test_divergence"),
     *("lens/test_examination", "lens/test_instruments", "lens/test_monitor", "lens/test_perturbation"),
     *("lens/test_retrace", "lens/test_rank", "lens/test_local_or_global", "lens/test_task_inputs"),
+    *("curvature/test_spectrum", "report/test_plots"),
 )
 """Folders and files that `make test` leaves out; `make test-all` runs them too."""
 QUICK = ("paper/test_table1_grid",)
 """Exceptions among them."""
-SLOW_CASES = ("optimal-hard structure=full", "low-rank rank=4")
-"""Parameters of tests that take more than eight seconds."""
+SLOW_CASES = (
+    *("optimal-hard structure=full", "low-rank rank=4", "SmallResidual", "test_other_exact_structures"),
+    *("test_the_same_in_a_cohort_and_run_by_run", "test_concurrent_writers", "test_a_large_penalty_keeps"),
+)
+"""Parts of the names of other tests that take long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
