@@ -101,9 +101,10 @@ def _algorithm_entry(name: str, algorithm: type[Algorithm]) -> Entry:
 
 def _option_entries(name: str, algorithm: type[Algorithm]) -> Iterator[Entry]:
     """Yield the algorithm's options, described by the docstrings under its fields."""
-    from glocal.sweeps.resolve import field_descriptions
+    from docstring_parser import parse_from_object
 
-    descriptions = field_descriptions(algorithm)
+    documented = (param for base in reversed(algorithm.__mro__[:-1]) for param in parse_from_object(base).params)
+    descriptions = {param.arg_name: " ".join((param.description or "").split()) for param in documented}
     for field in dataclasses.fields(algorithm):
         entry = {"name": f"{name}.{field.name}", "algorithm": name, "option": field.name, "default": field.default}
         yield entry | {"description": descriptions.get(field.name, "")}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import hashlib
 import importlib.util
 import inspect
-import itertools
 import platform
 import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -225,23 +222,6 @@ def _convert_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[
             require(bool(fields), f"{name_of(kind)} has no options; '{name}' was given.")
             raise unknown(f"option of {name_of(kind)}", name, fields)
     return {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in options.items()}
-
-
-def field_descriptions(kind: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a dataclass and of its bases."""
-    descriptions: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        try:
-            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, ValueError):
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for field, text in itertools.pairwise(body.body):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                descriptions[field.target.id] = " ".join(str(text.value.value).split())
-    return descriptions
 
 
 def is_file_spec(text: str) -> bool:
