@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.common import RESULTS, save
 from glocal.errors import unknown
-from glocal.paper.experiments import STUDIES
+from glocal.paper import STUDIES
 
 FILE = RESULTS / "demos-cpu.json"
 GOALS = {**{f"paper {name} --demo": 60.0 for name in STUDIES}, "locality": 180.0}

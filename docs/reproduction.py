@@ -15,9 +15,8 @@ from typing import Any
 
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
-from glocal.paper import results
+from glocal.paper import STUDIES, get_study, results
 from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
-from glocal.paper.experiments import STUDIES, get_study
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import PRECISIONS

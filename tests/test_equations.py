@@ -13,7 +13,7 @@ from glocal.algorithms import ALGORITHMS
 from glocal.challenges import catalogue
 from glocal.cli.main import COMMANDS
 from glocal.lens.instruments import INSTRUMENTS
-from glocal.paper.experiments import EXPERIMENTS
+from glocal.paper import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from glocal.lens.record import train_traces
 from glocal.lens.trace import TrainingTrace
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
 from glocal.paper.studies.common import column, make_cohort
 from glocal.paper.study import Context

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from glocal.lens.record import train_traces
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.common import column, make_cohort
 from glocal.paper.studies.locality import EPSILONS, SHOWN_EPSILON
 from glocal.paper.study import Context

@@ -17,7 +17,7 @@ from torch.nn import functional
 import glocal
 from glocal import challenges
 from glocal.networks import MLP
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.common import rank_correlation
 from glocal.paper.studies.forgetting import DEMO, REGIMES, paired
 from glocal.paper.study import Context, Row, WorkItem, draw

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import glocal
 from glocal import challenges
-from glocal.paper.experiments import STUDIES, get_study
+from glocal.paper import STUDIES, get_study
 from glocal.paper.studies.hessian import DEMO, FULL, pooled_mlp
 from glocal.paper.study import Context, Row, WorkItem, draw
 from glocal.report.style import RC

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from glocal.algorithms import ALGORITHMS
 from glocal.lens.local_or_global import locality
-from glocal.paper.experiments import STUDIES, get_study
+from glocal.paper import STUDIES, get_study
 from glocal.paper.studies.locality import Locality, share_over_theta
 from glocal.paper.study import Context, Row, draw, read_table, write_table
 

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from glocal.challenges import make
 from glocal.metrics import summary
-from glocal.paper import table1
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study, table1
 from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, relative_to_sgd, restrict_classes
 from glocal.paper.study import Context, Row
 from glocal.sweeps.sweep import load

@@ -15,8 +15,7 @@ from glocal.cli.main import main
 from glocal.cli.paper import Table1
 from glocal.errors import GlocalError
 from glocal.metrics import summary
-from glocal.paper import results, table1
-from glocal.paper.experiments import STUDIES
+from glocal.paper import STUDIES, results, table1
 from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Runs
 from glocal.sweeps import resume

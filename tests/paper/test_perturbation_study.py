@@ -18,7 +18,7 @@ from torch.nn import functional
 from glocal import challenges
 from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.hessian import quantiles, radius_curve, small_resnet18
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import RC

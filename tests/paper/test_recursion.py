@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from glocal.lens.record import train_traces
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.common import column, make_challenge, make_cohort
 from glocal.paper.studies.forgetting import MAX_ROUNDING, exactness_gap, regression
 from glocal.paper.study import Context

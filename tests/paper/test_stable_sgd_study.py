@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal.networks import mlp
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.common import make_challenge
 from glocal.paper.studies.stability import DEMO, REGIMES
 from glocal.paper.study import Context, Row

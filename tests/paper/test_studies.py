@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from glocal.errors import GlocalError
-from glocal.paper.experiments import STUDIES, get_study
+from glocal.paper import STUDIES, get_study
 from glocal.paper.studies.common import split_seeds
 from glocal.paper.study import (
     Context,

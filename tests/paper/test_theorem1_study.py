@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.common import item_traces
 from glocal.paper.studies.theorems import DEMO
 from glocal.paper.study import Context, Row

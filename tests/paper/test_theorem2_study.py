@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch.func import functional_call
 
 from glocal.lens.trace import TrainingTrace
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.studies.common import item_traces
 from glocal.paper.studies.theorems import DEMO, PANELS
 from glocal.paper.study import Context, Row

@@ -12,7 +12,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from glocal.cli.main import main
-from glocal.paper.experiments import get_study
+from glocal.paper import get_study
 from glocal.paper.study import Context, Row, read_table
 from glocal.sweeps.sweep import load
 

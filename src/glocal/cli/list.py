@@ -75,7 +75,7 @@ def _entries(kind: str, own: Sequence[str]) -> list[Entry]:
 
         return [{"name": name, "description": description} for name, (_, description) in NETWORKS.items()]
     from glocal.cli.show import Demo
-    from glocal.paper.experiments import EXPERIMENTS
+    from glocal.paper import EXPERIMENTS
 
     demo = {"name": "demo", "command": "glocal demo", "reference": "", "title": _first_line(Demo), "cost": "60 runs"}
     return [demo, *({**vars(e), "command": e.command, "cost": e.cost.strip()} for e in EXPERIMENTS.values())]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from glocal.cli.common import OUTPUT, command, print_rendered, progress_bar, rich_table
 from glocal.cli.list import List
 from glocal.errors import GlocalError, require_known, unknown
-from glocal.paper.experiments import STUDIES
+from glocal.paper import STUDIES, get_study
 
 if TYPE_CHECKING:
     from glocal.paper.table1 import Column
@@ -55,7 +55,6 @@ class RunStudy(ExperimentOptions):
     def __call__(self) -> None:
         import polars
 
-        from glocal.paper.experiments import get_study
         from glocal.paper.study import Context, format_cell, publish, read_cost, read_table, run, total_cost
         from glocal.sweeps.resolve import choose_device
 

@@ -1,1 +1,1 @@
-"""The paper's experiments besides Table 1; `glocal.paper.experiments` lists them."""
+"""The paper's experiments besides Table 1."""
