@@ -226,7 +226,7 @@ ENTRIES = [
         "appendix",
         "–",
         "validity of OGD-GTL: the true label's share of the output Hessian",
-        "glocal/lens/theorems.py:ground_truth glocal/paper/studies/ogd_gtl.py:TrueLabel",
+        "glocal/lens/theorems.py:ground_truth glocal/paper/studies/theorems.py:TrueLabel",
         "glocal paper ogd-gtl",
     ),
     Entry(

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from glocal.challenges import make
 from glocal.metrics import summary
 from glocal.paper import get_study, table1
-from glocal.paper.studies.ogd_gtl import ALGORITHMS, CLOSED, DEMO, relative_to_sgd, restrict_classes
+from glocal.paper.studies.theorems import CLOSED, GTL_DEMO, VARIANTS, relative_to_sgd, restrict_classes
 from glocal.paper.study import Context, Row
 from glocal.sweeps.sweep import load
 
 STUDY = get_study("ogd-gtl")
-SMALL = DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}
+SMALL = GTL_DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}
 
 
 def test_the_equal_split_in_closed_form(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_runs_of_all_classes_are_those_of_table_1(tmp_path: Path) -> None:
 
 def made_up(label: float, dominance: float, diverged: bool = False) -> pl.DataFrame:
     """Plain SGD forgets 20, full OGD 10, and OGD-GTL `label` more than it; every seed more than the one before."""
-    lost = dict(zip(ALGORITHMS, (20.0, 10.0, 10.0 + label, 19.0, 18.0), strict=True))
+    lost = dict(zip(VARIANTS, (20.0, 10.0, 10.0 + label, 19.0, 18.0), strict=True))
     none: Row = dict.fromkeys(("confidence", "dominance", "of_trace", "of_squares", "of_total_trace"), np.nan)
     runs: list[Row] = [
         {

@@ -39,7 +39,7 @@ from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import column, finite_median, integer_ticks, medians_by, plot_medians
+from glocal.paper.studies.common import agreement, column, finite_median, integer_ticks, medians_by, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, DASHES, FAINT, MARKERS, WARM, LineStyle
 
@@ -90,10 +90,9 @@ class ApproximationError:
             # Second-order remainders are small: expansions are evaluated in double precision.
             trace = trajectory.trace.double() if expand else trajectory.trace
             for name, errors, make in series:
-                run: Row = {"algorithm": item["algorithm"], "approximation": name}
-                run |= {"locality": member.algorithm.locality if name == "own" else "local"}
-                run |= {"lr": member.lr, "seed": member.seed}
-                rows += [run | row for row in (*_training_rows(errors), *_ray_rows(trace, make(trace)))]
+                known: Row = {"approximation": name} if name == "own" else {"approximation": name, "locality": "local"}
+                measured = (*_training_rows(errors), *_ray_rows(trace, make(trace)))
+                rows += [common.run_row(self.columns, item, member, known | row) for row in measured]
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
@@ -117,10 +116,10 @@ class ApproximationError:
             table.append(line | {f"r^p at {lr:g}": s.exponent(lr) for lr in (low, high)})
         own = pl.DataFrame(table).filter(own=True)
         growth = {kind: finite_median(own.filter(locality=kind), "growth") for kind in ("local", "global")}
-        agrees = "agrees" if growth["local"] > growth["global"] else "does not agree"
         verdict = (
             f"From learning rate {low:g} to {high:g} the error of the mean old loss grows {growth['local']:.2g}-fold "
-            f"for local algorithms and {growth['global']:.2g}-fold for global ones (medians): {agrees} with the paper."
+            f"for local algorithms and {growth['global']:.2g}-fold for global ones (medians): "
+            f"{agreement(growth['local'] > growth['global'])}."
         )
         return Summary(table, verdict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -25,7 +25,7 @@ from glocal.lens.trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
-from glocal.paper.study import Context, Row, WorkItem
+from glocal.paper.study import Context, Row, Study, WorkItem
 from glocal.report import style
 from glocal.report.style import LineStyle, log_lr
 from glocal.store.run import Run, Runs
@@ -89,10 +89,30 @@ def sweep_item(
     return sweep(challenge, algorithms, item["lrs"], item["seeds"], **options)
 
 
-def run_row(run: Member | Run, algorithm: str) -> Row:
-    """Return the columns that identify a run."""
+def run_row(columns: str, item: WorkItem, run: Member | Run, measured: Row) -> Row:
+    """Return a row with these columns: what was measured, else the run's value, else the item's, else None."""
     locality = run.locality if isinstance(run, Run) else run.algorithm.locality
-    return {"algorithm": algorithm, "locality": locality, "lr": float(run.lr), "seed": int(run.seed)}
+    known = item | {"locality": locality, "lr": float(run.lr), "seed": int(run.seed)} | measured
+    return {name: known.get(name) for name in columns.split()}
+
+
+class TraceStudy(Study, Protocol):
+    """A study whose rows are measured on the training of an item's runs; one item per seed, except in the demo."""
+
+    def items(self, demo: bool) -> list[WorkItem]: ...
+
+    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> Sequence[Row]: ...
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        return self.items(demo) if demo else split_seeds(self.items(demo))
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        traces = item_traces(item, context, self.challenge(item, context))
+        measured = ((run, self.measure_trace(trace, item)) for run, trace in traces)
+        return [run_row(self.columns, item, run, row) for run, rows in measured for row in rows]
+
+    def challenge(self, item: WorkItem, context: Context) -> Challenge:
+        return make_challenge(item, context)
 
 
 def column(rows: pl.DataFrame, name: str) -> np.ndarray:
@@ -170,6 +190,10 @@ def of_columns(columns: Mapping[str, str], statistic: Callable[..., float] = fin
     return {heading: partial(statistic, name=name) for heading, name in columns.items()}
 
 
+def agreement(holds: bool) -> str:
+    return f"{'agrees' if holds else 'does not agree'} with the paper"
+
+
 def diverged_note(rows: pl.DataFrame, name: str) -> str:
     """Return a note on the runs whose column is not finite, to append to a verdict; "" if there are none."""
     keys = [key for key in ("classes", "algorithm", "lr", "seed") if key in rows.columns]
@@ -208,10 +232,11 @@ def curve(rows: pl.DataFrame, name: str, spread: Spread = mean_deviation, x: str
     return Curve(*np.array(points, dtype=np.float64).reshape(-1, 4).T)
 
 
-def line_styles(rows: pl.DataFrame) -> dict[str, LineStyle]:
-    """Return a line style for each algorithm: cool and solid if global, warm and dashed if local."""
+def by_algorithm(rows: pl.DataFrame) -> list[tuple[pl.DataFrame, LineStyle]]:
+    """Return the rows of each algorithm and its line style: cool and solid if global, warm and dashed if local."""
     styles = style.line_styles(rows.select("algorithm", "locality").unique().rows())
-    return {name: line for (name, _), line in styles.items()}
+    parts = rows.partition_by("algorithm", maintain_order=True)
+    return [(own, styles[own["algorithm"][0], own["locality"][0]]) for own in parts]
 
 
 def label(rows: pl.DataFrame) -> str:
@@ -225,11 +250,10 @@ def legend_order(rows: pl.DataFrame) -> list[str]:
     return [f"{algorithm} ({locality})" for locality, algorithm in algorithms]
 
 
-def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, spread: Spread = mean_deviation) -> None:
+def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, title: str, spread: Spread = mean_deviation) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
-    styles = line_styles(rows)
-    for own in rows.partition_by("algorithm", maintain_order=True):
-        line = styles[own["algorithm"][0]]
+    axes.set_title(title, loc="left")
+    for own, line in by_algorithm(rows):
         curve(own, name, spread).plot(axes, **line.line(), **line.point(), label=label(own))
     log_lr(axes, distinct(rows, "lr"), crowded=True)
 

@@ -12,7 +12,6 @@ flat solutions, each with the batch size that its authors use for five rotations
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +23,10 @@ from matplotlib.figure import Figure
 from torch.nn.functional import one_hot
 
 from glocal.challenges.challenge import Challenge, Data, Task
-from glocal.lens.forgetting import Forgetting, flatness, forgetting, recursion
+from glocal.lens.forgetting import flatness, forgetting, recursion
+from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import annotate, column, distinct, group, item_traces, lr_colours, mean
+from glocal.paper.studies.common import TraceStudy, agreement, annotate, column, distinct, group, lr_colours, mean
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import SEEDS
 from glocal.report.style import FAINT
@@ -37,14 +37,14 @@ TERMS = {"gradient": "gradient", "quadratic": "Hessian", "remainder": "higher or
 DASHES = {"measured": "-", "predicted": "--"}
 
 
-class Recursion:
+class Recursion(TraceStudy):
     name = "recursion"
     columns = (
         "network lr seed kind task learnt measured predicted before gradient quadratic v remainder gradient_share "
         "quadratic_share remainder_share"
     )
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
+    def items(self, demo: bool) -> list[WorkItem]:
         if demo:
             base = common.DEMO | {"seeds": [0, 1], "examples": 500}
             lrs, linear_lrs = [0.01, 0.03, 0.1, 0.3], [0.001, 0.01]
@@ -53,18 +53,27 @@ class Recursion:
             lrs, linear_lrs = [0.001, 0.005, 0.01, 0.05, 0.1], [0.0001, 0.001, 0.01]
         # Linear regression is stable below a learning rate given by the inputs' largest second moment.
         linear = {"network": "linear"} | base | {"hidden": [], "lrs": linear_lrs}
-        items = [{"network": "mlp"} | base | {"lrs": lrs}, linear]
-        return items if demo else common.split_seeds(items)
+        return [{"network": "mlp"} | base | {"lrs": lrs}, linear]
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+    def challenge(self, item: WorkItem, context: Context) -> Challenge:
         challenge = common.make_challenge(item, context)
-        linear = item["network"] == "linear"
-        rows: list[Row] = []
-        for member, trace in item_traces(item, context, regression(challenge) if linear else challenge):
-            pairs = forgetting(trace.double() if linear else trace)
-            run: Row = {"network": item["network"], "lr": member.lr, "seed": member.seed}
-            rows += [run | row for row in (*_pair_rows(pairs), *_average_rows(pairs))]
-        return rows
+        return regression(challenge) if item["network"] == "linear" else challenge
+
+    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
+        """Rows of pairs, task o after task t > o, and of averages, E(t) and what the update Δ_t adds to it."""
+        pairs = forgetting(trace.double() if item["network"] == "linear" else trace)
+        average = recursion(pairs)
+        matrices = vars(pairs) | {"predicted": pairs.predicted, "remainder": pairs.remainder}
+        matrices |= {f"{term}_share": share for term, share in pairs.shares.items()}
+        vectors = vars(average) | {"remainder": average.measured - average.predicted}
+        later = range(1, len(pairs.measured))
+        rows: list[Row] = [
+            {"kind": "pair", "task": o, "learnt": t + 1} | {k: float(matrix[t, o]) for k, matrix in matrices.items()}
+            for t in later
+            for o in range(t)
+        ]
+        values = {t: {k: float(vector[t]) for k, vector in vectors.items()} for t in later}
+        return rows + [{"kind": "average", "learnt": t + 1} | row for t, row in values.items()]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Predicted against measured, for both networks; the average over tasks."""
@@ -90,12 +99,11 @@ class Recursion:
                 line |= {f"E(T), {name}": common.finite_median(end, name) for name in ("predicted", "measured")}
                 table.append(line)
         errors = [row["relative error"] for row in table if row["network"] == "mlp"]
-        agrees = "agrees" if errors[0] < errors[-1] else "does not agree"
         gap = exactness_gap(rows.filter(network="linear", kind="pair"))
         verdict = (
             f"The median relative error of the prediction is {errors[0]:.2g} at the lowest learning rate and "
-            f"{errors[-1]:.2g} at the highest: {agrees} with the paper that it holds while learning is local. On "
-            f"quadratic losses it is {'exact' if gap < MAX_ROUNDING else 'not exact'} (error {gap:.1g})."
+            f"{errors[-1]:.2g} at the highest: {agreement(errors[0] < errors[-1])} that it holds while learning is "
+            f"local. On quadratic losses it is {'exact' if gap < MAX_ROUNDING else 'not exact'} (error {gap:.1g})."
         )
         return Summary(table, verdict)
 
@@ -119,33 +127,11 @@ def exactness_gap(pairs: pl.DataFrame) -> float:
     return float(np.abs(predicted - measured).max(initial=0) / scale) if scale > 0 else np.nan
 
 
-def _pair_rows(pairs: Forgetting) -> Iterator[Row]:
-    """Task o after task t, both counted from 0, for o < t."""
-    matrices = {name: getattr(pairs, name) for name in ("measured", "predicted", "remainder", "gradient", "quadratic")}
-    matrices |= {f"{term}_share": share for term, share in pairs.shares.items()}
-    for t in range(1, len(pairs.measured)):
-        for o in range(t):
-            yield _row("pair", task=o, learnt=t + 1, **{name: float(matrix[t, o]) for name, matrix in matrices.items()})
-
-
-def _average_rows(pairs: Forgetting) -> Iterator[Row]:
-    """E(t) over t tasks, and what the update Δ_t adds to it."""
-    average = recursion(pairs)
-    vectors = vars(average) | {"remainder": average.measured - average.predicted}
-    for t in range(1, len(pairs.measured)):
-        yield _row("average", learnt=t + 1, **{name: float(vector[t]) for name, vector in vectors.items()})
-
-
-def _row(kind: str, **values: Any) -> Row:
-    """kind: pair or average. learnt: number of tasks learnt."""
-    return {"kind": kind} | dict.fromkeys(Recursion.columns.split()[4:]) | values
-
-
 def _relative_errors(rows: pl.DataFrame) -> np.ndarray:
-    """|predicted − measured| / |measured|; inf where it is not a number."""
+    """|predicted − measured| / |measured|."""
     measured, predicted = column(rows, "measured"), column(rows, "predicted")
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(np.abs(predicted - measured) / np.abs(measured), nan=np.inf, posinf=np.inf)
+        return np.abs(predicted - measured) / np.abs(measured)
 
 
 def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
@@ -186,24 +172,16 @@ PREDICTORS = {
 """Symbol and value of every predictor of forgetting."""
 
 
-class FlatMinima:
+class FlatMinima(TraceStudy):
     name = "flatness"
     columns = "challenge algorithm lr seed task top top_error trace trace_error after_next at_end moved"
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
-        items = [regime | (DEMO if demo else FULL) for regime in REGIMES.values()]
-        return items if demo else common.split_seeds(items)
+    def items(self, demo: bool) -> list[WorkItem]:
+        return [regime | (DEMO if demo else FULL) for regime in REGIMES.values()]
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        rows: list[Row] = []
-        for member, trace in item_traces(item, context):
-            run: Row = {"challenge": item["challenge"], "algorithm": item["algorithm"]}
-            run |= {"lr": member.lr, "seed": member.seed}
-            measured = flatness(trace, item["steps"], item["probes"])
-            for task in range(len(measured.top)):
-                values: Row = {name: float(getattr(measured, name)[task]) for name in self.columns.split()[5:]}
-                rows.append(run | {"task": task} | values)
-        return rows
+    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
+        columns = vars(flatness(trace, item["steps"], item["probes"]))
+        return [{"task": o} | {k: float(v[o]) for k, v in columns.items()} for o in range(item["tasks"])]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A point for each solution: forgetting after the last task against three predictors."""
@@ -226,12 +204,11 @@ class FlatMinima:
         everything: Row = {"algorithm": "all", "lr": None} | {name: f(rows) for name, f in statistics.items()}
         pairs = paired(rows)
         flatter, less = (int((pairs[name] > pairs[f"{name}_stable"]).sum()) for name in ("top", "at_end"))
-        agrees = "agrees" if 2 * flatter > len(pairs) and 2 * less > len(pairs) else "does not agree"
         positive = sum(row["ρ with λ_max"] > 0 for row in table)
         verdict = (
             f"Sharper solutions forget more (ρ with λ_max > 0) in {positive} of {len(table)} regimes and learning "
             f"rates; stable SGD is flatter than plain SGD in {flatter} of {len(pairs)} pairs and forgets less in "
-            f"{less}: {agrees} with the paper on stable SGD."
+            f"{less}: {agreement(2 * min(flatter, less) > len(pairs))} on stable SGD."
         )
         return Summary([*table, everything], verdict)
 

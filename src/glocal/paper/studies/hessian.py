@@ -35,13 +35,13 @@ from glocal.engine.loader import evenly_spaced
 from glocal.errors import require
 from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.perturbation import Kind, Perturbation, Split, perturbation, with_batch_statistics
-from glocal.lens.rank import THRESHOLDS, Ranks, rank
+from glocal.lens.rank import THRESHOLDS, rank
 from glocal.lens.trace import TrainingTrace
 from glocal.networks import MLP, ResNet18
 from glocal.networks.preprocess import InputTransform
 from glocal.paper import table1
 from glocal.paper.studies import common
-from glocal.paper.studies.common import Curve, column, distinct, drop_nonfinite, finite, names
+from glocal.paper.studies.common import Curve, agreement, column, distinct, drop_nonfinite, finite, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, INK, MARKERS, WARM, LineStyle
 from glocal.store.run import Run
@@ -89,9 +89,8 @@ class PerturbationScore:
         trace, test = _solution(run, item, context)
         sizes = {k: item[k] for k in ("eigenvectors", "directions", "samples", "examples")}
         scores = perturbation(trace, 0, test, **sizes, seed=item["seed"] + item["task"])
-        keys: Row = {k: item[k] for k in ("challenge", "network", "statistics", "seed", "task")}
-        keys |= {"parameters": trace.num_params, "lr": run.lr}
-        return [keys | row for row in _score_rows(scores)]
+        known: Row = item | {"parameters": trace.num_params}
+        return [common.run_row(self.columns, known, run, row) for row in _score_rows(scores)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Top: scores. Bottom: losses. On training and test data, with a section for each kind of statistics."""
@@ -220,11 +219,10 @@ def _verdict(rows: pl.DataFrame, expected: bool) -> str:
         return f"{prefix}No score is finite."
     rises = middle.max() > ABOUT_ONE * middle[0]
     returns = 1 / ABOUT_ONE <= middle[-1] <= ABOUT_ONE
-    agrees = "agrees" if rises and returns == expected else "does not agree"
     return (
         f"{prefix}The median score of eigenvectors is {middle[0]:.3g} at the smallest radius, at most "
-        f"{middle.max():.3g}, and {middle[-1]:.3g} at the largest: {agrees} with the paper that it rises and "
-        f"{'returns' if expected else 'does not return'} to 1."
+        f"{middle.max():.3g}, and {middle[-1]:.3g} at the largest: {agreement(rises and returns == expected)} that it "
+        f"rises and {'returns' if expected else 'does not return'} to 1."
     )
 
 
@@ -266,14 +264,8 @@ class HessianRank:
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         network = partial(pooled_mlp, pool=item["pool"], hidden=item["hidden"])
-        rows: list[Row] = []
-        for member, trace in common.item_traces(item, context, network=network):
-            numerical = trace.num_params * torch.finfo(torch.float32).eps
-            ranks = rank(trace.double(), relative=(*THRESHOLDS, numerical))
-            run: Row = {"challenge": item["challenge"], "seed": member.seed, "lr": member.lr}
-            run |= {"parameters": trace.num_params}
-            rows += [run | row for row in _rank_rows(ranks)]
-        return rows
+        traces = common.item_traces(item, context, network=network)
+        return [common.run_row(self.columns, item, run, row) for run, trace in traces for row in _rank_rows(trace)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Ranks against the number of tasks in the average: means and ranges over seeds."""
@@ -308,10 +300,9 @@ class HessianRank:
             table.append(line | {"% of parameters": 100 * means[-1] / own["parameters"][0], "exponent": power})
         exponents = finite(pl.DataFrame(table), "exponent")
         sublinear = int((exponents < 1).sum())
-        agrees = "agrees" if sublinear == len(exponents) else "does not agree"
         verdict = (
             f"By {sublinear} of {len(exponents)} definitions the rank grows less than linearly with the tasks, with "
-            f"exponents of {exponents.min():.2f} to {exponents.max():.2f}: {agrees} with the paper."
+            f"exponents of {exponents.min():.2f} to {exponents.max():.2f}: {agreement(sublinear == len(exponents))}."
         )
         return Summary(table, verdict)
 
@@ -350,12 +341,14 @@ def _rank_curve(rows: pl.DataFrame) -> Curve:
     return common.curve(rows, "rank", lambda ranks: (ranks.mean(), ranks.min(), ranks.max()), x="tasks")
 
 
-def _rank_rows(ranks: Ranks) -> Iterator[Row]:
+def _rank_rows(trace: TrainingTrace) -> Iterator[Row]:
     """A row for each number of tasks and each definition."""
+    numerical = trace.num_params * torch.finfo(torch.float32).eps
+    ranks = rank(trace.double(), relative=(*THRESHOLDS, numerical))
     definitions = [("absolute", x, estimate) for x, estimate in ranks.absolute.items()]
     definitions += [("relative" if x in THRESHOLDS else "numerical", x, e) for x, e in ranks.relative.items()]
     others = [("effective", None, ranks.effective), ("participation", None, ranks.participation)]
     for kind, threshold, estimate in [*definitions, *others]:
         for tasks in range(len(ranks.top)):
-            row: Row = {"tasks": tasks + 1, "kind": kind, "threshold": threshold}
+            row: Row = {"parameters": trace.num_params, "tasks": tasks + 1, "kind": kind, "threshold": threshold}
             yield row | {"rank": float(estimate.value[tasks]), "top": float(ranks.top[tasks])}

@@ -32,7 +32,7 @@ from glocal.lens.record import record
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import annotate, column, distinct, median, medians_by, names, plot_medians
+from glocal.paper.studies.common import agreement, annotate, column, distinct, median, medians_by, names, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, INK, TITLE_COLOURS, WARM, log_lr
 from glocal.sweeps import resolve
@@ -158,6 +158,9 @@ TOLERANCE = 0.01
 
 
 class EpsilonRegion:
+    """Rows of three kinds: radius, moment and break. learnt: tasks learnt, with a fraction of the current one; inf for
+    never."""
+
     name = "epsilon-region"
     columns = "lr seed kind task order epsilon direction radius distance learnt step smallest"
 
@@ -180,7 +183,7 @@ class EpsilonRegion:
             measured = [*_assumption_rows(errors, steps_per_task), *_trajectory_rows(errors, item["measured_tasks"])]
             for task in item["measured_tasks"]:
                 measured += _radius_rows(trace, task, item["principal"], item["random"])
-            rows += [{"lr": member.lr, "seed": member.seed} | row for row in measured]
+            rows += [common.run_row(self.columns, item, member, row) for row in measured]
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
@@ -207,12 +210,10 @@ class EpsilonRegion:
             line["smallest ε"] = median([column(run, "smallest").max() for run in moments])
             violations = rows.filter(kind="break", epsilon=SHOWN_EPSILON, lr=lr)
             table.append(line | {f"tasks until ξ ≥ {SHOWN_EPSILON:g}": median(column(violations, "learnt"))})
-        low, high = (row["smallest ε"] for row in (table[0], table[-1]))
-        agrees = "agrees" if high > low else "does not agree"
+        (low, low_lr), (high, high_lr) = ((row["smallest ε"], row["lr"]) for row in (table[0], table[-1]))
         verdict = (
-            f"Plain SGD satisfies the locality assumption for ε above {low:.2g} at learning rate {table[0]['lr']:g} "
-            f"and above {high:.2g} at {table[-1]['lr']:g} (medians): {agrees} with the paper that higher rates violate "
-            "it."
+            f"Plain SGD satisfies the locality assumption for ε above {low:.2g} at learning rate {low_lr:g} and above "
+            f"{high:.2g} at {high_lr:g} (medians): {agreement(high > low)} that higher rates violate it."
         )
         return Summary(table, verdict)
 
@@ -238,8 +239,8 @@ def _radius_rows(trace: TrainingTrace, task: int, principal: int, random: int) -
             if known:
                 values = region_radii(trace, task, expansion, directions, epsilon, GRID, tolerance=TOLERANCE)
             for kind, radius in zip(kinds, values.tolist(), strict=True):
-                row = _row("radius", task=task, order=order, epsilon=epsilon, direction=kind, radius=radius)
-                yield row | {"distance": float(update.double().norm())}
+                row: Row = {"kind": "radius", "task": task, "order": order, "epsilon": epsilon, "direction": kind}
+                yield row | {"radius": radius, "distance": float(update.double().norm())}
 
 
 def _trajectory_rows(errors: ErrorCurves, tasks: Sequence[int]) -> Iterator[Row]:
@@ -248,26 +249,21 @@ def _trajectory_rows(errors: ErrorCurves, tasks: Sequence[int]) -> Iterator[Row]
         found = trajectory_radii(errors, epsilon)
         inside = torch.where(found.first_outside.isinf(), torch.inf, found.last_inside.nan_to_num(nan=0.0))
         for o in tasks:
-            yield _row("radius", task=o, order=2, epsilon=epsilon, direction="trajectory", radius=float(inside[o]))
+            row: Row = {"kind": "radius", "task": o, "order": 2, "epsilon": epsilon, "direction": "trajectory"}
+            yield row | {"radius": float(inside[o])}
 
 
 def _assumption_rows(errors: ErrorCurves, steps_per_task: float) -> Iterator[Row]:
     """The smallest ε of the locality assumption at every moment, and its first violation for every ε."""
     for i, smallest in enumerate(locality_assumption(errors, SHOWN_EPSILON).min_epsilon.tolist()):
         step = int(errors.step[i])
-        yield _row("moment", learnt=step / steps_per_task, step=step, smallest=smallest)
+        yield {"kind": "moment", "learnt": step / steps_per_task, "step": step, "smallest": smallest}
     for epsilon in EPSILONS:
-        first = locality_assumption(errors, epsilon).first_violation
-        if first is None:
-            yield _row("break", epsilon=epsilon, learnt=np.inf)
-        else:
-            known = {"learnt": first.step / steps_per_task, "step": first.step, "smallest": first.error}
-            yield _row("break", epsilon=epsilon, task=first.tasks[0], **known)
-
-
-def _row(kind: str, **values: Any) -> Row:
-    """kind: radius, moment or break. learnt: tasks learnt, with the fraction of the current one; inf for never."""
-    return {"kind": kind} | dict.fromkeys(EpsilonRegion.columns.split()[3:]) | values
+        row: Row = {"kind": "break", "epsilon": epsilon, "learnt": np.inf}
+        if first := locality_assumption(errors, epsilon).first_violation:
+            row |= {"task": first.tasks[0], "learnt": first.step / steps_per_task}
+            row |= {"step": first.step, "smallest": first.error}
+        yield row
 
 
 def _known_errors(moments: pl.DataFrame) -> pl.DataFrame:

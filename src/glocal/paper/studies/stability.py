@@ -18,14 +18,13 @@ from functools import partial
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from glocal.metrics import END_LRS, accuracy_of, average_accuracy, average_forgetting, learning_accuracy, summary
 from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.studies import common
-from glocal.paper.studies.common import curve, distinct, diverged_note, line_styles, mean, of_columns
+from glocal.paper.studies.common import agreement, curve, distinct, diverged_note, mean, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, LineStyle, draw_path, legend
 from glocal.report.summary import PERCENT
@@ -61,11 +60,11 @@ class Stability:
             regime = item["regimes"][i // (len(item["lrs"]) * len(item["seeds"]))]
             R = accuracy_of(run)
             for t in range(1, run.tasks + 1):
-                row = common.run_row(run, regime) | {"t": t, "acc": 100 * average_accuracy(R, t)}
+                row: Row = {"algorithm": regime, "t": t, "acc": 100 * average_accuracy(R, t)}
                 row |= {"forgetting": 100 * average_forgetting(R, t)}
                 row |= {"learning_accuracy": 100 * learning_accuracy(R[: t + 1, :t])}
                 row |= {k: float(run.arrays[k][t - 1]) for k in ("distance_from_init", "update_norm")}
-                rows.append(row)
+                rows.append(common.run_row(self.columns, item, run, row))
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
@@ -75,11 +74,13 @@ class Stability:
         final, colours = _after_last_task(rows), common.lr_colours(rows)
         titles = {"forgetting": "forgetting $E(T)$ (points)", "acc": r"final accuracy $\mathrm{ACC}(T)$ (%)"}
         for axes, (name, title) in zip((left, right), titles.items(), strict=True):
-            common.plot_over_lr(axes, final, name)
-            axes.set_title(title, loc="left")
+            common.plot_over_lr(axes, final, name, title)
         for axes, regime in zip(bottom, ("plastic", "stable"), strict=True):
-            _draw_distance(axes, rows.filter(algorithm=regime), colours)
-            axes.set_title(f"{regime}: distance from the initialisation", loc="left")
+            for lr in distinct(own := rows.filter(algorithm=regime), "lr"):
+                distances = curve(own.filter(lr=lr), "distance_from_init", x="t")
+                distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3, label=f"{lr:g}")
+            common.integer_ticks(axes)
+            common.annotate(axes, f"{regime}: distance from the initialisation", xlabel="task $t$")
         bottom[0].sharey(bottom[1])
         bottom[0].set_ylabel(r"$\Vert\theta_t - \theta_0\Vert_2$")
         handles, labels = left.get_legend_handles_labels()
@@ -96,7 +97,7 @@ class Stability:
         less, total = int((stable.middle[at_stable] < plastic.middle[at_plastic]).sum()), len(at_plastic)
         verdict = (
             f"Stable SGD forgets less than plastic SGD at {less} of {total} learning rates: "
-            f"{'agrees' if less == total > 0 else 'does not agree'} with the paper."
+            f"{agreement(less == total > 0)}."
         )
         return Summary(table, verdict + diverged_note(rows, "acc"))
 
@@ -105,15 +106,7 @@ def _after_last_task(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("t") == pl.col("t").max())
 
 
-def _draw_distance(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable) -> None:
-    """‖θ_t − θ_0‖ over t: mean and standard deviation over seeds."""
-    for lr in distinct(rows, "lr"):
-        distances = curve(rows.filter(lr=lr), "distance_from_init", x="t")
-        distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3, label=f"{lr:g}")
-    common.integer_ticks(axes)
-    axes.set_xlabel("task $t$")
-
-
+COLUMN = {True: table1.DEMO, False: table1.COLUMNS["rotated-mnist"]}  # by whether it is the demo
 SIZES = ("tasks", "epochs", "lrs", "seeds")
 PANELS = {"learning_accuracy": "accuracy right after learning (%)", "acc": r"final accuracy, $\mathrm{ACC}(T)$ (%)"}
 HEADINGS = {"Δ accuracy after learning": "learning_accuracy", "Δ forgetting": "forgetting", "Δ final accuracy": "acc"}
@@ -129,28 +122,24 @@ class Tradeoff:
     )
 
     def work_items(self, demo: bool) -> list[WorkItem]:
-        column = _column(demo)
+        column = COLUMN[demo]
         size: WorkItem = {"demo": demo} | {k: getattr(column, k) for k in ("challenge", *SIZES)}
         return [size | {"algorithm": row.algorithm} for row in column.rows]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        part = _column(item["demo"]).select([item["algorithm"]], **{k: item[k] for k in SIZES})
-        rows: list[Row] = []
-        for run in table1.train([part], store=context.store, data=context.data, device=str(context.device)):
-            values: Row = {name: 100 * x if name in PERCENT else x for name, x in summary(run).items()}
-            rows.append({"challenge": run.challenge} | common.run_row(run, item["algorithm"]) | values)
-        return rows
+        part = COLUMN[item["demo"]].select([item["algorithm"]], **{k: item[k] for k in SIZES})
+        runs = table1.train([part], store=context.store, data=context.data, device=str(context.device))
+        values = [{name: 100 * x if name in PERCENT else x for name, x in summary(run).items()} for run in runs]
+        return [common.run_row(self.columns, item, run, row) for run, row in zip(runs, values, strict=True)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A curve for each algorithm from its lowest learning rate to its highest, with growing points."""
         figure.set_size_inches(9.6, 4.3)
-        styles, lrs = line_styles(rows), distinct(rows, "lr")
+        lrs = distinct(rows, "lr")
         for axes, (name, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
-            algorithms = rows.partition_by("algorithm", maintain_order=True)
-            points = [_draw_curve(axes, own, name, styles[own["algorithm"][0]], lrs) for own in algorithms]
+            points = [_draw_curve(axes, own, name, line, lrs) for own, line in common.by_algorithm(rows)]
             _set_limits(axes, np.concatenate(points))
-            axes.set_xlabel("forgetting $E(T)$ (points, over $T - 1$ tasks)")
-            axes.set_title(title, loc="left")
+            common.annotate(axes, title, xlabel="forgetting $E(T)$ (points, over $T - 1$ tasks)")
             axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
         rates = ", ".join(f"{lr:g}" for lr in lrs)
         legend(figure, common.legend_order(rows), note=f"points grow with\nthe learning rate:\n{rates}\n")
@@ -176,20 +165,15 @@ class Tradeoff:
         table = common.group(rows, ["algorithm", "locality"], statistics)
         by_kind = {kind: pl.DataFrame(table).filter(locality=kind) for kind in ("global", "local")}
         gain = {kind: mean(own, "Δ final accuracy") for kind, own in by_kind.items()}
-        agrees = "agrees" if gain["global"] > gain["local"] else "does not agree"
         verdict = (
             f"From the {count} lowest learning rates to the {count} highest the final accuracy of global algorithms "
-            f"changes by {gain['global']:+.1f} points and that of local ones by {gain['local']:+.1f}: {agrees} "
-            "with the paper."
+            f"changes by {gain['global']:+.1f} points and that of local ones by {gain['local']:+.1f}: "
+            f"{agreement(gain['global'] > gain['local'])}."
         )
         return Summary(table, verdict + diverged_note(rows, "acc"))
 
 
 STUDIES = (Stability(), Tradeoff())
-
-
-def _column(demo: bool) -> table1.Column:
-    return table1.DEMO if demo else table1.COLUMNS["rotated-mnist"]
 
 
 def _draw_curve(axes: Axes, rows: pl.DataFrame, name: str, style: LineStyle, lrs: list[float]) -> np.ndarray:

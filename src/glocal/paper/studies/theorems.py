@@ -1,4 +1,4 @@
-r"""Theorems 4.1 and 5.1 on trained networks, over learning rates.
+r"""Theorems 4.1 and 5.1 on trained networks, over learning rates, and OGD-GTL.
 
 Theorem 4.1: E(t) against ½ Δ_tᵀ \bar H_{<t} Δ_t (Eq. 18).
 
@@ -12,10 +12,18 @@ OGD's constraint makes Δ_tᵀ G_o Δ_t = 0 on the inputs whose gradients it sto
 part of H_o (Eq. eqt:opt-cond-revisited). Measured is what is left of both on examples that are stored or not, for
 algorithms that meet the constraint, approximate it, or ignore it. A longer update has a larger quadratic form in any
 direction, so its relative curvature Δᵀ H_o Δ / (‖Δ‖² ‖H_o‖) is measured too; the top eigenvector has 1.
+
+OGD-GTL (appendix, "On the validity of OGD-GTL"): is the true label's gradient enough, and what is lost?
+
+The appendix: where the other labels share 1 − p_y equally, the entry of ∇²_f ℓ = diag(p) − p pᵀ at the true label is
+O(1) and all others are O(1/K), so its gradient alone explains the constraint for K ≫ 1. Measured are the entries of
+networks trained on K classes, with the equal split in closed form; and the forgetting of OGD with every output's
+gradients, with the true label's, and with the mean output's at equal memory: full OGD stores K gradients per input.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,11 +34,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
-from glocal.lens.theorems import theorem1, theorem2
+from glocal.lens.theorems import GroundTruth, equal_split, ground_truth_of, theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
+from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies import common
-from glocal.paper.studies.common import column, distinct, finite_median, group, of_columns
+from glocal.paper.studies.common import column, distinct, finite_median, group, mean, names, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import COLUMNS
 from glocal.report.style import FAINT, INK, TITLE_COLOURS, legend
@@ -49,27 +59,20 @@ FACTOR = 2.0
 SIDES = ("quadratic", "measured")
 
 
-class TheoremStudy:
+class TheoremStudy(common.TraceStudy):
     """A study of runs of several algorithms that measures some values for every task from the second on."""
 
     algorithms: ClassVar[dict[str, dict[str, Any]]]  # options by name
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
-        if demo:
-            options = {a: o | DEMO_OPTIONS.get(a, {}) for a, o in self.algorithms.items()}
-            return [{"algorithm": a, "options": o, **DEMO} for a, o in options.items()]
-        return common.split_seeds([{"algorithm": a, "options": o, **FULL} for a, o in self.algorithms.items()])
+    def items(self, demo: bool) -> list[WorkItem]:
+        options = {a: o | (DEMO_OPTIONS.get(a, {}) if demo else {}) for a, o in self.algorithms.items()}
+        return [{"algorithm": a, "options": o, **(DEMO if demo else FULL)} for a, o in options.items()]
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        rows: list[Row] = []
-        for member, trace in common.item_traces(item, context):
-            columns, run = self.measure_trace(trace, item["steps"]), common.run_row(member, item["algorithm"])
-            rows += [run | {"t": t + 1} | {k: float(v[t]) for k, v in columns.items()} for t in range(1, item["tasks"])]
-        return rows
 
-    def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
-        """Return columns with one value per task."""
-        raise NotImplementedError
+def _task_rows(columns: dict[str, Tensor]) -> list[Row]:
+    """Return a row for every task from the second on, of columns with one value per task."""
+    count = len(next(iter(columns.values())))
+    return [{"t": t + 1} | {name: float(values[t]) for name, values in columns.items()} for t in range(1, count)]
 
 
 class Theorem1Study(TheoremStudy):
@@ -82,13 +85,11 @@ class Theorem1Study(TheoremStudy):
     )
     algorithms: ClassVar = {"sgd": {}, "ewc": EWC, "optimal-hard": {}, "optimal-soft": {}, "ogd": {"slots": 500}}
 
-    def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
-        sides = theorem1(trace, steps=steps)
-        columns = {"measured": sides.measured, "quadratic": sides.quadratic}
-        columns |= {"second_order": recursion(forgetting(trace)).predicted}
-        columns |= {"condition": sides.condition, "relative": sides.relative}
-        columns |= {"forgotten": sides.max_forgetting, "gradient_norm": sides.max_gradient}
-        return columns | {"lowest": sides.min_eigenvalue, "reach": sides.max_distance_cubed}
+    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
+        sides = theorem1(trace, steps=item["steps"])
+        premises = {"forgotten": sides.max_forgetting, "gradient_norm": sides.max_gradient}
+        premises |= {"lowest": sides.min_eigenvalue, "reach": sides.max_distance_cubed}
+        return _task_rows(vars(sides) | premises | {"second_order": recursion(forgetting(trace)).predicted})
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A panel for each algorithm: E(t) against the quadratic form."""
@@ -171,20 +172,19 @@ class Theorem2Study(TheoremStudy):
         "optimal-hard": {},
     }
 
-    def measure_trace(self, trace: TrainingTrace, steps: int) -> dict[str, Tensor]:
-        forms = theorem2(trace, steps=steps)
+    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
+        forms, measured = theorem2(trace, steps=item["steps"]), average(measured_forgetting(trace), "t")
         means = ("hessian", "outer", "functional", "functional_share", "rayleigh", "relative")
         columns = {name: _mean_over_old(getattr(forms, name)) for name in means}
         columns["functional_share"] *= 100
-        return columns | {"length": forms.lengths, "forgetting": average(measured_forgetting(trace), "t")}
+        return _task_rows(columns | {"length": forms.lengths, "forgetting": measured})
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Panels over the learning rate: medians over tasks and seeds, bands over seeds."""
         figure.set_size_inches(10.2, 5.4)
         runs = _by_run(rows)
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-            common.plot_over_lr(axes, runs, name, common.median_range)
-            axes.set_title(title, loc="left")
+            common.plot_over_lr(axes, runs, name, title, common.median_range)
             if name not in ("functional_share", "forgetting"):
                 common.log_axis(axes)
         legend(figure, common.legend_order(rows), note="medians over tasks\nand seeds; bands\nover seeds\n")
@@ -204,9 +204,6 @@ class Theorem2Study(TheoremStudy):
         return Summary(table, verdict + common.diverged_note(rows, "hessian"))
 
 
-STUDIES = (Theorem1Study(), Theorem2Study())
-
-
 def _mean_over_old(pairs: Tensor) -> Tensor:
     """The mean over the tasks o < t of a matrix [t, o], for every t; NaN for the first."""
     old = torch.ones_like(pairs, dtype=torch.bool).tril(-1)
@@ -217,3 +214,151 @@ def _by_run(rows: pl.DataFrame) -> pl.DataFrame:
     """One row per run: the medians over its tasks; NaN if one of them is NaN."""
     medians = [pl.when(~pl.col(n).is_nan().any()).then(pl.col(n).median()).otherwise(np.nan).alias(n) for n in PANELS]
     return rows.group_by("algorithm", "locality", "lr", "seed", maintain_order=True).agg(medians)
+
+
+VARIANTS = ("sgd", "ogd", "ogd-gtl", "ogd-ave", "ogd-published")
+CLASSES = (2, 5, 10)
+GTL_FULL: WorkItem = common.TABLE1 | {"examples": 2_000, "slots": 500}
+GTL_DEMO: WorkItem = GTL_FULL | {"challenge": "rotated-digits", "tasks": 3, "epochs": 1, "lrs": (0.02, 0.1, 0.5)}
+GTL_DEMO |= {"seeds": GTL_FULL["seeds"][:2], "examples": 500, "slots": 200}
+CLOSED: WorkItem = {"part": "equal split", "classes": (2, 3, 5, 10, 20, 50, 100, 200), "confidences": (0.5, 0.9, 0.99)}
+ENTRIES = ("confidence", "dominance", "of_trace", "of_squares", "of_total_trace")
+RUN = ("acc", "forgetting", "learning_accuracy")
+UNKNOWN: Row = {"algorithm": "", "locality": "", "lr": np.nan, "seed": -1}
+UNKNOWN |= dict.fromkeys((*ENTRIES, *RUN), np.nan)
+
+
+class TrueLabel:
+    """Rows of three parts: entries in closed form, entries of trained networks, forgetting of runs; NaN elsewhere."""
+
+    name = "ogd-gtl"
+    columns = f"part classes algorithm locality lr seed {' '.join(ENTRIES)} {' '.join(RUN)}"
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        size = GTL_DEMO if demo else GTL_FULL
+        entries = [{"part": "entries", "classes": k, **size} for k in CLASSES]
+        runs = [{"part": "forgetting", "classes": k, "algorithm": a, **size} for k in CLASSES for a in VARIANTS]
+        return [CLOSED, *entries, *runs]
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        if item["part"] == "equal split":
+            cases = [(k, torch.tensor([p], dtype=torch.float64)) for k in item["classes"] for p in item["confidences"]]
+            known: list[Row] = [{"part": "equal split", "classes": k} for k, _ in cases]
+            return [row | UNKNOWN | _medians(equal_split(p, k)) for row, (k, p) in zip(known, cases, strict=True)]
+        challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
+        item = UNKNOWN | {"algorithm": "sgd"} | item
+        if item["part"] == "entries":
+            traces = common.item_traces(item, context, challenge)
+            return [common.run_row(self.columns, item, member, _mean_entries(trace)) for member, trace in traces]
+        algorithm = item["algorithm"], {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
+        runs = common.sweep_item(item, context, challenge, [algorithm], train_eval=item["examples"])
+        return [common.run_row(self.columns, item, run, {k: 100 * summary(run)[k] for k in RUN}) for run in runs]
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Top: the entry's weight against K. Bottom: a panel for each K with forgetting relative to plain SGD with the
+        same seed, since angles differ between seeds by more than algorithms do."""
+        runs = rows.filter(part="forgetting")
+        classes = distinct(runs, "classes")
+        figure.set_size_inches(2.75 * max(3, len(classes)) + 1.9, 5.8)
+        upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
+        top, bottom = upper.subplots(1, 3), lower.subplots(1, len(classes), squeeze=False)[0]
+        titles = "true label's entry / next largest", "a sample's share of the trace (%)", "of all squares (%)"
+        for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=True):
+            _draw_entries(axes, rows, name)
+            axes.set_title(title, loc="left")
+        for axes, k in zip(bottom, classes, strict=True):
+            own = runs.filter(classes=k)
+            base = common.curve(own.filter(algorithm="sgd"), "forgetting").middle
+            note = f" (sgd: {base.min():.1f} to {base.max():.1f})" if base.size else ""
+            common.plot_over_lr(axes, relative_to_sgd(own), "forgetting", f"$K = {k:g}${note}")
+        bottom[0].set_ylabel("forgetting − that of sgd (points)")
+        legend(figure, common.legend_order(runs), note="forgetting at\nequal memory\n")
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        runs, table, parts = rows.filter(part="forgetting"), [], []
+        for k in distinct(runs, "classes"):
+            own, entries = runs.filter(classes=k), rows.filter(part="entries", classes=k)
+            line: Row = {"classes": int(k)}
+            line |= {f"forgetting, {a}": mean(own.filter(algorithm=a), "forgetting") for a in names(runs)}
+            line |= {"entry / next": mean(entries, "dominance")}
+            table.append(line | {"% of the trace": 100 * mean(entries, "of_total_trace")})
+            low, high = confidence_interval(variant_differences(own))
+            sign = "more" if low > 0 else "less" if high < 0 else "neither more nor less (95 % interval)"
+            parts.append(f"{sign} at K = {k:g}")
+        verdict = f"OGD-GTL forgets {', '.join(parts)} than full OGD at equal memory."
+        return Summary(table, verdict + common.diverged_note(runs, "forgetting"))
+
+
+STUDIES = (Theorem1Study(), Theorem2Study(), TrueLabel())
+
+
+def restrict_classes(challenge: Challenge, classes: int) -> Challenge:
+    """Return the same tasks with their first classes only."""
+    if classes == challenge.outputs:
+        return challenge
+
+    def first(data: Data) -> Data:
+        kept = data.y < classes
+        return Data(data.x[kept], data.y[kept])
+
+    def make_task(index: int, seed: int, device: torch.device | None = None) -> Task:
+        task = challenge.task(index, seed, device)
+        return Task(first(task.train), first(task.test), tuple(range(classes)))
+
+    options = {**challenge.options, "classes": classes}
+    name = f"{challenge.name}-{classes}"
+    return replace(challenge, name=name, outputs=classes, make_task=make_task, options=options)
+
+
+def relative_to_sgd(runs: pl.DataFrame) -> pl.DataFrame:
+    """Subtract the forgetting of plain SGD at the same learning rate and seed, for the runs of one K."""
+    keys = ["lr", "seed"]
+    base = runs.filter(algorithm="sgd").select(*keys, base="forgetting")
+    joined = runs.join(base, on=keys, how="left", maintain_order="left")
+    return joined.with_columns(forgetting=pl.col("forgetting") - pl.col("base"))
+
+
+def variant_differences(runs: pl.DataFrame) -> list[float]:
+    """Return the forgetting of OGD-GTL minus that of full OGD for every seed, averaged over learning rates."""
+    seeds = [own for _, own in runs.group_by("seed", maintain_order=True)]
+    label, full = ([mean(own.filter(algorithm=a), "forgetting") for own in seeds] for a in ("ogd-gtl", "ogd"))
+    differences = np.subtract(label, full)
+    return differences[np.isfinite(differences)].tolist()
+
+
+def _medians(entries: GroundTruth) -> dict[str, float]:
+    """Medians over the samples whose matrix does not underflow."""
+    medians = {name: float(getattr(entries, name).nanmedian()) for name in ENTRIES[:-1]}
+    return medians | {"of_total_trace": float(entries.of_total_trace)}
+
+
+def _mean_entries(trace: TrainingTrace) -> dict[str, float]:
+    """The entries at every θ_o, averaged over tasks."""
+    tasks = [_medians(ground_truth_of(trace, task)) for task in range(len(trace.tasks))]
+    return {name: float(np.mean([entries[name] for entries in tasks])) for name in ENTRIES}
+
+
+def _draw_entries(axes: Axes, rows: pl.DataFrame, name: str) -> None:
+    """The equal split as lines, one for each confidence; trained networks as points coloured by learning rate."""
+    factor = 1 if name == "dominance" else 100
+    closed, entries = rows.filter(part="equal split"), rows.filter(part="entries")
+    for confidence, dashes in zip(distinct(closed, "confidence"), ((0, (1, 1)), (0, (4, 1.5)), "-"), strict=False):
+        own = closed.filter(confidence=confidence)
+        style: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "linestyle": dashes}
+        label = f"equal split, $p_y = {confidence:g}$"
+        axes.plot(own["classes"], factor * own[name], **style, label=label)
+    if len(entries):
+        style = {"c": common.lr_colours(entries).to_rgba(column(entries, "lr")), "edgecolors": "white"}
+        style |= {"s": 16, "linewidths": 0.4, "zorder": 3, "label": "trained networks"}
+        axes.scatter(entries["classes"], factor * entries[name], **style)
+    axes.set_xscale("log")
+    if name == "dominance":
+        common.log_axis(axes)
+        axes.legend(fontsize=7, loc="upper left", labelspacing=0.3, handlelength=2.2)
+        note = "brighter points:\nhigher learning rates"
+        axes.text(0.97, 0.05, note, transform=axes.transAxes, fontsize=7, color=FAINT, ha="right")
+    else:
+        axes.set_ylim(0, 104)
+    axes.set_xticks(ticks := [2, 5, 10, 50, 200], [str(k) for k in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("classes $K$")
