@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OUTPUT = tyro.conf.arg(aliases=["-o"], metavar="FILE")
+FigureFile = Annotated[Path, OUTPUT, tyro.conf.arg(help="File to write: .png, .pdf or .svg.")]
+DataFolder = Annotated[Path | None, tyro.conf.arg(help="Folder to search first for data sets.")]
+Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
+METAVARS = {Path: "PATH", int: "N", float: "FLOAT", str: "NAME"}
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -39,9 +44,9 @@ def command(kind: type[T]) -> type[T]:
         elif not choices and tyro.conf.Positional in getattr(hint, "__metadata__", ()):
             metavar = field.name.upper() if field.default is MISSING else f"[{field.name.upper()}]"
         elif get_origin(hint) is tuple:
-            metavar = f"{get_args(hint)[0].__name__.upper()} ..."
-        elif int in (hint, *get_args(hint)):
-            metavar = "N"
+            metavar = f"{METAVARS[get_args(hint)[0]]} ..."
+        elif get_origin(hint) is not Annotated:
+            metavar = next((text for t, text in METAVARS.items() if t in (hint, *get_args(hint))), None)
         silent = field.default is None or field.default is False or field.default == ()
         argument = tyro.conf.arg(metavar=metavar, help_behavior_hint="" if silent else None)
         kind.__annotations__[field.name] = Annotated[hint, argument]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional
 
-from glocal.cli.common import OUTPUT, command, print_rendered, progress_bar, rich_table
+from glocal.cli.common import DataFolder, Device, FigureFile, command, print_rendered, progress_bar, rich_table
 from glocal.errors import GlocalError, first_line, require, require_known
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class Lens:
 
     target: Positional[str]
     """path.py:function or STORE/runs/HASH."""
-    output: Annotated[Path, OUTPUT] = Path("lens.png")
-    """The figure to write: .png, .pdf or .svg."""
+    output: FigureFile = Path("lens.png")
     show: tuple[str, ...] = ()
     """Instruments, or all. Each writes a figure and a table whose names begin with FILE's. --epsilon, --eigenvalues and
     --seed do not apply; in Python the instruments have further options."""
@@ -67,10 +66,8 @@ class Lens:
     """path.py:function of the run's network, if it is your own."""
     algorithm: str | None = None
     """path.py:Name of the run's algorithm, if it is your own."""
-    data: Path | None = None
-    """A folder with data sets."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    data: DataFolder = None
+    device: Device = "auto"
 
     def __call__(self) -> None:
         from glocal.lens.instruments import INSTRUMENTS
@@ -231,10 +228,8 @@ class Locality:
     """Maximum number of training examples."""
     seed: int = 0
     """Base seed. Solution i uses seed + 1 + i for its initialisation and first epoch."""
-    data: Path | None = None
-    """Folder to search first for data sets."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    data: DataFolder = None
+    device: Device = "auto"
 
     def __call__(self) -> None:
         from glocal.lens.local_or_global import locality

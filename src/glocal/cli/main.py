@@ -108,7 +108,3 @@ def _tyro(kind: Any, prog: str, arguments: list[str], **settings: Any) -> Any:
     lines = re.sub(r"^[╭╰].*$", "", stderr.getvalue(), flags=re.MULTILINE)
     parts = re.split("[─-]{10,}", lines.replace("│", " "))
     raise GlocalError("; ".join(" ".join(part.split()) for part in parts if part.strip()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from glocal.cli.common import OUTPUT, command, print_rendered, progress_bar, rich_table
+from glocal.cli.common import DataFolder, Device, FigureFile, command, print_rendered, progress_bar, rich_table
 from glocal.cli.list import List
 from glocal.errors import GlocalError, require_known, unknown
 from glocal.paper import STUDIES, get_study
@@ -35,10 +35,8 @@ class ExperimentOptions:
     """A small version on the embedded digits that takes less than a minute."""
     store: Path = Path("runs-paper")
     """Folder of finished work: run the command again to continue where it stopped."""
-    data: Path | None = None
-    """Folder with data sets, searched first."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    data: DataFolder = None
+    device: Device = "auto"
     results: tuple[Path, ...] = ()
     """Result files to read instead of training and measuring."""
 
@@ -214,8 +212,7 @@ class Distance(TableOptions):
     For example: glocal paper distance --demo -o distance.png
     """
 
-    output: Annotated[Path, OUTPUT] = Path("distance.png")
-    """File to write: .png, .pdf or .svg."""
+    output: FigureFile = Path("distance.png")
 
     def __call__(self) -> None:
         from glocal.paper.comparison import relabel
@@ -234,8 +231,7 @@ class IcarlBuffer(RunOptions):
 
     scope: Literal["task", "class"] = "task"
     """Accuracy among the task's classes, as published, or among all classes; both are measured in the same runs."""
-    output: Annotated[Path, OUTPUT] = Path("icarl-buffer.png")
-    """File to write: .png, .pdf or .svg."""
+    output: FigureFile = Path("icarl-buffer.png")
 
     def __call__(self) -> None:
         from glocal.paper.comparison import compare, relabel, render

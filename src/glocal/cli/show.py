@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from glocal.cli.common import OUTPUT, command, print_rendered
+from glocal.cli.common import OUTPUT, Device, command, print_rendered
 from glocal.errors import GlocalError
 
 CHALLENGE = "rotated-digits"
@@ -29,8 +29,7 @@ class Demo:
 
     out: Path = Path("demo")
     """Folder for figures and runs."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    device: Device = "auto"
 
     def __call__(self) -> None:
         from glocal.report.progress import Bars
