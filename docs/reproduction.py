@@ -475,7 +475,7 @@ def tested(made: Comparison) -> str:
         f"{signed(published.difference)} (`ogd-published`), {signed(sgd.difference)} (SGD) and "
         f"{signed(theorem.difference)} points (`ogd-gtl`)."
     )
-    if sgd.low <= published.difference <= sgd.high:
+    if sgd.lower <= published.difference <= sgd.upper:
         told += " The published row is that of SGD, which approximates nothing and is called global"
         told += " and passes the test of local algorithms" if sgd.sign == "negative" else ""
         told += ": it is no evidence of how local algorithms differ from global ones."

@@ -200,7 +200,7 @@ def test_the_papers_test(differences: tuple[float, ...], sign: str, local: str) 
     assert trend is not None
     assert trend.difference == pytest.approx(np.mean(differences))
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert (trend.low, trend.high) == pytest.approx(tuple(expected))
+    assert (trend.lower, trend.upper) == pytest.approx(tuple(expected))
     assert (trend.seeds, trend.sign, trend.verdict) == (3, sign, local)
     other = metrics.learning_rate_test(forgetting(*differences), "global")
     assert other is not None and (other.sign, other.verdict) == (sign, "no sign predicted")
@@ -213,7 +213,7 @@ def test_the_papers_test_leaves_out_seeds_that_miss_a_compared_rate() -> None:
     assert trend is not None and trend.seeds == 2 and trend.difference == pytest.approx(-2.5)
     values[0.1] = {2: values[0.1][2]}
     trend = metrics.learning_rate_test(values, "local")
-    assert trend is not None and trend.difference == pytest.approx(-3) and math.isnan(trend.low)
+    assert trend is not None and trend.difference == pytest.approx(-3) and math.isnan(trend.lower)
     assert trend.verdict == "not settled: one seed"
     values[0.1] = {}
     trend = metrics.learning_rate_test(values, "local")

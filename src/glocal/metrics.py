@@ -132,19 +132,19 @@ class LearningRateTest:
     """Result of the paper's test (§6.1): forgetting at low learning rates minus forgetting at high ones, in points.
 
     The paper predicts a negative difference for local algorithms and no particular sign for global ones. `difference`
-    is the mean over `seeds` paired differences, [`low`, `high`] its 95 % t-interval (NaN for fewer than two seeds).
+    is the mean over `seeds` paired differences, [`lower`, `upper`] its 95 % t-interval (NaN for fewer than two seeds).
     """
 
     locality: str
     seeds: int
     difference: float
-    low: float
-    high: float
+    lower: float
+    upper: float
 
     @property
     def sign(self) -> Literal["negative", "positive", "not settled"]:
         """Sign of the difference if the interval excludes 0."""
-        return "negative" if self.high < 0 else "positive" if self.low > 0 else "not settled"
+        return "negative" if self.upper < 0 else "positive" if self.lower > 0 else "not settled"
 
     @property
     def verdict(self) -> str:

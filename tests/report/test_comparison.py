@@ -233,7 +233,7 @@ def test_the_papers_test(rise: float, sign: str) -> None:
         (forgotten[low, s] + forgotten[mid, s] - forgotten[high, s] - forgotten[highest, s]) / 2 for s in table1.SEEDS
     ]
     expected = stats.ttest_1samp(each, 0).confidence_interval(0.95)
-    assert (trend.low, trend.high) == pytest.approx(tuple(expected))
+    assert (trend.lower, trend.upper) == pytest.approx(tuple(expected))
     assert trend.difference == pytest.approx(-3 * rise)
     assert trend.sign == sign
     assert row.published is None

@@ -350,7 +350,7 @@ class TrendRow:
 
     def record(self) -> Row:
         trend = self.trend
-        numbers = {"difference": trend.difference, "low": trend.low, "high": trend.high, "published": self.published}
+        numbers = {"difference": trend.difference, "low": trend.lower, "high": trend.upper, "published": self.published}
         return {
             "challenge": self.challenge,
             "algorithm": self.algorithm,
@@ -391,7 +391,7 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
         texts = {
             "challenge": row.challenge,
             "low − high": signed(trend.difference),
-            INTERVAL: ABSENT if math.isnan(trend.low) else f"[{signed(trend.low)}, {signed(trend.high)}]",
+            INTERVAL: ABSENT if math.isnan(trend.lower) else f"[{signed(trend.lower)}, {signed(trend.upper)}]",
             "published": signed(row.published),
             "seeds": str(trend.seeds),
             "verdict": trend.verdict,
