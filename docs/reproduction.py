@@ -293,7 +293,7 @@ def study(name: str) -> str:
     if not file.exists():
         return ""
     experiment, measured = STUDIES[name], get_study(name)
-    rows, cost = read_table(file, measured.columns.split(), name), read_cost(file)
+    rows, cost = read_table(file, measured.columns.split(), f"a table of {name}"), read_cost(file)
     summary = measured.summarize(rows)
     picture = draw(measured, rows, HERE / "images" / f"{name}.png")
     took = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."

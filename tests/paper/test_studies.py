@@ -108,7 +108,7 @@ def test_a_seed_is_a_piece_of_the_whole(name: str) -> None:
 
 
 def read(path: Path, study: Study) -> pl.DataFrame:
-    return read_table(path, study.columns.split(), study.name)
+    return read_table(path, study.columns.split(), f"a table of {study.name}")
 
 
 def table_of(study: Study, path: Path) -> Path:

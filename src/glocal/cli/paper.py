@@ -58,8 +58,8 @@ class RunStudy(ExperimentOptions):
 
         study = get_study(self.study)
         if self.results:
-            tables = [read_table(path, study.columns.split(), study.name) for path in self.results]
-            rows = polars.concat(tables, how="diagonal_relaxed")
+            columns, kind = study.columns.split(), f"a table of {study.name}"
+            rows = polars.concat([read_table(path, columns, kind) for path in self.results], how="diagonal_relaxed")
             cost = total_cost(read_cost(path) for path in self.results)
         else:
             context = Context(choose_device(self.device), self.data, self.store)

@@ -18,7 +18,7 @@ import polars as pl
 from glocal.errors import GlocalError
 from glocal.metrics import summary
 from glocal.paper import table1
-from glocal.paper.study import read_parquet, write_parquet
+from glocal.paper.study import read_table, write_table
 from glocal.report.summary import PERCENT
 from glocal.store.files import lock_file, report_os_errors
 from glocal.store.run import Run, Runs
@@ -37,14 +37,14 @@ def write(runs: Iterable[Run], path: str | Path) -> Path:
     names = list(rows[0]) if rows else REQUIRED
     types = dict.fromkeys(LISTS, pl.List(pl.Float32))
     frame = pl.DataFrame([pl.Series(name, [row[name] for row in rows], dtype=types.get(name)) for name in names])
-    return write_parquet(frame, path, compression="zstd", compression_level=19)
+    return write_table(frame, path, compression="zstd", compression_level=19)
 
 
 def read(*paths: str | Path) -> Runs:
     """Read the runs of result files; of equal runs the last one is kept."""
     runs: list[Run] = []
     for path in map(Path, paths):
-        for i, row in enumerate(read_parquet(path, "a result file", REQUIRED).iter_rows(named=True)):
+        for i, row in enumerate(read_table(path, REQUIRED, "a result file", empty=True).iter_rows(named=True)):
             try:
                 runs.append(_run(row))
             except (KeyError, ValueError, TypeError) as error:

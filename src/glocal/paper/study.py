@@ -141,37 +141,21 @@ def publish(study: Study, rows: pl.DataFrame, out: Path, cost: Cost | None = Non
     return paths + [draw(study, rows, out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
 
 
-def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None) -> Path:
-    metadata = {} if cost is None else {COST_KEY: json.dumps(asdict(cost))}
-    return write_parquet(pl.DataFrame(rows, infer_schema_length=None), path, metadata=metadata)
-
-
-def read_table(path: Path, columns: Sequence[str] = (), name: str = "a study") -> pl.DataFrame:
-    """Read the rows of a study, whose `name` is for the error message; the table may have more columns than these."""
-    rows = read_parquet(path, f"a table of {name}", columns)
-    if rows.is_empty():
-        raise GlocalError(f"'{path}' is not a table of {name}: it has no rows.")
-    return rows
-
-
-def read_cost(path: Path) -> Cost | None:
-    """Read the cost from a table's metadata; None if the file has none."""
-    metadata = pl.read_parquet_metadata(path)
-    return Cost(**json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None
-
-
-def write_parquet(frame: pl.DataFrame, path: Path, **options: Any) -> Path:
-    """Write a Parquet file atomically, creating its folder."""
+def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None, **options: Any) -> Path:
+    """Write a Parquet file atomically, with the cost as metadata, creating its folder."""
+    metadata = None if cost is None else {COST_KEY: json.dumps(asdict(cost))}
     part = path.with_name(f".{path.stem}-{os.getpid()}.parquet")
     with report_os_errors("write to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(part, **options)
+        pl.DataFrame(rows, infer_schema_length=None).write_parquet(part, metadata=metadata, **options)
         os.replace(part, path)
     return path
 
 
-def read_parquet(path: Path, kind: str, columns: Sequence[str]) -> pl.DataFrame:
-    """Read a Parquet file that must have these columns; `kind` says in errors what the file should be."""
+def read_table(
+    path: Path, columns: Sequence[str] = (), kind: str = "a table of a study", empty: bool = False
+) -> pl.DataFrame:
+    """Read a Parquet file that must have these columns and, unless it may be `empty`, rows; `kind` is for errors."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -185,4 +169,12 @@ def read_parquet(path: Path, kind: str, columns: Sequence[str]) -> pl.DataFrame:
         raise GlocalError(f"'{path}' is not {kind}: {reason}.") from error
     if missing := [column for column in columns if column not in frame.columns]:
         raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing)}.")
+    if frame.is_empty() and not empty:
+        raise GlocalError(f"'{path}' is not {kind}: it has no rows.")
     return frame
+
+
+def read_cost(path: Path) -> Cost | None:
+    """Read the cost from a table's metadata; None if the file has none."""
+    metadata = pl.read_parquet_metadata(path)
+    return Cost(**json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None
