@@ -15,7 +15,6 @@ from glocal.errors import GlocalError, first_line, require, require_known
 if TYPE_CHECKING:
     from glocal.algorithms import Algorithm
     from glocal.challenges import Challenge
-    from glocal.lens.local_or_global import Verdict
     from glocal.lens.record import Retraced, StoredRun
     from glocal.lens.trace import TrainingTrace
 
@@ -232,6 +231,7 @@ class Locality:
     device: Device = "auto"
 
     def __call__(self) -> None:
+        from glocal.algorithms import ALGORITHMS, Algorithm
         from glocal.lens.local_or_global import locality
         from glocal.report.summary import format_range
         from glocal.sweeps import resolve
@@ -251,7 +251,18 @@ class Locality:
                 except GlocalError as error:
                     failures.append(f"{name}: {error}")
         if verdicts:
-            rows = list(map(_verdict_row, verdicts))
+            rows = [
+                {
+                    "algorithm": v.algorithm,
+                    "declared": v.declared,
+                    "found": f"[green]{v.found}[/]" if v.agrees else f"[bold red]{v.found} ≠[/]",
+                    "explained": f"{100 * v.first_order_index:.1f} %",
+                    "involved": f"{100 * v.total_index:.1f} %",
+                    "nats": f"{v.information:.2f}",
+                    "p": f"{v.p_value:.3f}",
+                }
+                for v in verdicts
+            ]
             print_rendered(rich_table(r"Does \hat L_o depend on θ_o?", rows, right=list(rows[0])[3:]))
             others = [f" ({v.algorithm} on {on})" for v, on in zip(verdicts, where, strict=True) if on != where[0]]
             print(
@@ -260,10 +271,9 @@ class Locality:
                 f"{where[0]}{''.join(others)}. {sum(v.num_diverged for v in verdicts)} runs diverged and were left out."
             )
             print(EXPLANATION)
-        for algorithm, _ in pairs:
-            if _has_no_approximation(algorithm):
-                name = resolve.name_of(algorithm)
-                print(f"{name} does not override `approximation`, so \\hat L_o = 0 was tested.")
+        for kind in (type(algorithm) for algorithm, _ in pairs):
+            if kind.approximation is Algorithm.approximation and kind not in ALGORITHMS.values():
+                print(f"{resolve.name_of(kind)} does not override `approximation`, so \\hat L_o = 0 was tested.")
         if failures:
             count = f"{len(failures)} of {len(pairs)} failed. " if len(pairs) > 1 else ""
             raise GlocalError(count + " ".join(failures))
@@ -287,23 +297,3 @@ class Locality:
                 continue
             pairs.append((algorithm, challenge))
         return pairs
-
-
-def _has_no_approximation(algorithm: Algorithm) -> bool:
-    r"""Return whether a user's algorithm does not override `approximation`; built-in ones mean \hat L_o = 0."""
-    from glocal.algorithms import ALGORITHMS
-    from glocal.algorithms import Algorithm as Base
-
-    return type(algorithm).approximation is Base.approximation and type(algorithm) not in ALGORITHMS.values()
-
-
-def _verdict_row(v: Verdict) -> dict[str, str]:
-    return {
-        "algorithm": v.algorithm,
-        "declared": v.declared,
-        "found": f"[green]{v.found}[/]" if v.agrees else f"[bold red]{v.found} ≠[/]",
-        "explained": f"{100 * v.first_order_index:.1f} %",
-        "involved": f"{100 * v.total_index:.1f} %",
-        "nats": f"{v.information:.2f}",
-        "p": f"{v.p_value:.3f}",
-    }

@@ -53,7 +53,7 @@ class RunStudy(ExperimentOptions):
     def __call__(self) -> None:
         import polars
 
-        from glocal.paper.study import Context, format_cell, publish, read_cost, read_table, run, total_cost
+        from glocal.paper.study import Context, draw, format_cell, read_cost, read_table, run, total_cost, write_table
         from glocal.sweeps.resolve import choose_device
 
         study = get_study(self.study)
@@ -70,7 +70,9 @@ class RunStudy(ExperimentOptions):
             cells = [{name: format_cell(value) for name, value in row.items()} for row in summary.table]
             print_rendered(rich_table(f"{study.name}: {STUDIES[study.name].title}", cells))
         print(summary.verdict)
-        print(f"Wrote {', '.join(map(str, publish(study, rows, self.out, cost)))}")
+        paths = [write_table(rows, self.out / f"{study.name}.parquet", cost)]
+        paths += [draw(study, rows, self.out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
+        print(f"Wrote {', '.join(map(str, paths))}")
 
 
 @command

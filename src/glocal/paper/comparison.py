@@ -188,7 +188,7 @@ def paper_layout(comparison: Comparison) -> Table:
             for challenge in comparison.challenges:
                 row = by_key.get((challenge, algorithm, lr))
                 parts = (row.acc, row.forgetting["t-1"], row.forgetting["t"]) if row else ()
-                cells += [_ours(row, x) for x in parts] if row else [Cell(ABSENT)] * len(names)
+                cells += [_cell(x.ours, not row.finished) for x in parts] if row else [Cell(ABSENT)] * len(names)
             lines.append(tuple(cells))
         sections.append(Section(algorithm, locality, tuple(lines)))
     note = "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs."
@@ -213,9 +213,9 @@ def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> T
     def cells(row: ComparisonRow) -> tuple[Cell, ...]:
         cells = [Cell(format_lr(row.lr))]
         for x in (row.acc, row.forgetting[comparison.over]):
-            cells.append(_ours(row, x))
+            cells.append(_cell(x.ours, not row.finished))
             if comparison.published:
-                cells += [_estimate(x.published), Cell(signed(x.z, 1), marked=x.differs)]
+                cells += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
         return tuple(cells)
 
     parts = split_groups(rows, "locality", "algorithm")
@@ -223,13 +223,8 @@ def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> T
     return Table(columns, sections, rows[0].challenge, notes=_notes(rows, comparison))
 
 
-def _estimate(estimate: Estimate | None) -> Cell:
-    return mean_std(estimate.mean, estimate.std) if estimate else Cell(ABSENT)
-
-
-def _ours(row: ComparisonRow, difference: Difference) -> Cell:
-    diverged = difference.ours is None and row.diverged == row.seeds
-    return Cell("diverged") if diverged else _estimate(difference.ours)
+def _cell(estimate: Estimate | None, diverged: bool = False) -> Cell:
+    return mean_std(estimate.mean, estimate.std) if estimate else Cell("diverged" if diverged else ABSENT)
 
 
 def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, ...]:

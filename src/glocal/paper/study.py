@@ -135,12 +135,6 @@ def draw(study: Study, rows: pl.DataFrame, path: Path) -> Path:
     return save_figure(lambda figure: study.draw(rows, figure), path)
 
 
-def publish(study: Study, rows: pl.DataFrame, out: Path, cost: Cost | None = None) -> list[Path]:
-    """Write the table as Parquet and the figure as PNG and PDF into a folder."""
-    paths = [write_table(rows, out / f"{study.name}.parquet", cost)]
-    return paths + [draw(study, rows, out / f"{study.name}{suffix}") for suffix in (".png", ".pdf")]
-
-
 def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None, **options: Any) -> Path:
     """Write a Parquet file atomically, with the cost as metadata, creating its folder."""
     metadata = None if cost is None else {COST_KEY: json.dumps(asdict(cost))}

@@ -154,12 +154,14 @@ def _expansions(
 
 
 def _training_rows(errors: ErrorCurves) -> Iterator[Row]:
-    """After every task: the mean over all old tasks, and the first tasks one by one."""
+    """After every task: the mean over all old tasks, and the first tasks one by one. Distances are from θ_o."""
     for i, finished in enumerate(errors.finished.tolist()):
-        known = [part[i, :finished] for part in (errors.true, errors.approximate, errors.distance)]
-        yield _row(finished + 1, None, float(errors.mean_error[i]), *(float(part.mean()) for part in known))
+        known = {name: getattr(errors, name)[i, :finished] for name in ("error", "true", "approximate", "distance")}
+        row: Row = {"learnt": finished + 1, "ray": False, "exponent": np.nan}
+        means = {name: float(values.mean()) for name, values in known.items()}
+        yield row | means | {"error": float(errors.mean_error[i])}
         for o in range(min(finished, TASKS_WITH_ROWS)):
-            yield _row(finished + 1, o, float(errors.error[i, o]), *(float(part[o]) for part in known))
+            yield row | {"task": o} | {name: float(values[o]) for name, values in known.items()}
 
 
 def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Row]:
@@ -172,14 +174,8 @@ def _ray_rows(trace: TrainingTrace, approximation: Approximation) -> Iterator[Ro
         # Finite errors that are not used are rounding.
         errors = torch.where(measured.used | measured.errors.isinf(), measured.errors, np.nan).tolist()
         exponent = fit_order(measured.radii[near], measured.errors[near]).exponent
-    for r, error in zip(RADII, errors, strict=True):
-        yield _row(1, 0, error, np.nan, np.nan, r) | {"ray": True, "exponent": exponent}
-
-
-def _row(learnt: int, task: int | None, error: float, true: float, approximate: float, distance: float) -> Row:
-    """`learnt` tasks; distance from θ_o, or the mean over o. Rays have no losses."""
-    row: Row = {"learnt": learnt, "task": task, "error": error, "true": true, "approximate": approximate}
-    return row | {"distance": distance, "ray": False, "exponent": np.nan}
+    row: Row = {"learnt": 1, "task": 0, "true": np.nan, "approximate": np.nan, "ray": True, "exponent": exponent}
+    yield from (row | {"error": error, "distance": r} for r, error in zip(RADII, errors, strict=True))
 
 
 class Series(NamedTuple):

@@ -274,7 +274,7 @@ class HessianRank:
         left, middle = figure.subplots(1, 2)
         looks = {"absolute": zip(COOL, MARKERS["global"]), "relative": zip(WARM, MARKERS["local"])}  # noqa: B905
         others = zip((INK, FAINT, WARM[4]), MARKERS["global"], strict=False)
-        for own in _by_definition(rows):
+        for own in rows.partition_by("kind", "threshold", maintain_order=True):
             kind = own["kind"][0]
             colour, marker = next(looks.get(kind, others))
             style = LineStyle(colour, {"absolute": "-", "relative": "--"}.get(kind, "-."), marker)
@@ -290,7 +290,7 @@ class HessianRank:
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         table: list[Row] = []
-        for own in _by_definition(rows):
+        for own in rows.partition_by("kind", "threshold", maintain_order=True):
             tasks, means, _, _ = _rank_curve(own)
             if not len(tasks):
                 return Summary([], "No rank is finite.")
@@ -326,10 +326,6 @@ STUDIES = (
     ),
     HessianRank(),
 )
-
-
-def _by_definition(rows: pl.DataFrame) -> list[pl.DataFrame]:
-    return rows.partition_by("kind", "threshold", maintain_order=True)
 
 
 def _label(rows: pl.DataFrame) -> str:

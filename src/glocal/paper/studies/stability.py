@@ -38,6 +38,7 @@ REGIMES: dict[str, tuple[str, dict[str, float]]] = {
 FULL: WorkItem = common.TABLE1 | {"batch_size": 10, "hidden": [256, 256], "seeds": table1.SEEDS[:3]}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 5, "epochs": 1, "hidden": [32, 32]}
 DEMO |= {"lrs": (0.01, 0.05, 0.2), "seeds": table1.SEEDS[:2]}
+AFTER_LAST_TASK = pl.col("t") == pl.col("t").max()
 
 
 class Stability:
@@ -71,7 +72,7 @@ class Stability:
         """Top: forgetting and accuracy after the last task. Bottom: the distance from θ_0 over tasks."""
         figure.set_size_inches(8.2, 5.8)
         (left, right), bottom = figure.subplots(2, 2)
-        final, colours = _after_last_task(rows), common.lr_colours(rows)
+        final, colours = rows.filter(AFTER_LAST_TASK), common.lr_colours(rows)
         titles = {"forgetting": "forgetting $E(T)$ (points)", "acc": r"final accuracy $\mathrm{ACC}(T)$ (%)"}
         for axes, (name, title) in zip((left, right), titles.items(), strict=True):
             common.plot_over_lr(axes, final, name, title)
@@ -88,7 +89,7 @@ class Stability:
         common.lr_colour_bar(figure, colours, bottom, rows)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        final = _after_last_task(rows)
+        final = rows.filter(AFTER_LAST_TASK)
         headings = {"forgetting": "forgetting", "final accuracy": "acc", "accuracy after learning": "learning_accuracy"}
         headings |= {"‖θ_T − θ_0‖": "distance_from_init", "‖θ_T − θ_{T−1}‖": "update_norm"}
         table = common.group(final, ["algorithm", "lr"], of_columns(headings, mean))
@@ -100,10 +101,6 @@ class Stability:
             f"{agreement(less == total > 0)}."
         )
         return Summary(table, verdict + diverged_note(rows, "acc"))
-
-
-def _after_last_task(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.col("t") == pl.col("t").max())
 
 
 COLUMN = {True: table1.DEMO, False: table1.COLUMNS["rotated-mnist"]}  # by whether it is the demo
