@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -68,14 +69,15 @@ def test_cotangents_select_the_gradients(network: str, kind: str) -> None:
     torch.testing.assert_close(actual, expected(jacobian(risk), risk), rtol=1e-9, atol=1e-13)
 
 
-def test_chunks_hold_as_many_samples_as_their_bytes_allow() -> None:
+def test_chunks_hold_as_many_samples_as_their_bytes_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     risk = make("tanh")
+    at_once = dense_jacobian(risk, every_output)
     sample_bytes = 8 * CLASSES * joined(risk.params).numel()
-    chunks = dense_jacobian_chunks(risk, every_output, chunk_bytes=3 * sample_bytes + 1)
-    assert [len(part["0.weight"]) for part in chunks] == [3, 3, 1]
-    assert len(list(dense_jacobian_chunks(risk, every_output, chunk_bytes=1))) == 7
-    one_by_one = dense_jacobian(risk, every_output, chunk_bytes=1)
-    torch.testing.assert_close(one_by_one, dense_jacobian(risk, every_output), rtol=1e-10, atol=1e-14)
+    monkeypatch.setattr(sys.modules[dense_jacobian.__module__], "MAX_CHUNK_BYTES", 3 * sample_bytes + 1)
+    assert [len(part["0.weight"]) for part in dense_jacobian_chunks(risk, every_output)] == [3, 3, 1]
+    monkeypatch.setattr(sys.modules[dense_jacobian.__module__], "MAX_CHUNK_BYTES", 1)
+    assert len(list(dense_jacobian_chunks(risk, every_output))) == 7
+    torch.testing.assert_close(dense_jacobian(risk, every_output), at_once, rtol=1e-10, atol=1e-14)
 
 
 def test_frozen_parameters_have_no_gradients() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.curvature.jacobian import MAX_CHUNK_BYTES, dense_jacobian_chunks, output_hessian_sqrt
-from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, chunk_size, forward_with_vjp
+from glocal.curvature.layers import Cotangents, affine_layers, chunk_size, layer_factors, params_outside
 from glocal.risk import Risk
 from glocal.tree import Params, map_tree
 
@@ -46,28 +46,20 @@ def max_chunk_size(device: torch.device) -> int:
 def _chunk_diagonal(risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor]) -> Params:
     layers = {name: affine for name, affine in affine_layers(risk).items() if _has_closed_form(affine.layer)}
     layers = {name: affine for name, affine in layers.items() if {f"{name}.weight", f"{name}.bias"} & wrt.keys()}
-    covered = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
-    rest = {k: p for k, p in wrt.items() if k not in covered}
-    result = _from_layers(risk, cotangents, layers) if layers else {}
-    result |= _from_gradients(risk, cotangents, rest) if rest else {}
-    return {k: result[k] for k in wrt}
-
-
-def _from_layers(risk: Risk, cotangents: Cotangents, layers: Mapping[str, AffineLayer]) -> Params:
-    forward = forward_with_vjp(risk, layers)
-    deltas = forward.vjps(cotangents(forward.outputs, risk.y))  # each (n, C, ...)
-    n = len(risk)
-    result: Params = {}
+    inputs, deltas = layer_factors(risk, layers, cotangents)
+    sums: Params = {}
     for name, affine in layers.items():
-        a, delta = forward.inputs[name], deltas[name]
         if isinstance(affine.layer, nn.Linear):
-            squares = delta.square().sum(1)
-            weight, bias = squares.mT @ a.square(), squares.sum(0)
+            squares = deltas[name].square().sum(1)
+            weight, bias = squares.mT @ inputs[name].square(), squares.sum(0)
         else:
             assert isinstance(affine.layer, nn.Conv2d)
-            weight, bias = _convolution(affine.layer, a, delta)
-        result |= {f"{name}.weight": weight / n, f"{name}.bias": bias / n}
-    return result
+            weight, bias = _convolution(affine.layer, inputs[name], deltas[name])
+        sums |= {f"{name}.weight": weight, f"{name}.bias": bias}
+    if rest := params_outside(layers, wrt):  # from explicit gradients, of a bounded number of samples at a time
+        parts = (map_tree(_sum_of_squares, part) for part in dense_jacobian_chunks(risk, cotangents, rest))
+        sums |= reduce(partial(map_tree, torch.add), parts)
+    return {k: sums[k] / len(risk) for k in wrt}
 
 
 def _has_closed_form(layer: nn.Module) -> bool:
@@ -88,12 +80,6 @@ def _convolution(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> tuple[Tensor, Te
         patches = nn.functional.unfold(inputs, *geometry).unsqueeze(1)  # type: ignore[arg-type]
         weight = weight + _sum_of_squares(deltas @ patches.mT)
     return weight.view(layer.weight.shape), _sum_of_squares(delta.sum(-1))
-
-
-def _from_gradients(risk: Risk, cotangents: Cotangents, wrt: Params) -> Params:
-    """Return F of some parameters from explicit per-sample gradients, a bounded number of samples at a time."""
-    sums = (map_tree(_sum_of_squares, part) for part in dense_jacobian_chunks(risk, cotangents, wrt))
-    return map_tree(lambda total: total / len(risk), reduce(partial(map_tree, torch.add), sums))
 
 
 def _sum_of_squares(gradients: Tensor) -> Tensor:

@@ -32,10 +32,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, forward_with_vjp
+from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, layer_factors, params_outside
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
-from glocal.tree import Params, map_tree, stack
+from glocal.tree import Params, from_vector, map_tree, stack, to_vector
 
 FactoredJacobian: TypeAlias = dict[str, Any]
 VJP: TypeAlias = Callable[[Tensor], Params]
@@ -45,6 +45,7 @@ CONV = "convolved"
 MIN_CONV_SAVING = 3
 """A convolution's gradient is stored by its factors if it is at least this many times as long."""
 MAX_CHUNK_BYTES = 1 << 28
+"""Memory for the dense gradients that are computed at once."""
 SMALL_MATMUL = 400
 """Multiplications below which torch computes batches of matrix products differently from single ones."""
 
@@ -71,18 +72,16 @@ def output_hessian_sqrt(loss: Loss) -> Cotangents:
     return lambda outputs, y: loss.output_hessian_sqrt(outputs)
 
 
-def dense_jacobian(
-    risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor] | None = None, chunk_bytes: int = MAX_CHUNK_BYTES
-) -> Params:
+def dense_jacobian(risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor] | None = None) -> Params:
     """Return the gradients in the parameters `wrt`, by default all, each (n, C, ...)."""
-    parts = list(dense_jacobian_chunks(risk, cotangents, wrt, chunk_bytes))
+    parts = list(dense_jacobian_chunks(risk, cotangents, wrt))
     return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
 
 
 def dense_jacobian_chunks(
-    risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor] | None = None, chunk_bytes: int = MAX_CHUNK_BYTES
+    risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor] | None = None
 ) -> Iterator[Params]:
-    """Yield the gradients of consecutive samples, at most `chunk_bytes` (but at least one sample) at a time.
+    """Yield the gradients of consecutive samples, at most MAX_CHUNK_BYTES (but at least one sample) at a time.
 
     If `vmap` cannot batch the network, as with recurrent layers, samples are computed one by one.
     """
@@ -96,7 +95,7 @@ def dense_jacobian_chunks(
         return vmap(pull)(u)[0]
 
     sample_bytes = u.shape[1] * sum(p.numel() * p.element_size() for p in wrt.values())
-    size = max(1, chunk_bytes // max(1, sample_bytes))
+    size = max(1, MAX_CHUNK_BYTES // max(1, sample_bytes))
     for x, vectors in zip(risk.x.split(size), u.split(size), strict=True):
         with unfused_ops(risk.module):
             try:
@@ -110,21 +109,17 @@ def jacobian(risk: Risk, cotangents: Cotangents) -> FactoredJacobian:
     """Return the gradients with respect to all parameters, by their factors where these are shorter."""
     layers = affine_layers(risk)
     vectors = cotangents(risk.outputs(), risk.y).shape[1]
-    layers = {name: layer for name, layer in layers.items() if _saves_memory(name, layer, risk.params, vectors)}
-    linear = [name for name in sorted(layers) if isinstance(layers[name].layer, nn.Linear)]
-    conv = [name for name in sorted(layers) if name not in linear]
+    layers = {k: layers[k] for k in sorted(layers) if _saves_memory(k, layers[k], risk.params, vectors)}
+    inputs, deltas = layer_factors(risk, layers, cotangents)
+    linear = [name for name, affine in layers.items() if isinstance(affine.layer, nn.Linear)]
+    conv = [name for name in layers if name not in linear]
     rows: FactoredJacobian = {}
-    if layers:
-        forward = forward_with_vjp(risk, layers)
-        inputs, deltas = forward.inputs, forward.vjps(cotangents(forward.outputs, risk.y))
     if linear:
         rows["inputs"] = {name: inputs[name] for name in linear}
         rows["deltas"] = torch.cat([deltas[name].permute(2, 1, 0) for name in linear])
     if conv:
-        rows[CONV] = {kind: {k: part[k] for k in conv} for kind, part in (("inputs", inputs), ("deltas", deltas))}
-    factored = {key for name in layers for key in _keys(name)}
-    rest = {k: p for k, p in risk.params.items() if k not in factored}
-    if rest:
+        rows[CONV] = {"inputs": {name: inputs[name] for name in conv}, "deltas": {name: deltas[name] for name in conv}}
+    if rest := params_outside(layers, risk.params):
         dense = dense_jacobian(risk, cotangents, rest)
         rows["dense"] = torch.cat([dense[k].reshape(*dense[k].shape[:2], -1) for k in sorted(dense)], 2)
     return rows
@@ -145,13 +140,10 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
     if CONV in rows:
         part, conv_vjp = _conv_jvp_and_vjp(module, rows[CONV], vector)
         parts.append(part)
-    rest: list[str] = []
     if "dense" in rows:
-        conv_names = rows.get(CONV, {}).get("inputs", {})
-        factored = {key for name in (*names, *conv_names) for key in _keys(name)}
-        rest = [k for k in sorted(vector) if k not in factored]
-        flat = torch.cat([vector[k].reshape(-1) for k in rest])
-        parts.append(batch_invariant_matvec(rows["dense"].flatten(0, 1), flat).view(rows["dense"].shape[:2]))
+        outside = params_outside((*names, *rows.get(CONV, {}).get("inputs", {})), vector)
+        rest = dict(sorted(outside.items()))
+        parts.append(batch_invariant_matvec(rows["dense"].flatten(0, 1), to_vector(rest)).view(rows["dense"].shape[:2]))
 
     def vjp(c: Tensor) -> Params:
         result: Params = {}
@@ -165,16 +157,14 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
                     result[bias] = part.sum(1)
         if conv_vjp is not None:
             result |= conv_vjp(c)
-        if rest:
-            dense = batch_invariant_matvec(rows["dense"].flatten(0, 1).mT, c.reshape(-1))
-            pieces = dense.split([vector[k].numel() for k in rest])
-            result |= {k: piece.view(vector[k].shape) for k, piece in zip(rest, pieces, strict=True)}
+        if "dense" in rows:
+            result |= from_vector(batch_invariant_matvec(rows["dense"].flatten(0, 1).mT, c.reshape(-1)), rest)
         return result
 
     return reduce(torch.add, parts), vjp
 
 
-def gram(module: nn.Module, rows: FactoredJacobian, chunk_bytes: int = MAX_CHUNK_BYTES) -> Tensor:
+def gram(module: nn.Module, rows: FactoredJacobian) -> Tensor:
     """Return J Jᵀ in float64, (nC, nC). For linear layers it is a product of small products, (a·a' + 1) δ·δ'."""
     total: Tensor | float = 0.0
     begin = 0
@@ -189,11 +179,11 @@ def gram(module: nn.Module, rows: FactoredJacobian, chunk_bytes: int = MAX_CHUNK
         flat = delta.flatten(0, 1)
         total = total + batch_invariant_matmul(flat, flat.mT) * inner
     if CONV in rows:
-        for block in _conv_dense_blocks(module, rows[CONV], chunk_bytes):
+        for block in _conv_dense_blocks(module, rows[CONV]):
             total = total + batch_invariant_matmul(block, block.mT)
     if "dense" in rows:
         dense = rows["dense"].flatten(0, 1)
-        for part in dense.split(max(1, chunk_bytes // (8 * max(1, dense.shape[0]))), 1):
+        for part in dense.split(max(1, MAX_CHUNK_BYTES // (8 * max(1, dense.shape[0]))), 1):
             total = total + batch_invariant_matmul(part.double(), part.double().mT)
     assert isinstance(total, Tensor)
     return total
@@ -212,8 +202,8 @@ def normalize(module: nn.Module, rows: FactoredJacobian) -> tuple[FactoredJacobi
     scales = {"deltas": scale.mT, "dense": scale.unsqueeze(-1)}
     result = {k: v / scales[k] if k in scales else v for k, v in rows.items()}
     if CONV in rows:
-        deltas = {name: delta / _unsqueeze(scale, delta.dim() - 2) for name, _, delta in _conv_factors(rows[CONV])}
-        result[CONV] = {"inputs": dict(rows[CONV]["inputs"]), "deltas": deltas}
+        deltas = rows[CONV]["deltas"]
+        result[CONV] = rows[CONV] | {"deltas": {k: d / _unsqueeze(scale, d.dim() - 2) for k, d in deltas.items()}}
     return result, lengths
 
 
@@ -263,12 +253,9 @@ def _saves_memory(name: str, affine: AffineLayer, params: Mapping[str, Tensor], 
 
 def _leading(rows: FactoredJacobian) -> Tensor:
     """Return one of the tensors that begin with the axes (n, C)."""
-    leading: Tensor = rows.get("dense", torch.empty(0))
     if "deltas" in rows:
-        leading = rows["deltas"].movedim(-1, 0).mT
-    elif CONV in rows:
-        leading = next(iter(rows[CONV]["deltas"].values()))
-    return leading
+        return rows["deltas"].permute(2, 1, 0)
+    return next(iter(rows[CONV]["deltas"].values())) if CONV in rows else rows["dense"]
 
 
 def _keys(name: str) -> tuple[str, str]:
@@ -278,16 +265,16 @@ def _keys(name: str) -> tuple[str, str]:
 def _conv_jvp_and_vjp(module: nn.Module, factors: Any, vector: Mapping[str, Tensor]) -> tuple[Tensor, VJP]:
     """Return the convolutions' part of J v and of c ↦ Jᵀ c."""
     parts, weight_vjps = [], {}
-    for name, a, delta in _conv_factors(factors):
+    for name, layer, a, delta in _conv_factors(module, factors):
         bias = vector.get(f"{name}.bias")
-        forward = partial(_conv(module, name)._conv_forward, a, bias=None)
+        forward = partial(layer._conv_forward, a, bias=None)
         z, weight_vjps[name] = vjp(forward, vector[f"{name}.weight"])  # type: ignore[misc]
         z = z if bias is None else z + _unsqueeze(bias, z.dim() - 2)
         parts.append((delta * z.unsqueeze(1)).sum(tuple(range(2, delta.dim()))))
 
     def conv_vjp(c: Tensor) -> Params:
         result: Params = {}
-        for name, _, delta in _conv_factors(factors):
+        for name, _, _, delta in _conv_factors(module, factors):
             gradient = delta * _unsqueeze(c, delta.dim() - 2)
             gradient = gradient.squeeze(1) if gradient.shape[1] == 1 else gradient.sum(1)
             (result[f"{name}.weight"],) = weight_vjps[name](gradient)
@@ -298,16 +285,15 @@ def _conv_jvp_and_vjp(module: nn.Module, factors: Any, vector: Mapping[str, Tens
     return torch.stack(parts).sum(0), conv_vjp
 
 
-def _conv_dense_blocks(module: nn.Module, factors: Any, chunk_bytes: int) -> Iterator[Tensor]:
+def _conv_dense_blocks(module: nn.Module, factors: Any) -> Iterator[Tensor]:
     """Yield the convolutions' dense gradients in float64, (nC, ...), some columns at a time."""
-    for name, a, delta in _conv_factors(factors):
-        layer, a, delta = _conv(module, name), a.double(), delta.double()
-        weight = layer.weight
+    for _, layer, inputs, deltas in _conv_factors(module, factors):
+        a, delta, weight = inputs.double(), deltas.double(), layer.weight
         if layer.bias is not None:
             yield delta.flatten(3).sum(3).flatten(0, 1)
         channel_bytes = 8 * delta.shape[0] * delta.shape[1] * weight[0].numel()
         # Output channels of different groups have different inputs and are computed together.
-        channels = weight.shape[0] if layer.groups > 1 else max(1, chunk_bytes // max(1, channel_bytes))
+        channels = weight.shape[0] if layer.groups > 1 else max(1, MAX_CHUNK_BYTES // max(1, channel_bytes))
         for part in delta.split(channels, 2):
             zeros = a.new_zeros(part.shape[2], *weight.shape[1:])
             yield vmap(partial(_conv_gradients, layer, zeros))(a, part).flatten(0, 1)
@@ -319,13 +305,10 @@ def _conv_gradients(layer: Any, zeros: Tensor, a: Tensor, delta: Tensor) -> Tens
     return vmap(lambda d: pull(d)[0].flatten())(delta)
 
 
-def _conv_factors(factors: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
-    return ((name, factors["inputs"][name], factors["deltas"][name]) for name in sorted(factors["inputs"]))
-
-
-def _conv(module: nn.Module, name: str) -> Any:
-    """Return a convolution, of one to three dimensions, by its name."""
-    return module.get_submodule(name)
+def _conv_factors(module: nn.Module, factors: Any) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
+    """Yield the name of each convolution, the layer, its inputs and its δ."""
+    for name, a in sorted(factors["inputs"].items()):
+        yield name, module.get_submodule(name), a, factors["deltas"][name]
 
 
 def _unsqueeze(t: Tensor, dims: int) -> Tensor:

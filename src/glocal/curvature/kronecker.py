@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from glocal.curvature.diagonal import diagonal
 from glocal.curvature.jacobian import output_hessian_sqrt
 from glocal.curvature.lanczos import eigh_or_nan
-from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, chunk_size, forward_with_vjp, memory_budget
+from glocal.curvature.layers import Cotangents, affine_layers, chunk_size, layer_factors, memory_budget, params_outside
 from glocal.risk import Risk
 from glocal.tree import Params
 
@@ -48,20 +48,17 @@ def kronecker_factors(risk: Risk, cotangents: Cotangents | None = None) -> Krone
 
 
 def _chunk_factors(risk: Risk, cotangents: Cotangents) -> KroneckerFactors:
-    layers = affine_layers(risk)
-    layers = {k: affine for k, affine in layers.items() if f"{k}.weight" in risk.params and not _is_grouped(affine)}
-    covered = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
-    rest = {k: p for k, p in risk.params.items() if k not in covered}
+    ungrouped = {k: affine for k, affine in affine_layers(risk).items() if getattr(affine.layer, "groups", 1) == 1}
+    layers = {k: affine for k, affine in ungrouped.items() if f"{k}.weight" in risk.params}
+    rest = params_outside(layers, risk.params)
+    inputs, deltas = layer_factors(risk, layers, cotangents)
     blocks: dict[str, dict[str, Tensor]] = {}
-    if layers:
-        forward = forward_with_vjp(risk, layers)
-        deltas = forward.vjps(cotangents(forward.outputs, risk.y))
-        for name, affine in layers.items():
-            a = _patches(affine, forward.inputs[name])
-            if f"{name}.bias" in risk.params:
-                a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
-            delta = deltas[name].movedim(2, 0).flatten(1)  # (out, n · C · positions)
-            blocks[name] = {"A": a.mT @ a / a.shape[0], "G": delta @ delta.mT / len(risk)}
+    for name, affine in layers.items():
+        a = affine.patches(inputs[name])
+        if f"{name}.bias" in risk.params:
+            a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
+        delta = deltas[name].movedim(2, 0).flatten(1)  # (out, n · C · positions)
+        blocks[name] = {"A": a.mT @ a / a.shape[0], "G": delta @ delta.mT / len(risk)}
     one_chunk = replace(risk, chunk_size=len(risk))
     return {"kronecker": blocks, "diagonal": diagonal(one_chunk, cotangents, rest) if rest else {}}
 
@@ -109,23 +106,3 @@ def _sqrt_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     root = torch.where(positive, values, 0).sqrt()
     inverse = torch.where(positive, 1 / torch.where(positive, root, 1), 0)
     return vectors * root @ vectors.mT, vectors * inverse @ vectors.mT
-
-
-def _is_grouped(affine: AffineLayer) -> bool:
-    return not isinstance(affine.layer, nn.Linear) and affine.layer.groups > 1
-
-
-def _patches(affine: AffineLayer, a: Tensor) -> Tensor:
-    """Return what the rows of the weight are multiplied with, one row for each sample and position.
-
-    A convolution cuts its own patches, whatever its padding, stride and dilation, if its kernel is the identity; here
-    channel by channel.
-    """
-    if isinstance(affine.layer, nn.Linear):
-        return a
-    n, channels = a.shape[:2]
-    kernel = affine.layer.kernel_size
-    size = torch.Size(kernel).numel()
-    identity = torch.eye(size, dtype=a.dtype, device=a.device).view(size, 1, *kernel)
-    patches = affine.apply(a.reshape(n * channels, 1, *a.shape[2:]), identity)
-    return patches.reshape(n, channels * size, -1).transpose(1, 2).flatten(end_dim=1)

@@ -6,8 +6,8 @@ the sum of δ_p a_pᵀ over positions p for a convolution. Two small tensors sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from glocal.networks.layer_calls import LAYER_TYPES, Layer, named_layers
+from glocal.networks.layer_calls import Layer, hooked, named_layers
 from glocal.risk import Risk
 from glocal.tree import Params
 
@@ -41,45 +41,51 @@ class AffineLayer(NamedTuple):
             return nn.functional.linear(a, weight, bias)
         return self.layer._conv_forward(a, weight, bias)
 
+    def patches(self, a: Tensor) -> Tensor:
+        """Return what the rows of the weight are multiplied with, one row for each sample and position.
 
-class ForwardPass(NamedTuple):
-    """Outputs, the affine layers' inputs, and the gradients in their outputs."""
+        A convolution cuts its own patches, whatever its padding, stride and dilation, if its kernel is the identity;
+        here channel by channel.
+        """
+        if isinstance(self.layer, nn.Linear):
+            return a
+        n, channels = a.shape[:2]
+        kernel = self.layer.kernel_size
+        size = torch.Size(kernel).numel()
+        identity = torch.eye(size, dtype=a.dtype, device=a.device).view(size, 1, *kernel)
+        patches = self.apply(a.reshape(n * channels, 1, *a.shape[2:]), identity)
+        return patches.reshape(n, channels * size, -1).transpose(1, 2).flatten(end_dim=1)
 
-    outputs: Tensor  # (n, K)
-    inputs: Params  # layer -> a, (n, ...)
-    vjp: Callable[[Tensor], Params]  # u (n, K) -> layer -> δ (n, ...), the gradient of ⟨u, f⟩ in z, sample by sample
 
-    def vjps(self, u: Tensor) -> Params:
-        """Return δ for several vectors per sample: u (n, C, K) -> layer -> δ (n, C, ...)."""
-        return vmap(self.vjp, in_dims=1, out_dims=1)(u)
-
-
-def forward_with_vjp(risk: Risk, layers: Mapping[str, AffineLayer]) -> ForwardPass:
-    """Return f_θ(x) with the inputs a of these layers and a function for their δ.
+def layer_factors(risk: Risk, layers: Mapping[str, AffineLayer], cotangents: Cotangents) -> tuple[Params, Params]:
+    """Return every layer's input a, (n, ...), and δ, the gradients of ⟨u, f⟩ in its output z, (n, C, ...).
 
     The network should be in evaluation mode: with batch statistics a sample's gradient depends on the other samples.
     """
+    if not layers:
+        return {}, {}
 
     def outputs(offsets: Params) -> tuple[Tensor, Params]:
         """Return f(x) as a function of an offset added to every layer's output; its derivative in the offset is δ."""
         inputs: Params = {}
 
-        def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def add_offset(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                inputs[name] = args[0]
-                return output + offsets[name]
+        def add_offset(name: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            inputs[name] = args[0]
+            return output + offsets[name]
 
-            return add_offset
-
-        with ExitStack() as hooks:
-            for name, affine in layers.items():
-                hooks.enter_context(affine.layer.register_forward_hook(hook(name)))
+        with hooked(affine.layer.register_forward_hook(partial(add_offset, name)) for name, affine in layers.items()):
             return risk.outputs(), inputs
 
     dtype = next(iter(risk.params.values())).dtype  # the network may compute in a wider type than its inputs have
     offsets = {name: risk.x.new_zeros(len(risk), *layer.output_shape, dtype=dtype) for name, layer in layers.items()}
     f, pull, inputs = vjp(outputs, offsets, has_aux=True)  # type: ignore[misc]
-    return ForwardPass(f, inputs, lambda u: pull(u)[0])
+    return inputs, vmap(pull, in_dims=1, out_dims=1)(cotangents(f, risk.y))[0]
+
+
+def params_outside(layers: Iterable[str], params: Mapping[str, Tensor]) -> Params:
+    """Return the parameters that are not a weight or a bias of these layers."""
+    covered = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
+    return {k: p for k, p in params.items() if k not in covered}
 
 
 def affine_layers(risk: Risk) -> dict[str, AffineLayer]:
@@ -102,25 +108,18 @@ _AFFINE_LAYERS: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, AffineLa
 def _find_affine_layers(module: nn.Module, zeros: Tensor) -> dict[str, AffineLayer]:
     calls: dict[str, list[AffineLayer | None]] = {}  # None: the layer's input is not a batch
 
-    def detach_layer(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    def detach_layer(name: str, layer: Layer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Detach the layer's parameters: an output that still depends on them uses them elsewhere."""
-
-        def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            assert isinstance(layer, LAYER_TYPES)
-            affine = AffineLayer(layer, args[0].shape[1:], output.shape[1:])
-            dims = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
-            batched = args[0].dim() == dims and args[0].shape[0] == 1
-            calls.setdefault(name, []).append(affine if batched else None)
-            return affine.apply(args[0], layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
-
-        return hook
+        affine = AffineLayer(layer, args[0].shape[1:], output.shape[1:])
+        batched = args[0].dim() == layer.weight.dim() and args[0].shape[0] == 1
+        calls.setdefault(name, []).append(affine if batched else None)
+        return affine.apply(args[0], layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
 
     # A network that is a single layer has no name for it, and its parameters could not be found by name.
     layers = {name: layer for name, layer in named_layers(module).items() if name}
     everything = dict(module.named_parameters(remove_duplicate=False))
-    with ExitStack() as hooks, torch.enable_grad():
-        for name, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(detach_layer(name)))
+    hooks = (layer.register_forward_hook(partial(detach_layer, name)) for name, layer in layers.items())
+    with hooked(hooks), torch.enable_grad():
         outputs = module(zeros).sum()
     used_elsewhere: set[str] = set()
     if outputs.requires_grad:
@@ -151,9 +150,8 @@ def chunk_size(risk: Risk, cotangents: Cotangents | None, limit: int, max_bytes:
         output_bytes += _num_bytes(output if isinstance(output, tuple) else (output,))
 
     try:
-        with ExitStack() as hooks, torch.no_grad():
-            for layer in named_layers(risk.module).values():
-                hooks.enter_context(layer.register_forward_hook(count))
+        layers = named_layers(risk.module).values()
+        with hooked(layer.register_forward_hook(count) for layer in layers), torch.no_grad():
             first = next(risk.chunks(1))
             outputs = first.outputs()
             vectors = 1 if cotangents is None else cotangents(outputs, first.y).shape[1]

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -34,11 +35,19 @@ def layer_calls(module: nn.Module, shape: Sequence[int]) -> list[LayerCall]:
     def record(name: str, layer: Layer, args: tuple[Tensor, ...]) -> None:
         calls.append(LayerCall(name, layer, args[0].shape[1:]))
 
-    with ExitStack() as hooks, torch.no_grad(), eval_mode(module.modules()):
-        for name, layer in named_layers(module).items():
-            hooks.enter_context(layer.register_forward_pre_hook(partial(record, name)))
+    hooks = (layer.register_forward_pre_hook(partial(record, name)) for name, layer in named_layers(module).items())
+    with hooked(hooks), torch.no_grad(), eval_mode(module.modules()):
         module(torch.zeros(1, *shape, dtype=dtype_of(module)))
     return calls
+
+
+@contextmanager
+def hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Register the forward hooks that this generator registers, and remove them afterwards."""
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
+        yield
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
@@ -89,8 +98,6 @@ class DropoutNetwork(nn.Module):
             mask = next(masks)
             return args if mask is None else (args[0] * mask.to(args[0].dtype).view_as(args[0]), *args[1:])
 
-        with ExitStack() as hooks:
-            for layer in named_layers(self.network).values():
-                if isinstance(layer, nn.Linear):
-                    hooks.enter_context(layer.register_forward_pre_hook(drop))
+        linear = (layer for layer in named_layers(self.network).values() if isinstance(layer, nn.Linear))
+        with hooked(layer.register_forward_pre_hook(drop) for layer in linear):
             return self.network(x)

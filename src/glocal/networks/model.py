@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cache
 from itertools import count
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
+from glocal.networks.layer_calls import hooked
 from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
 from glocal.rng import fold_in, split
@@ -148,10 +148,8 @@ class Model:
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             last["input"] = inputs[0]
 
-        with ExitStack() as hooks:
-            for layer in function.module.modules():
-                if isinstance(layer, nn.Linear):
-                    hooks.enter_context(layer.register_forward_pre_hook(keep))
+        linear = (layer for layer in function.module.modules() if isinstance(layer, nn.Linear))
+        with hooked(layer.register_forward_pre_hook(keep) for layer in linear):
             dtype = self._call(function, params, x, *args).dtype
         name = type(function.module).__name__
         require(bool(last), f"Features are the inputs of a network's last nn.Linear layer, but {name} calls none.")

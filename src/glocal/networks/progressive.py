@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from glocal.networks.layer_calls import Layer, eval_mode, layer_calls
+from glocal.networks.layer_calls import Layer, eval_mode, hooked, layer_calls
 from glocal.networks.mlp import Linear
 from glocal.networks.model import MakeNetwork
 
@@ -60,9 +59,8 @@ class ProgressiveNetwork(nn.Module):
             return output + self.laterals[number - 1][layer](earlier) if earlier else output  # type: ignore[index]
 
         column = self.columns[number]
-        with ExitStack() as hooks:
-            for layer, name in enumerate(self.connected):
-                hooks.enter_context(column.get_submodule(name).register_forward_hook(partial(connect, layer)))
+        layers = enumerate(map(column.get_submodule, self.connected))
+        with hooked(layer.register_forward_hook(partial(connect, index)) for index, layer in layers):
             return column(x)
 
 
