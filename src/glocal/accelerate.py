@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _targets: dict[str, str] = {}
+_load = cache(resolve_name)
 
 
 def register(name: str, target: str) -> None:
@@ -39,8 +40,7 @@ def register(name: str, target: str) -> None:
 
 def find(name: str) -> Callable[..., Any] | None:
     """Return the acceleration registered under this name, or None."""
-    target = _targets.get(name)
-    return None if target is None else _load(target)
+    return _load(_targets[name]) if name in _targets else None
 
 
 def accelerated(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -56,10 +56,3 @@ def accelerated(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return dispatch
 
     return decorate
-
-
-@cache
-def _load(target: str) -> Callable[..., Any]:
-    module, attribute = target.split(":")
-    function: Callable[..., Any] = getattr(import_module(module), attribute)
-    return function

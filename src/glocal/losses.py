@@ -42,6 +42,11 @@ class Loss(ABC):
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
         """Return rows s_c with Σ_c s_c s_cᵀ = ∇²_f ℓ, (n, C, K)."""
 
+    def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the function t ↦ ∇²_f ℓ(f_i, y_i) t_i, (n, K): SᵀS t, a sum of positive terms, does not cancel."""
+        sqrt = self.output_hessian_sqrt(outputs)
+        return lambda t: (sqrt.mT @ (sqrt @ t.unsqueeze(-1))).squeeze(-1)
+
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return p(y_i | x_i), (n,), if the loss is a negative log-likelihood."""
         return (-self.per_sample(outputs, y)).exp()
@@ -139,7 +144,6 @@ class AutogradLoss(Loss):
         return values.clamp(min=0).sqrt().unsqueeze(-1) * vectors.mT
 
     def output_hvp(self, outputs: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the function t ↦ ∇²_f ℓ(f_i, y_i) t_i, (n, K)."""
         _, pull = vjp(lambda f: self.output_gradient(f, y), outputs)  # type: ignore[misc]
         return lambda t: pull(t)[0]
 

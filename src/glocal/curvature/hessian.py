@@ -46,27 +46,13 @@ def ggn(risk: Risk) -> Tensor:
     return reduce(torch.add, (j.mT @ j for j in rows)) / len(risk)
 
 
-def to_dense(operator: Operator, block_size: int = 64) -> Tensor:
-    """Return the matrix of a linear map of parameter space, computed `block_size` columns at a time."""
-    return _add_columns(None, operator, to_vector(operator.like), block_size)
+def to_dense(operator: Operator, block_size: int = 64, weight: float = 1.0, total: Tensor | None = None) -> Tensor:
+    """Return `weight` times the matrix of a linear map of parameter space, added to `total` in place if one is given.
 
-
-def _mean_over_chunks(risk: Risk, operator: Callable[[Risk], Operator], block_size: int) -> Tensor:
-    """Return the matrix of the whole risk from its chunks' operators, whose passes are shared by all columns."""
-    size = risk.chunk_size or CHUNK_SIZE
-    theta = to_vector(risk.params)
-    total: Tensor | None = None
-    for part in replace(risk, chunk_size=size).chunks(size):
-        total = _add_columns(total, operator(part), theta, block_size, len(part) / len(risk))
-    assert total is not None
-    return total
-
-
-def _add_columns(
-    total: Tensor | None, operator: Operator, theta: Tensor, block_size: int, weight: float = 1.0
-) -> Tensor:
-    """Add `weight` times the operator's matrix to `total` (None for zero) in place, some columns at a time: all unit
-    vectors, or the whole matrix to add, would take as much memory again."""
+    Only `block_size` columns are computed at a time: all unit vectors, or the whole matrix to add, would take as much
+    memory again.
+    """
+    theta = to_vector(operator.like)
     indices = torch.arange(theta.numel(), device=theta.device)
     columns = vmap(lambda e: operator @ e, out_dims=1)
     for first in range(0, theta.numel(), block_size):
@@ -75,5 +61,15 @@ def _add_columns(
         if total is None:
             total = part.new_zeros(theta.numel(), theta.numel())  # batched under `vmap` as the products are
         total[:, first : first + len(block)] += part
+    assert total is not None
+    return total
+
+
+def _mean_over_chunks(risk: Risk, operator: Callable[[Risk], Operator], block_size: int) -> Tensor:
+    """Return the matrix of the whole risk from its chunks' operators, whose passes are shared by all columns."""
+    size = risk.chunk_size or CHUNK_SIZE
+    total: Tensor | None = None
+    for part in replace(risk, chunk_size=size).chunks(size):
+        total = to_dense(operator(part), block_size, len(part) / len(risk), total)
     assert total is not None
     return total

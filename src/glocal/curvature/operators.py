@@ -29,7 +29,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from glocal.curvature.layers import chunk_size, memory_budget
-from glocal.losses import AutogradLoss
 from glocal.networks.convolution import ReplaceConv2d
 from glocal.risk import MAX_CHUNK_SIZE, Risk, unfused_ops
 from glocal.tree import Params, from_vector, to_vector
@@ -65,11 +64,7 @@ class Operator:
 def hessian_operator(risk: Risk) -> Operator:
     """Return v ↦ ∇²L v."""
     n = len(risk)
-
-    def prepare(part: Risk) -> Product:
-        return _second_derivative(lambda params: part.losses(params).sum() / n, part.params)
-
-    return _sum_over_chunks(risk, prepare)
+    return _sum_over_chunks(risk, lambda part: _second_derivative(lambda params: part.losses(params).sum() / n, part))
 
 
 def functional_operator(risk: Risk) -> Operator:
@@ -78,7 +73,7 @@ def functional_operator(risk: Risk) -> Operator:
 
     def prepare(part: Risk) -> Product:
         gradients = part.loss.output_gradient(part.outputs(), part.y)
-        return _second_derivative(lambda params: (gradients * part.outputs(params)).sum() / n, part.params)
+        return _second_derivative(lambda params: (gradients * part.outputs(params)).sum() / n, part)
 
     return _sum_over_chunks(risk, prepare)
 
@@ -91,23 +86,10 @@ def ggn_operator(risk: Risk) -> Operator:
     def prepare(part: Risk) -> Product:
         f, pull = vjp(part.outputs, dict(part.params))  # type: ignore[misc]  # u ↦ Jᵀ u
         _, push = vjp(lambda u: pull(u)[0], torch.zeros_like(f))  # type: ignore[misc]  # its transpose, v ↦ J v
-        if isinstance(part.loss, AutogradLoss):
-            output_hvp = part.loss.output_hvp(f, part.y)
-        else:
-            output_hvp = _output_hvp_by_sqrt(part.loss.output_hessian_sqrt(f))
-
-        def product(v: Params) -> Params:
-            (change,) = push(v)
-            return pull(output_hvp(change) / n)[0]
-
-        return product
+        output_hvp = part.loss.output_hvp(f, part.y)
+        return lambda v: pull(output_hvp(*push(v)) / n)[0]
 
     return _sum_over_chunks(risk, prepare)
-
-
-def _output_hvp_by_sqrt(sqrt: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return t ↦ SᵀS t: a sum of positive terms, which does not cancel."""
-    return lambda t: (sqrt.mT @ (sqrt @ t.unsqueeze(-1))).squeeze(-1)
 
 
 def check_eval_mode(module: nn.Module) -> None:
@@ -120,8 +102,8 @@ def check_eval_mode(module: nn.Module) -> None:
             raise ValueError(f"curvature needs the network in evaluation mode, and {layer} is training: module.eval().")
 
 
-def _second_derivative(function: Callable[[Params], Tensor], params: Mapping[str, Tensor]) -> Product:
-    _, pull = vjp(grad(function), dict(params))  # type: ignore[misc]  # a Hessian is its own transpose
+def _second_derivative(function: Callable[[Params], Tensor], risk: Risk) -> Product:
+    _, pull = vjp(grad(function), dict(risk.params))  # type: ignore[misc]  # a Hessian is its own transpose
     return lambda v: pull(v)[0]
 
 
@@ -161,12 +143,7 @@ class MaskedReLU(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in RELU_FUNCTIONS:
-            z, inplace = _relu_arguments(*args, **kwargs)
-            if not inplace:
-                return z * (z.detach() > 0).to(z.dtype)
+        if func in RELU_FUNCTIONS and not kwargs.get("inplace", args[1:] == (True,)):
+            z = args[0] if args else kwargs["input"]
+            return z * (z.detach() > 0).to(z.dtype)
         return func(*args, **kwargs)
-
-
-def _relu_arguments(input: Tensor, inplace: bool = False) -> tuple[Tensor, bool]:
-    return input, inplace
