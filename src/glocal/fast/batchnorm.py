@@ -43,9 +43,29 @@ class FusedBatchNorm(Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, mean: Tensor, variance: Tensor, *options: Any
-    ) -> tuple[Tensor, ...]:
-        return _forward(x, weight, bias, residual, mean, variance, *options)
+        x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, running_mean: Tensor,
+        running_variance: Tensor, relu: bool, eps: float, momentum: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Return relu(B(x) + residual), the new running statistics, and the columns' means and variances."""
+        rows = _as_matrix(x)
+        m, k = rows.shape
+        parts, part_rows = _divide_rows(m, k)
+        means, squares = rows.new_empty(2, parts, k, dtype=torch.float32)
+        vectors = rows.new_empty(4, k, dtype=torch.float32).unbind()
+        mean, variance = vectors[2:]
+        blocks = triton.cdiv(k, COLUMNS)
+        _moments_kernel[(blocks, parts)](rows, means, squares, m, k, part_rows, ROWS, COLUMNS, num_warps=WARPS)
+        _merge_moments_kernel[(triton.cdiv(k, MERGE_COLUMNS),)](
+            means, squares, running_mean, running_variance, momentum, *vectors, m, k, part_rows, parts,
+            triton.next_power_of_2(parts), MERGE_COLUMNS,
+        )  # fmt: skip
+        y = torch.empty_like(rows)
+        added = rows if residual is None else _as_matrix(residual)
+        _normalize_kernel[(triton.cdiv(m, ROWS), blocks)](
+            rows, added, y, mean, variance, weight, bias, m, k, eps, residual is not None, relu, ROWS, COLUMNS,
+            num_warps=WARPS,
+        )  # fmt: skip
+        return _as_images(y, x), *vectors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -82,9 +102,31 @@ class FusedBatchNormGrad(Function):
 
     @staticmethod
     def forward(
-        dy: Tensor, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *options: Any
-    ) -> tuple[Tensor, ...]:
-        return _backward(dy, x, y, weight, bias, mean, variance, *options)
+        dy: Tensor, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
+        has_residual: bool, relu: bool, eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return the gradients in x, weight, bias and the residual (an empty tensor without one)."""
+        rows = _as_matrix(x)
+        m, k = rows.shape
+        parts, part_rows = _divide_rows(m, k)
+        sums = rows.new_empty(2, parts, k, dtype=torch.float32)
+        blocks = triton.cdiv(k, COLUMNS)
+        mask = NO_MASK if not relu else MASK_FROM_Y if has_residual else MASK_FROM_X
+        inputs = rows, _as_matrix(dy), _as_matrix(y), mean, variance, weight, bias
+        _grad_sums_kernel[(blocks, parts)](
+            *inputs, sums[0], sums[1], m, k, part_rows, eps, mask, ROWS, COLUMNS, num_warps=WARPS
+        )
+        dbias, dweight = rows.new_empty(2, k, dtype=torch.float32)
+        _merge_sums_kernel[(triton.cdiv(k, MERGE_COLUMNS),)](
+            sums[0], sums[1], dbias, dweight, k, parts, triton.next_power_of_2(parts), MERGE_COLUMNS
+        )
+        dx = torch.empty_like(rows)
+        dresidual = torch.empty_like(rows) if has_residual else dx
+        _grad_kernel[(triton.cdiv(m, ROWS), blocks)](
+            *inputs, dbias, dweight, dx, dresidual, m, k, eps, mask, has_residual, ROWS, COLUMNS, num_warps=WARPS
+        )
+        empty = x.new_empty(x.shape[0], x.shape[1], 0, 0)
+        return _as_images(dx, x), dweight, dbias, _as_images(dresidual, x) if has_residual else empty
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None: ...
@@ -105,60 +147,6 @@ class FusedBatchNormGrad(Function):
 
 def _merge_into_channels(x: Tensor, dim: int | None, runs: int) -> Tensor:
     return merge_batch_dim(x, dim, 1, runs).contiguous(memory_format=torch.channels_last)
-
-
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, running_mean: Tensor, running_variance: Tensor,
-    relu: bool, eps: float, momentum: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return relu(B(x) + residual), the new running statistics, and the columns' means and variances."""
-    rows = _as_matrix(x)
-    m, k = rows.shape
-    parts, part_rows = _divide_rows(m, k)
-    means, squares = rows.new_empty(2, parts, k, dtype=torch.float32)
-    vectors = rows.new_empty(4, k, dtype=torch.float32).unbind()
-    mean, variance = vectors[2:]
-    blocks = triton.cdiv(k, COLUMNS)
-    _moments_kernel[(blocks, parts)](rows, means, squares, m, k, part_rows, ROWS, COLUMNS, num_warps=WARPS)
-    _merge_moments_kernel[(triton.cdiv(k, MERGE_COLUMNS),)](
-        means, squares, running_mean, running_variance, momentum, *vectors, m, k, part_rows, parts,
-        triton.next_power_of_2(parts), MERGE_COLUMNS,
-    )  # fmt: skip
-    y = torch.empty_like(rows)
-    added = rows if residual is None else _as_matrix(residual)
-    _normalize_kernel[(triton.cdiv(m, ROWS), blocks)](
-        rows, added, y, mean, variance, weight, bias, m, k, eps, residual is not None, relu, ROWS, COLUMNS,
-        num_warps=WARPS,
-    )  # fmt: skip
-    return _as_images(y, x), *vectors
-
-
-def _backward(
-    dy: Tensor, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
-    has_residual: bool, relu: bool, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients in x, weight, bias and the residual (an empty tensor without one)."""
-    rows = _as_matrix(x)
-    m, k = rows.shape
-    parts, part_rows = _divide_rows(m, k)
-    sums = rows.new_empty(2, parts, k, dtype=torch.float32)
-    blocks = triton.cdiv(k, COLUMNS)
-    mask = NO_MASK if not relu else MASK_FROM_Y if has_residual else MASK_FROM_X
-    inputs = rows, _as_matrix(dy), _as_matrix(y), mean, variance, weight, bias
-    _grad_sums_kernel[(blocks, parts)](
-        *inputs, sums[0], sums[1], m, k, part_rows, eps, mask, ROWS, COLUMNS, num_warps=WARPS
-    )
-    dbias, dweight = rows.new_empty(2, k, dtype=torch.float32)
-    _merge_sums_kernel[(triton.cdiv(k, MERGE_COLUMNS),)](
-        sums[0], sums[1], dbias, dweight, k, parts, triton.next_power_of_2(parts), MERGE_COLUMNS
-    )
-    dx = torch.empty_like(rows)
-    dresidual = torch.empty_like(rows) if has_residual else dx
-    _grad_kernel[(triton.cdiv(m, ROWS), blocks)](
-        *inputs, dbias, dweight, dx, dresidual, m, k, eps, mask, has_residual, ROWS, COLUMNS, num_warps=WARPS
-    )
-    empty = x.new_empty(x.shape[0], x.shape[1], 0, 0)
-    return _as_images(dx, x), dweight, dbias, _as_images(dresidual, x) if has_residual else empty
 
 
 def _as_matrix(x: Tensor) -> Tensor:
@@ -246,9 +234,7 @@ def _normalize_kernel(
 
 
 @triton.jit
-def _grad_tile(
-    x, dy, y, mean, rstd, weight, bias, offset, inside, MASK: tl.constexpr,
-):  # fmt: skip
+def _grad_tile(x, dy, y, mean, rstd, weight, bias, offset, inside, MASK: tl.constexpr):
     """The gradient g before the ReLU and the normalized input x̂, of one tile."""
     g = tl.load(dy + offset, mask=inside, other=0.0).to(tl.float32)
     xhat = (tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
@@ -287,9 +273,7 @@ def _grad_sums_kernel(
 
 
 @triton.jit
-def _merge_sums_kernel(
-    sums, products, sum_out, product_out, k, parts, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+def _merge_sums_kernel(sums, products, sum_out, product_out, k, parts, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     p = tl.arange(0, PARTS)
     inside = (p < parts)[:, None] & (c < k)[None, :]
