@@ -37,7 +37,7 @@ from benchmarks.eigen_worker import EFFORTS, EIGENTHINGS_FOLDER, NUM_PAIRS
 from benchmarks.worker import Worker, WorkerError, run_command
 from glocal import __version__, challenges, losses
 from glocal.curvature.hessian import hessian
-from glocal.curvature.lanczos import Eigenpairs, lanczos, start_vector
+from glocal.curvature.lanczos import Eigenpairs, lanczos
 from glocal.curvature.operators import Operator, hessian_operator
 from glocal.errors import GlocalError
 from glocal.networks import NETWORKS
@@ -194,7 +194,7 @@ def top_pairs(risk: Risk, count: int, steps: int) -> tuple[Eigenpairs, int]:
         num_products += 1
         return operator @ v
 
-    start = start_vector(risk.num_params, torch.Generator().manual_seed(0)).to(risk.x.device)
+    start = torch.randn(risk.num_params, generator=torch.Generator().manual_seed(0)).to(risk.x.device)
     pairs = lanczos(Operator(product, risk.params), start, count, steps, tolerance=GPU_TOLERANCE)
     return pairs, num_products
 

@@ -36,14 +36,7 @@ class Optimizer(Protocol):
         ...
 
     def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
-        """Return the descent direction and the new state.
-
-        Args:
-            grads: what to descend, by name; parameters that are not in it stay as they are.
-            state: the optimiser's state, as `init` or the last `update` returned it.
-            params: the parameters before the update.
-            hyper: scalar hyperparameters, `lr` among them.
-        """
+        """Return the descent direction and the new state. Parameters that are not in `grads` stay as they are."""
         ...
 
 

@@ -80,10 +80,6 @@ class Risk:
         """P, the number of entries of θ."""
         return sum(p.numel() for p in self.params.values())
 
-    def at(self, params: Mapping[str, Tensor]) -> Risk:
-        """Return the same risk at other parameters."""
-        return replace(self, params=params)
-
     def chunks(self, size: int) -> Iterator[Risk]:
         """Yield the risks of consecutive samples, `size` of them at a time; each is a mean over its own samples."""
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):

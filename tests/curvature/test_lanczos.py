@@ -15,7 +15,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.func import vmap
 
-from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, start_vector, tridiagonalize
+from glocal.curvature.lanczos import Eigenpairs, Largest, lanczos, tridiagonalize
 from glocal.curvature.operators import hessian_operator
 from glocal.tree import stack
 
@@ -23,7 +23,7 @@ LARGEST: tuple[Largest, ...] = ("magnitude", "algebraic")
 
 
 def start(size: int, seed: int = 0) -> Tensor:
-    return start_vector(size, torch.Generator().manual_seed(seed), torch.float64)
+    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def with_spectrum(eigenvalues: Tensor, seed: int = 0) -> Tensor:
@@ -211,9 +211,7 @@ def test_a_tolerance_ends_it_when_all_pairs_are_as_exact() -> None:
 def test_a_tolerance_does_not_miss_repeated_eigenvalues() -> None:
     """The first subspace holds one vector of each eigenvalue; it is exact, and not all there is."""
     values = torch.tensor([5.0] * 4 + [3.0] * 4 + [1.0] * 4 + [0.0] * 28, dtype=torch.float64)
-    found = lanczos(
-        values.diag(), start_vector(40, torch.Generator().manual_seed(0), torch.float64), 8, 40, tolerance=0.1
-    )
+    found = lanczos(values.diag(), start(40), 8, 40, tolerance=0.1)
     assert found.values.tolist() == pytest.approx([5.0] * 4 + [3.0] * 4)
 
 

@@ -64,7 +64,10 @@ def eigenpairs(
     """
     theta = to_vector(risk.params)
     if start is None:
-        start = start_vector(theta.numel(), torch.Generator().manual_seed(0), theta.dtype).to(theta.device)
+        # A random direction almost surely has a component along every eigenvector.
+        start = torch.randn(theta.numel(), dtype=theta.dtype, generator=torch.Generator().manual_seed(0)).to(
+            theta.device
+        )
     return lanczos(hessian_operator(risk), start, k, steps=steps, largest=largest, tolerance=tolerance)
 
 
@@ -111,11 +114,6 @@ def lanczos(
         basis, alphas, betas = tridiagonalize(matrix, start, steps, converged if tolerance else None)
         values, s, residuals = top(alphas, betas)
         return Eigenpairs(values, s.mT @ basis, residuals + _rounding(alphas, betas))
-
-
-def start_vector(size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a random direction, which almost surely has a component along every eigenvector."""
-    return torch.randn(size, dtype=dtype, device=generator.device, generator=generator)
 
 
 def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,6 @@ from glocal.fast.op_trace import Function, copy_with_strides, trace
 
 StepOfRuns: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
 
-MIN_CALLS, MIN_CALLS_AFTER_FIRST = 500, 30
-"""Steps of one shape after which it is traced: tracing takes a second the first time and a tenth of one later."""
-
 
 class StepTracer:
     """A step that is traced once it has been taken often; results stay the same bit by bit.
@@ -28,7 +25,8 @@ class StepTracer:
     step that cannot be traced, or whose trace gives other results, keeps running as it is.
     """
 
-    min_calls, min_calls_after_first = MIN_CALLS, MIN_CALLS_AFTER_FIRST
+    min_calls, min_calls_after_first = 500, 30
+    """Steps of one shape after which it is traced: tracing takes a second the first time and a tenth of one later."""
 
     def __init__(self, step: StepOfRuns) -> None:
         self._step = step

@@ -28,7 +28,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.challenges.challenge import Data
-from glocal.curvature.lanczos import Eigenpairs, eigenpairs, start_vector
+from glocal.curvature.lanczos import Eigenpairs, eigenpairs
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, require_known
 from glocal.lens.approximation import map_rays
@@ -149,7 +149,8 @@ def top_eigenpairs(
     (params, buffers), data = trace.solution(task), trace.tasks[task]
     rows = torch.randperm(len(data.y), generator=generator(seed, "perturbation", "samples", task))[:samples]
     x, y = (part[rows.to(part.device)] for part in data)
-    start = start_vector(trace.num_params, generator(seed, "perturbation", "lanczos", task)).to(trace.theta(task))
+    draw = generator(seed, "perturbation", "lanczos", task)
+    start = torch.randn(trace.num_params, generator=draw).to(trace.theta(task))
     top = eigenpairs(Risk(trace.module, params, buffers, x, y, trace.loss, chunk_size), count, start=start)
     largest = top.vectors.gather(1, top.vectors.abs().argmax(1, keepdim=True))
     return top._replace(vectors=top.vectors * torch.where(largest < 0, -1, 1))

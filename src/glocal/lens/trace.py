@@ -21,7 +21,6 @@ from torch.func import functional_call
 
 from glocal import tree
 from glocal.challenges.challenge import Data
-from glocal.curvature.lanczos import start_vector
 from glocal.curvature.operators import Operator, hessian_operator
 from glocal.curvature.spectrum import random_signs
 from glocal.errors import require
@@ -136,8 +135,8 @@ class TrainingTrace:
 
     def random_start(self, seed: int) -> Tensor:
         """Return a random start vector for Lanczos iterations, the same on every device."""
-        start = start_vector(self.num_params, torch.Generator().manual_seed(seed), torch.float64)
-        return start.to(self.theta(-1))
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(self.num_params, dtype=torch.float64, generator=generator).to(self.theta(-1))
 
     def random_probes(self, count: int, seed: int) -> Tensor:
         """Return random vectors of ±1 for estimates of traces, (count, P), the same on every device."""

@@ -21,8 +21,6 @@ from glocal.networks.layer_calls import Layer, eval_mode, hooked, layer_calls
 from glocal.networks.mlp import Linear
 from glocal.networks.model import MakeNetwork
 
-CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
 
 class ProgressiveNetwork(nn.Module):
     """One copy of a network per task, each with its own initialization.
@@ -79,7 +77,7 @@ class Lateral(nn.Module):
         else:
             self.dims = len(layer.kernel_size)
             self.padding = [p for dim in reversed(range(self.dims)) for p in _padding_to_centres(layer, dim)]
-            kind: Any = CONVOLUTIONS[self.dims]
+            kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.dims - 1]
             self.weigh = kind(columns * layer.in_channels, layer.out_channels, 1, layer.stride, bias=False)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
