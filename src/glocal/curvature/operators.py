@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from glocal.risk import MAX_CHUNK_SIZE, Risk, unfused_ops
 from glocal.tree import Params, from_vector, to_vector
 
 Product: TypeAlias = Callable[[Params], Params]
+Vector = TypeVar("Vector", Tensor, Params)
 RELU_FUNCTIONS = (functional.relu, torch.relu, Tensor.relu)
 
 
@@ -53,11 +54,7 @@ class Operator:
     def __init__(self, product: Product, like: Mapping[str, Tensor]) -> None:
         self.product, self.like = product, like
 
-    @overload
-    def __matmul__(self, v: Tensor, /) -> Tensor: ...
-    @overload
-    def __matmul__(self, v: Params, /) -> Params: ...
-    def __matmul__(self, v: Any, /) -> Any:
+    def __matmul__(self, v: Vector, /) -> Vector:
         return to_vector(self.product(from_vector(v, self.like))) if isinstance(v, Tensor) else self.product(v)
 
 

@@ -75,9 +75,7 @@ class StepTracer:
 
 def _put(state: State, leaves: Iterable[Tensor]) -> None:
     remaining = iter(leaves)
-    new = tree.map_tree(lambda _: next(remaining), state.parts())
-    state.params, state.buffers, state.memory = new["params"], new["buffers"], new["memory"]
-    state.optimizer = new.get("optimizer", {})
+    vars(state).update(tree.map_tree(lambda _: next(remaining), state.parts()))
 
 
 def compile_step(step: StepOfRuns, module: nn.Module, device: torch.device) -> StepOfRuns:
