@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, get_args
 
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
@@ -19,7 +19,7 @@ from glocal.paper import STUDIES, get_study, results
 from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
-from glocal.precision import PRECISIONS
+from glocal.precision import Precision
 from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 
@@ -172,7 +172,7 @@ def precision() -> str:
         "| precision | learning rate | right after learning | in the end | forgetting |",
         "| --- |" + " ---: |" * 4,
     ]
-    names = [name for name in PRECISIONS if any(key[0] == name for key in found)]
+    names = [name for name in get_args(Precision) if any(key[0] == name for key in found)]
     for name, lr in product(names, rates):
         own = [found[name, lr, seed] for seed in seeds if (name, lr, seed) in found]
         if not own:

@@ -44,8 +44,12 @@ def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", 
     """
     R, t = _matrix(R, t)
     require_known("average of forgetting over", over, OVER)
+    require_known("measure of forgetting", by, MEASURES)
     count = t if over == "t" else t - 1
-    return float(_task_forgetting(R, t, by)[:count].mean()) if count else float("nan")
+    after_training, now = np.diagonal(R, offset=-1)[:count], R[t, :count]
+    with np.errstate(invalid="ignore"):  # infinite losses
+        forgetting = after_training - now if by == "accuracy" else now - after_training
+    return float(forgetting.mean()) if count else float("nan")
 
 
 def backward_transfer(R: np.ndarray) -> float:
@@ -198,11 +202,3 @@ def _matrix(R: np.ndarray, t: int | None) -> tuple[np.ndarray, int]:
     if t is not None and not 1 <= t <= T:
         raise GlocalError(f"t = {t} is out of range; allowed: 1 to {T}.")
     return R, T if t is None else t
-
-
-def _task_forgetting(R: np.ndarray, t: int, by: Measure) -> np.ndarray:
-    """Compute E_o(θ_t) for o = 1…t."""
-    require_known("measure of forgetting", by, MEASURES)
-    after_training, now = np.diagonal(R, offset=-1)[:t], R[t, :t]
-    with np.errstate(invalid="ignore"):  # infinite losses
-        return np.asarray(after_training - now if by == "accuracy" else now - after_training)

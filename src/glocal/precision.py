@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 CUDNN: Any = torch.backends.cudnn
 
 

@@ -41,7 +41,6 @@ from glocal.curvature.jacobian import (
     label_output,
     mean_output,
     normalize,
-    shape,
 )
 from glocal.errors import require
 from glocal.networks.model import Model
@@ -82,8 +81,8 @@ class Orthogonal(Algorithm):
         require_at_least(self, slots=1, passes=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        rows, _ = self._gradients(model, params, example.x[:1], example.y[:1])
-        _, per_input = shape(rows)
+        rows, curvature = self._gradients(model, params, example.x[:1], example.y[:1])
+        per_input = curvature.shape[-1]
         required = model.tasks * per_input
         require(
             self.slots >= required,

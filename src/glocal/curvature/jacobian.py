@@ -133,7 +133,7 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
     parts: list[Tensor] = []
     conv_vjp: VJP | None = None
     for name, delta in zip(names, deltas.split(widths), strict=True):
-        weight, bias = _keys(name)
+        weight, bias = f"{name}.weight", f"{name}.bias"
         z = batch_invariant_matmul(vector[weight], rows["inputs"][name].mT)
         z = z + vector[bias].unsqueeze(1) if bias in vector else z
         parts.append((delta * z.unsqueeze(1)).sum(0).mT)
@@ -151,7 +151,7 @@ def jvp_and_vjp(module: nn.Module, rows: FactoredJacobian, vector: Mapping[str, 
             products = deltas * c.mT
             products = products.squeeze(1) if products.shape[1] == 1 else products.sum(1)
             for name, part in zip(names, products.split(widths), strict=True):
-                weight, bias = _keys(name)
+                weight, bias = f"{name}.weight", f"{name}.bias"
                 result[weight] = batch_invariant_matmul(part, rows["inputs"][name])
                 if bias in vector:
                     result[bias] = part.sum(1)
@@ -189,15 +189,13 @@ def gram(module: nn.Module, rows: FactoredJacobian) -> Tensor:
     return total
 
 
-def shape(rows: FactoredJacobian) -> tuple[int, int]:
-    """Return n and C, the number of inputs and of gradients for each of them."""
-    leading = _leading(rows)
-    return leading.shape[0], leading.shape[1]
-
-
 def normalize(module: nn.Module, rows: FactoredJacobian) -> tuple[FactoredJacobian, Tensor]:
     """Scale the gradients to length 1, except those of length 0. Return them and their lengths, (n, C)."""
-    lengths = gram(module, rows).diagonal().sqrt().view(shape(rows)).to(_leading(rows).dtype)
+    if "deltas" in rows:
+        leading = rows["deltas"].permute(2, 1, 0)
+    else:
+        leading = next(iter(rows[CONV]["deltas"].values())) if CONV in rows else rows["dense"]
+    lengths = gram(module, rows).diagonal().sqrt().view(leading.shape[:2]).to(leading.dtype)
     scale = torch.where(lengths > 0, lengths, 1)
     scales = {"deltas": scale.mT, "dense": scale.unsqueeze(-1)}
     result = {k: v / scales[k] if k in scales else v for k, v in rows.items()}
@@ -249,17 +247,6 @@ def _saves_memory(name: str, affine: AffineLayer, params: Mapping[str, Tensor], 
     factors = affine.input_shape.numel() + vectors * affine.output_shape.numel()
     saving = 1 if isinstance(affine.layer, nn.Linear) else MIN_CONV_SAVING
     return all(k in params for k in keys) and saving * factors <= vectors * sum(params[k].numel() for k in keys)
-
-
-def _leading(rows: FactoredJacobian) -> Tensor:
-    """Return one of the tensors that begin with the axes (n, C)."""
-    if "deltas" in rows:
-        return rows["deltas"].permute(2, 1, 0)
-    return next(iter(rows[CONV]["deltas"].values())) if CONV in rows else rows["dense"]
-
-
-def _keys(name: str) -> tuple[str, str]:
-    return f"{name}.weight", f"{name}.bias"
 
 
 def _conv_jvp_and_vjp(module: nn.Module, factors: Any, vector: Mapping[str, Tensor]) -> tuple[Tensor, VJP]:

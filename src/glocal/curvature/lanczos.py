@@ -113,7 +113,10 @@ def lanczos(
 
         basis, alphas, betas = tridiagonalize(matrix, start, steps, converged if tolerance else None)
         values, s, residuals = top(alphas, betas)
-        return Eigenpairs(values, s.mT @ basis, residuals + _rounding(alphas, betas))
+        rows = alphas.abs() + betas
+        rows = torch.cat([rows[:1], rows[1:] + betas[:-1]])  # ‖A q_j‖ ≤ β_{j−1} + |α_j| + β_j, a row of T
+        rounding = ROUNDING * torch.finfo(rows.dtype).eps * rows.amax()  # what that of the products adds to a residual
+        return Eigenpairs(values, s.mT @ basis, residuals + rounding)
 
 
 def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,13 +179,6 @@ def _known_false(condition: Tensor) -> bool:
         return not bool(condition)
     except RuntimeError:
         return False
-
-
-def _rounding(alphas: Tensor, betas: Tensor) -> Tensor:
-    """Return what rounding of the products adds to a residual; ‖A q_j‖ ≤ β_{j−1} + |α_j| + β_j, a row of T."""
-    rows = alphas.abs() + betas
-    rows = torch.cat([rows[:1], rows[1:] + betas[:-1]])
-    return ROUNDING * torch.finfo(alphas.dtype).eps * rows.amax()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
