@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
 """`glocal locality` uses the first one whose setting an algorithm supports."""
+UNUSED = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("eigenvalues", "seed"), "": ()}
+"""Options of `glocal lens` that do not apply to a mode."""
 ROUNDING = "Rounding differs between machines, thread counts and cohort sizes; large learning rates amplify this."
 SUBSET = "the error of the algorithm's own approximation, which may use all, includes this difference."
 EXPLANATION = r"""explained: share of Var[\hat L_o(θ)] due to θ_o alone (first-order Sobol index)
@@ -76,10 +78,7 @@ class Lens:
         for name in self.show:
             require_known("instrument", name, (*INSTRUMENTS, "all"))
         mode = "show" if self.show else "retrace" if self.retrace else ""
-        unused = {"show": ("retrace", "epsilon", "eigenvalues", "seed"), "retrace": ("eigenvalues", "seed")}.get(
-            mode, ()
-        )
-        for name in unused:
+        for name in UNUSED[mode]:
             if (value := getattr(self, name)) != getattr(Lens, name):
                 raise GlocalError(f"--{name} {value} does not apply to --{mode}: leave one of them out.")
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from glocal.errors import GlocalError, require_known
-from glocal.metrics import END_LRS, OVER, Over, Scope, learning_rate_test, low_minus_high, scope_of
+from glocal.metrics import END_LRS, OVER, Over, Scope, low_minus_high, scope_of
 from glocal.paper.table1 import COLUMNS, SEEDS
 from glocal.report import table
 from glocal.report.summary import (
@@ -31,6 +31,7 @@ from glocal.report.summary import (
     round_finite,
     split_groups,
     trend_tables,
+    trends,
 )
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_csv, to_json
 from glocal.store.files import report_os_errors
@@ -140,7 +141,7 @@ def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None,
     """
     require_known("forgetting", over, OVER)
     rows = tuple(_row(group, scope, published) for group in _group(runs))
-    return Comparison(rows, _trends(rows, View(over, scope)), over, published)
+    return Comparison(rows, tuple(_trends(rows, View(over, scope))), over, published)
 
 
 def render(comparison: Comparison, format: str) -> RenderableType:
@@ -155,9 +156,9 @@ def render(comparison: Comparison, format: str) -> RenderableType:
     tables += [_challenge_table(rows, comparison) for rows in split_groups(comparison.rows, "challenge")]
     if not comparison.rows:
         tables = [Table((), (), notes=("No runs.",))]
-    trends = trend_tables(comparison.trends, comparison.published)
+    tests = trend_tables(comparison.trends, comparison.published)
     few = Table((), (), notes=(f"The paper's test needs at least {2 * END_LRS} learning rates.",))
-    return table.render([*tables, *(trends or [few])], format)
+    return table.render([*tables, *(tests or [few])], format)
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
@@ -323,15 +324,10 @@ def _row(group: Group, scope: Scope | None, with_published: bool) -> ComparisonR
     return ComparisonRow(**vars(group), acc=difference("acc"), forgetting=forgetting)
 
 
-def _trends(rows: Sequence[ComparisonRow], view: View) -> tuple[TrendRow, ...]:
+def _trends(rows: Sequence[ComparisonRow], view: View) -> Iterator[TrendRow]:
     """Run the paper's test on each algorithm, and compute the same difference of the published numbers."""
-    trends = []
-    for own in split_groups(rows, "challenge", "locality", "algorithm"):
-        forgetting = {row.lr: {seed: x["forgetting"] for seed, x in row.by_seed(view).items()} for row in own}
-        trend = learning_rate_test(forgetting, own[0].locality)
-        if trend is not None:
-            ends = own[:END_LRS] + own[-END_LRS:]
-            known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
-            published = low_minus_high(known) if len(known) == len(ends) else None
-            trends.append(TrendRow(own[0].challenge, own[0].algorithm, trend, published))
-    return tuple(trends)
+    for trend in trends(rows, view):
+        own = [row for row in rows if (row.challenge, row.algorithm) == (trend.challenge, trend.algorithm)]
+        ends = own[:END_LRS] + own[-END_LRS:]
+        known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
+        yield replace(trend, published=low_minus_high(known) if len(known) == len(ends) else None)

@@ -230,7 +230,7 @@ def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> Rende
     runs = list(runs)
     records = rows(runs, view)
     tables = markdown_tables(records) if format == "markdown" else [results_table(records)]
-    return table.render([*tables, *trend_tables(trends(runs, view))], format)
+    return table.render([*tables, *trend_tables(trends(group_runs(runs), view))], format)
 
 
 def results_table(rows: Sequence[Row]) -> Table:
@@ -367,14 +367,14 @@ def round_finite(x: float | None) -> float | None:
     return None if x is None or not math.isfinite(x) else round(x, 6)
 
 
-def trends(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[TrendRow]:
+def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]:
     """Run the paper's test on every algorithm that has at least four learning rates."""
     found = []
-    for groups in split_groups(group_runs(runs), "challenge", "title"):
-        forgetting = {g.lr: {seed: own["forgetting"] for seed, own in g.by_seed(view).items()} for g in groups}
-        trend = learning_rate_test(forgetting, groups[0].locality)
+    for own in split_groups(groups, "challenge", "title"):
+        forgetting = {g.lr: {seed: x["forgetting"] for seed, x in g.by_seed(view).items()} for g in own}
+        trend = learning_rate_test(forgetting, own[0].locality)
         if trend is not None:
-            found.append(TrendRow(groups[0].challenge, groups[0].algorithm, trend))
+            found.append(TrendRow(own[0].challenge, own[0].algorithm, trend))
     return found
 
 
