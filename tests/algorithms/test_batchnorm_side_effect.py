@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_it_is_a_loop_over_images_through_torchs_own_network() -> None:
     assert torch.equal(buffers["1.running_mean"], torch.zeros(3, dtype=torch.float64)), "what was given stays"
 
 
-def test_the_published_fisher_is_a_loop_over_images_in_training_mode() -> None:
+def test_the_published_fisher_is_a_loop_over_images_in_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     network = resnet18((3, 16, 16), 3, width=2).double()
     params = {k: p.detach().clone() for k, p in network.named_parameters()}
@@ -58,8 +59,9 @@ def test_the_published_fisher_is_a_loop_over_images_in_training_mode() -> None:
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         for (k, _), g in zip(network.named_parameters(), gradients, strict=True):
             expected[k] += (-loss).exp().detach() * g.square() / 5
-    for chunk in (None, 2):
-        actual = task_fisher(model, params, data, "published", "published", chunk)
+    for chunk in (500, 2):
+        monkeypatch.setattr(import_module("glocal.curvature.diagonal"), "max_chunk_size", lambda _, chunk=chunk: chunk)
+        actual = task_fisher(model, params, data, "published", "published")
         for k, f in actual.items():
             torch.testing.assert_close(f, expected[k], rtol=1e-6, atol=1e-12 * float(expected[k].max() + 1))
     kept = task_fisher(model, params, data, "published", "kept")

@@ -445,7 +445,7 @@ def test_the_memory_is_as_large_as_it_says() -> None:
     ("options", "message"),
     [
         ({"slots": 0}, "slots of at least 1; 0 was given"),
-        ({"features": "normalized"}, "unknown kind of features 'normalized'. Did you mean 'normalised'"),
+        ({"features": "normalized"}, "features 'normalized'. Did you mean 'normalised'"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -9,19 +9,20 @@ graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from glocal.challenges.challenge import Setting
-from glocal.errors import require
+from glocal.errors import require, require_known
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 
 Memory: TypeAlias = dict[str, Any]  # M_t: tensors and dicts of tensors, all that is stored about finished tasks
 Locality: TypeAlias = Literal["local", "global"]
+Bounds: TypeAlias = Mapping[str, float]  # options and their smallest values
 Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # \hat L_o as a function of θ
 
 
@@ -71,6 +72,18 @@ class Algorithm:
     """Its size in terms of T tasks, P parameters, K outputs and the algorithm's options."""
     settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
     """Settings it supports; algorithms that need the task's index at test time leave out 'class'."""
+    at_least: ClassVar[Bounds] = {}
+    """Smallest values of its options, as in {"slots": 1}."""
+
+    def __post_init__(self) -> None:
+        """Check options with a Literal type against its values, and numbers against `at_least`."""
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, hint, bound = getattr(self, field.name), hints[field.name], self.at_least.get(field.name)
+            if get_origin(hint) is Literal:
+                require_known(f"{self.name}.{field.name}", value, get_args(hint))
+            if bound is not None:
+                require(value >= bound, f"{self.name} needs {field.name} of at least {bound}; {value} was given.")
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         """Return the factory of the trained network, which may wrap the user's in columns, gates or dropout."""
@@ -119,10 +132,3 @@ class Algorithm:
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         r"""Return \hat L_o(θ) of the finished task o = `task` as a function of the parameters."""
         return lambda params: torch.zeros_like(next(iter(params.values()))).sum()
-
-
-def require_at_least(algorithm: Algorithm, **bounds: float) -> None:
-    """Raise an error if a field is below its bound, as in `require_at_least(self, slots=1)`."""
-    for field, bound in bounds.items():
-        value = getattr(algorithm, field)
-        require(value >= bound, f"{algorithm.name} needs {field} of at least {bound}; {value} was given.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glocal import rng
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Memory, require_at_least
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Memory
 from glocal.algorithms.replay_buffer import take
 from glocal.errors import require
 from glocal.networks.layer_calls import DropoutNetwork
@@ -34,6 +34,7 @@ class StableSGD(Algorithm):
     """
 
     name: ClassVar[str] = "stable-sgd"
+    at_least: ClassVar[Bounds] = {"decay": 0}
 
     dropout: float = 0.5
     """Dropout probability during training."""
@@ -41,8 +42,8 @@ class StableSGD(Algorithm):
     """Factor applied to the learning rate at every new task."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.dropout < 1, f"stable-sgd needs a dropout of at least 0, below 1; {self.dropout} was given.")
-        require_at_least(self, decay=0)
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return lambda shape, outputs: DropoutNetwork(make(shape, outputs), shape)

@@ -18,17 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias
+from functools import partial
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal import rng
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
-from glocal.curvature.diagonal import diagonal, max_chunk_size
-from glocal.curvature.layers import Cotangents, chunk_size
-from glocal.errors import require_known
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory
+from glocal.curvature.diagonal import diagonal
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
@@ -52,17 +51,10 @@ def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
 
 
 Fisher = Literal["exact", "sampled", "empirical", "published"]
-FISHERS = ("exact", "sampled", "empirical", "published")
+FISHERS: tuple[Fisher, ...] = get_args(Fisher)
 
 
-def task_fisher(
-    model: Model,
-    params: Params,
-    data: Batch,
-    variant: str,
-    statistics: Statistics = "kept",
-    chunk: int | None = None,
-) -> Params:
+def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, statistics: Statistics = "kept") -> Params:
     """Return the diagonal F at θ over a task's data.
 
     Args:
@@ -71,38 +63,26 @@ def task_fisher(
         data: All training data of the task.
         variant: One of `FISHERS`.
         statistics: 'kept': gradients in evaluation mode; 'published': in training mode, one augmented image at a time.
-        chunk: Number of examples per forward pass; by default as many as suit the device's memory.
     """
     per_image = statistics == "published" and model.has_batchnorm
-    module = model.eval_mode().module
-    module = per_image_batchnorm(module) if per_image else module
-    inputs = model.augment(data.x) if per_image else data.x
-    uniforms = rng.uniform(rng.fold_in(data.key, "labels"), data.y.shape[0])
-    if chunk is None:
-        first = replace(Risk.from_model(model, params, data.x[:1], data.y[:1]), module=module)
-        chunk = chunk_size(first, _cotangents(variant, model.criterion, uniforms[:1]), max_chunk_size(data.y.device))
-    fisher = {k: torch.zeros_like(p) for k, p in params.items()}
-    for x, y, random in zip(inputs.split(chunk), data.y.split(chunk), uniforms.split(chunk), strict=True):
-        risk = replace(Risk.from_model(model, params, x, y), module=module, chunk_size=len(y))
-        part = diagonal(risk, _cotangents(variant, model.criterion, random))
-        fisher = {k: fisher[k] + part[k] * (y.shape[0] / data.y.shape[0]) for k in fisher}
-    return fisher
+    risk = Risk.from_model(model, params, model.augment(data.x) if per_image else data.x, data.y)
+    if per_image:
+        risk = replace(risk, module=per_image_batchnorm(risk.module))
+    if variant == "sampled":  # `_cotangents` draws the labels
+        risk = replace(risk, y=rng.uniform(rng.fold_in(data.key, "labels"), data.y.shape[0]))
+    return diagonal(risk, partial(_cotangents, variant, model.criterion))
 
 
-def _cotangents(variant: str, loss: Loss, uniforms: Tensor) -> Cotangents:
-    """Return a function of outputs and labels: vectors u in output space with F = mean of Σ_c (Jᵀu_c)²."""
-
-    def vectors(outputs: Tensor, y: Tensor) -> Tensor:
-        if variant == "exact":  # the expectation over labels of the model distribution: the Gauss–Newton matrix
-            return loss.output_hessian_sqrt(outputs)
-        if variant == "sampled":  # an estimate of that expectation from one sampled label per input
-            y = loss.sample_labels(outputs, uniforms)
-        gradients = loss.output_gradient(outputs, y)  # empirical: at the data's labels
-        if variant == "published":  # the empirical one with each sample weighted by p(y|x), as in the paper's results
-            gradients = loss.likelihood(outputs, y).sqrt().unsqueeze(-1) * gradients
-        return gradients.unsqueeze(1)
-
-    return vectors
+def _cotangents(variant: Fisher, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """Return vectors u in output space with F = mean of Σ_c (Jᵀu_c)², (n, C, K); y is uniform numbers if sampled."""
+    if variant == "exact":  # the expectation over labels of the model distribution: the Gauss–Newton matrix
+        return loss.output_hessian_sqrt(outputs)
+    if variant == "sampled":  # an estimate of that expectation from one sampled label per input
+        y = loss.sample_labels(outputs, y)
+    gradients = loss.output_gradient(outputs, y)  # empirical: at the data's labels
+    if variant == "published":  # the empirical one with each sample weighted by p(y|x), as in the paper's results
+        gradients = loss.likelihood(outputs, y).sqrt().unsqueeze(-1) * gradients
+    return gradients.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -123,6 +103,7 @@ class EWC(Algorithm):
     locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "the last solution and F (anchors=each: every solution and its F)"
     memory_size: ClassVar[str] = "2 P (anchors=each: 2 P T)"
+    at_least: ClassVar[Bounds] = {"penalty": 0, "decay": 0}
 
     penalty: float = 1.4
     """λ, the weight of the quadratic penalty."""
@@ -134,10 +115,6 @@ class EWC(Algorithm):
     """Centre of the quadratics: last (the last solution, online EWC) or each (every task's own solution)."""
     statistics: Statistics = "kept"
     """BatchNorm statistics after a task: kept, or published (overwritten by training-mode passes per image)."""
-
-    def __post_init__(self) -> None:
-        require_known("fisher variant", self.fisher, FISHERS)
-        require_at_least(self, penalty=0, decay=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         zeros = {k: torch.zeros_like(p) for k, p in params.items()}

@@ -21,9 +21,9 @@ from torch.func import vmap
 
 from glocal import rng
 from glocal.algorithms import replay_buffer
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory
 from glocal.algorithms.replay_buffer import take
-from glocal.errors import require, require_known
+from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params, inner
 
@@ -46,6 +46,7 @@ class GEM(Algorithm):
     locality: ClassVar[Locality] = "global"
     memory_contents: ClassVar[str] = "examples, equally many per task"
     memory_size: ClassVar[str] = "slots examples"
+    at_least: ClassVar[Bounds] = {"slots": 1, "margin": 0, "damping": 0}
 
     slots: int = 500
     """Number of stored examples after the last task."""
@@ -53,9 +54,6 @@ class GEM(Algorithm):
     """Lower bound of all v_o in steps that violate a constraint; larger values favour backward transfer."""
     damping: float = 0.0
     """Value added to the diagonal of MMᵀ; it weakens the constraints of tasks with ‖m_o‖ ≪ √damping."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, slots=1, margin=0, damping=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.slots >= model.tasks
@@ -103,7 +101,6 @@ class GEM(Algorithm):
 
 
 Filling = Literal["share", "batch"]
-FILLINGS = ("share", "batch")
 
 
 @dataclass(frozen=True)
@@ -121,6 +118,7 @@ class AGEM(Algorithm):
     locality: ClassVar[Locality] = "global"
     memory_contents: ClassVar[str] = "examples, equally many per task (filling=batch: a reservoir)"
     memory_size: ClassVar[str] = "slots examples"
+    at_least: ClassVar[Bounds] = {"slots": 1, "replay": 0}
 
     slots: int = 500
     """Number of stored examples after the last task."""
@@ -128,10 +126,6 @@ class AGEM(Algorithm):
     """Number of stored examples per step for the reference gradient; 0: the batch size."""
     filling: Filling = "share"
     """Examples stored per task: share (slots / tasks) or batch (one batch, by reservoir sampling, as published)."""
-
-    def __post_init__(self) -> None:
-        require_known("filling", self.filling, FILLINGS)
-        require_at_least(self, slots=1, replay=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.filling == "batch" or self.slots >= model.tasks

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Batch, Memory, require_at_least
+from glocal.algorithms.algorithm import Batch, Bounds, Memory
 from glocal.algorithms.partition import Partition, current, frozen_batchnorm
 from glocal.networks.hat import GatedNetwork
 from glocal.networks.model import MakeNetwork, Model
@@ -45,14 +45,12 @@ class HAT(Partition):
         "the largest gate of every hidden unit over finished tasks; embeddings as parameters"
     )
     memory_size: ClassVar[str] = "(T + 1) U for U hidden units"
+    at_least: ClassVar[Bounds] = {"scale": 1, "sparsity": 0}
 
     scale: float = 400.0
     """s_max, the steepness of the gates at test time and at the end of every epoch."""
     sparsity: float = 0.75
     """c, the weight of the penalty on used units."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, scale=1, sparsity=0)
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return lambda shape, outputs: GatedNetwork(make(shape, outputs), shape, tasks)

@@ -25,15 +25,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal import rng
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory
 from glocal.algorithms.replay_buffer import take
 from glocal.challenges.challenge import Setting
-from glocal.errors import require, require_known
+from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.tree import Params
 
-Features = Literal["normalised", "raw"]
-FEATURES = ("normalised", "raw")
 UNKNOWN_LOGIT = -1e30
 """Logit of a class without exemplars: below all others, but finite so that losses of future tasks are finite."""
 
@@ -62,16 +60,13 @@ class ICaRL(Algorithm):
     locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "`slots` examples, the last network, one mean feature per class"
     memory_size: ClassVar[str] = "slots examples + P + K features"
+    at_least: ClassVar[Bounds] = {"slots": 1}
     settings: ClassVar[tuple[Setting, ...]] = ("class", "task")
 
     slots: int = 500
     """Maximal number of stored exemplars, divided equally among the classes so far."""
-    features: Features = "normalised"
+    features: Literal["normalised", "raw"] = "normalised"
     """Features and class means: normalised to length 1, or raw (as published)."""
-
-    def __post_init__(self) -> None:
-        require_known("kind of features", self.features, FEATURES)
-        require_at_least(self, slots=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         regression = example.y.is_floating_point()

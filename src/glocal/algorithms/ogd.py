@@ -31,7 +31,7 @@ from torch.func import grad
 
 from glocal import rng
 from glocal.algorithms import gradient_projection
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, require_at_least
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory
 from glocal.algorithms.ewc import Statistics, disturb_batchnorm
 from glocal.curvature.jacobian import (
     FactoredJacobian,
@@ -68,6 +68,7 @@ class Orthogonal(Algorithm):
         "Gram–Schmidt matrix"
     )
     memory_size: ClassVar[str] = "slots (inputs and outputs of all layers, up to 3 times for convolutions) + slots²"
+    at_least: ClassVar[Bounds] = {"slots": 1, "passes": 1}
 
     cotangents: ClassVar[Any]
     """Function of outputs (n, K) and labels that returns u, (n, C, K): C orthogonal vectors per sample."""
@@ -76,9 +77,6 @@ class Orthogonal(Algorithm):
     """Number of stored gradients after the last task, divided equally among the tasks."""
     passes: int = 1
     """Number of times the projection is applied per step; use 2 if the gradients are nearly linearly dependent."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, slots=1, passes=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         rows, curvature = self._gradients(model, params, example.x[:1], example.y[:1])
@@ -190,14 +188,12 @@ class OGDPublished(Algorithm):
     locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "the gradient of one output for one sample per task"
     memory_size: ClassVar[str] = "T P"
+    at_least: ClassVar[Bounds] = {"slots": 1}
 
     slots: int = 500
     """Number of samples drawn over all tasks; only the last sample of a task is used."""
     statistics: Statistics = "kept"
     """BatchNorm statistics after a task: kept, or published (overwritten by passes over the drawn samples)."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, slots=1)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         enough = self.slots >= model.tasks

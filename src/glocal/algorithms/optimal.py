@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Batch, Memory, require_at_least
+from glocal.algorithms.algorithm import Batch, Bounds, Memory
 from glocal.algorithms.hessian_structures import (
     Full,
     HessianStructure,
@@ -40,8 +40,9 @@ from glocal.algorithms.hessian_structures import (
     hessian_structure,
 )
 from glocal.curvature.lanczos import eigh_or_nan
-from glocal.errors import require, require_known
+from glocal.errors import require
 from glocal.networks.model import Model
+from glocal.risk import MAX_CHUNK_SIZE, Risk
 from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
 
@@ -56,6 +57,7 @@ class OptimalSoft(SumOfHessians):
     family: ClassVar[str] = "quadratic"
     memory_contents: ClassVar[str] = "the last solution, Σ ∇L_o + v, and Σ H_o in the chosen structure"
     memory_size: ClassVar[str] = "2 P + P (diagonal), P² (full), rank P T (low-rank), Σ in² + out² (kronecker)"
+    at_least: ClassVar[Bounds] = {"penalty": 0, "rank": 1, "samples": 0}
 
     penalty: float = 1.0
     """λ, the weight of the finished tasks' losses."""
@@ -73,7 +75,7 @@ class OptimalSoft(SumOfHessians):
     """Weight of an old task: joint: equal to the new one; stated: 1/t, as the equation is printed."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, penalty=0, rank=1, samples=0)
+        super().__post_init__()
         hessian_structure(self.name, self.structure, self.matrix, self.rank)
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
@@ -104,19 +106,10 @@ class OptimalSoft(SumOfHessians):
             constant = self._expansion(memory, delta, inner(delta, product) / 2)
             linear = {k: b + product[k] for k, b in linear.items()} if self.recentred else linear
         if self.gradient:
-            gradient = _task_gradient(model, params, data)
+            evaluated, risk = model.eval_mode(), Risk.from_model(model, params, data.x, data.y)
+            gradient = risk.mean_over_chunks(MAX_CHUNK_SIZE, lambda part: evaluated.grad(params, part.x, part.y))
             linear = {k: b + gradient[k] for k, b in linear.items()}
         return super().consolidate(model, params, memory, data) | {"constant": constant, "linear": linear}
-
-
-def _task_gradient(model: Model, params: Params, data: Batch, chunk: int = 2000) -> Params:
-    """Return ∇L_o(θ_o) over all data of a task, in chunks."""
-    evaluated = model.eval_mode()
-    total = {k: torch.zeros_like(p) for k, p in params.items()}
-    for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
-        part = evaluated.grad(params, x, y)
-        total = {k: t + part[k] * (y.shape[0] / data.y.shape[0]) for k, t in total.items()}
-    return total
 
 
 @dataclass(frozen=True)
@@ -135,6 +128,7 @@ class Laplace(SumOfHessians):
     family: ClassVar[str] = "quadratic"
     memory_contents: ClassVar[str] = "the last solution and two Kronecker factors per layer (sums=each: and task)"
     memory_size: ClassVar[str] = "P + Σ in² + out² (sums=each: times T)"
+    at_least: ClassVar[Bounds] = {"penalty": 0, "samples": 0}
 
     penalty: float = 1.0
     """λ, the weight of the quadratic penalty."""
@@ -142,9 +136,6 @@ class Laplace(SumOfHessians):
     """Number of examples per task for the Kronecker factors; 0: all."""
     sums: Literal["nearest", "each"] = "nearest"
     """Storage of Σ_o G_o ⊗ A_o: nearest (the nearest Kronecker product) or each (all terms)."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, penalty=0, samples=0)
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         return Kronecker(merge=self.sums == "nearest")
@@ -175,6 +166,7 @@ class OptimalHard(SumOfHessians):
     family: ClassVar[str] = "constraint"
     memory_contents: ClassVar[str] = "Σ H_o and its eigenvectors above the threshold"
     memory_size: ClassVar[str] = "2 P² (full) or 2 rank P T (low-rank)"
+    at_least: ClassVar[Bounds] = {"rank": 1, "samples": 0}
 
     threshold: float = 1e-3
     """Curvature, relative to the largest eigenvalue, up to which a direction counts as flat."""
@@ -186,12 +178,9 @@ class OptimalHard(SumOfHessians):
     """Number of eigenpairs per task for structure=low-rank."""
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.threshold < 1, f"optimal-hard needs a threshold from 0 to below 1; {self.threshold} was given."
-        )
-        require_at_least(self, rank=1, samples=0)
-        require_known("structure of optimal-hard:", self.structure, ("auto", "full", "low-rank"))
-        require_known("matrix of optimal-hard:", self.matrix, ("hessian", "ggn"))
+        super().__post_init__()
+        allowed = 0 <= self.threshold < 1
+        require(allowed, f"optimal-hard needs a threshold from 0 to below 1; {self.threshold} was given.")
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         small = sum(p.numel() for p in params.values()) <= MAX_AUTO_FULL_PARAMS

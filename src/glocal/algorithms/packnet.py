@@ -38,6 +38,7 @@ class PackNet(Partition):
     """Fraction of a task's epochs before pruning; the remaining ones retrain the kept weights."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.keep <= 1, f"packnet needs a keep between 0 and 1; {self.keep} was given.")
         in_range = 0 < self.prune_at <= 1
         require(in_range, f"packnet needs a prune_at above 0 and at most 1; {self.prune_at} was given.")

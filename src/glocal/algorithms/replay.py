@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glocal import rng
 from glocal.algorithms import replay_buffer
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, Step, require_at_least
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory, Step
 from glocal.algorithms.replay_buffer import take
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -31,14 +31,12 @@ class ER(Algorithm):
     locality: ClassVar[Locality] = "global"
     memory_contents: ClassVar[str] = "examples of all tasks, by reservoir sampling"
     memory_size: ClassVar[str] = "slots examples"
+    at_least: ClassVar[Bounds] = {"slots": 1, "replay": 0}
 
     slots: int = 500
     """Number of stored examples."""
     replay: int = 0
     """Number of stored examples drawn per step; 0: the batch size."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, slots=1, replay=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return replay_buffer.empty(self.slots, example)
@@ -73,12 +71,10 @@ class DER(ER):
     locality: ClassVar[Locality] = "local"
     memory_contents: ClassVar[str] = "examples of all tasks and their logits when stored, by reservoir sampling"
     memory_size: ClassVar[str] = "slots (examples + K)"
+    at_least: ClassVar[Bounds] = {**ER.at_least, "alpha": 0}
 
     alpha: float = 0.5
     """α, the weight of the distance to stored logits; Mammoth on Rotated-MNIST: 0.5 for 500 slots, 1 for 200."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, slots=1, replay=0, alpha=0)
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         logits = model.eval_mode().outputs(params, example.x[:1])
@@ -117,12 +113,10 @@ class DERpp(DER):
     """
 
     name: ClassVar[str] = "derpp"
+    at_least: ClassVar[Bounds] = {**DER.at_least, "beta": 0}
 
     beta: float = 1.0
     """β, the weight of the loss on stored labels; Mammoth on Rotated-MNIST: 1 for 500 slots, 0.5 for 200."""
-
-    def __post_init__(self) -> None:
-        require_at_least(self, slots=1, replay=0, alpha=0, beta=0)
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         logits, labels = super().approximation(model, memory, task), replay_buffer.task_loss(model, memory, task)

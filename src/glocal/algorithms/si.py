@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Locality, Memory, Step, require_at_least
+from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory, Step
 from glocal.algorithms.ewc import first_order_weighted_square, weighted_square
 from glocal.errors import require
 from glocal.networks.model import Model
@@ -38,6 +38,7 @@ class SI(Algorithm):
     locality: ClassVar[Locality] = "global"
     memory_contents: ClassVar[str] = "the last solution, Ω, and ω of the current task"
     memory_size: ClassVar[str] = "3 P"
+    at_least: ClassVar[Bounds] = {"penalty": 0}
 
     penalty: float = 1.0
     """c, the weight of the quadratic penalty."""
@@ -47,7 +48,7 @@ class SI(Algorithm):
     """Definition of ω: path (path integral of L_t) or published (with clipped gradients)."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, penalty=0)
+        super().__post_init__()
         require(self.damping > 0, f"si needs a damping above 0; {self.damping} was given.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
