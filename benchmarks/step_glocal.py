@@ -23,7 +23,6 @@ from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Executor
 from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, choose, note_divergence
-from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange
 from glocal.fast.step_trace import StepTracer
 from glocal.networks.mlp import mlp
@@ -67,7 +66,7 @@ def prepare(cohort: Cohort, execution: Execution = "auto") -> PreparedCohort:
     executor = choose(cohort, loader, execution)
     if executor.note:
         raise RuntimeError(executor.note)
-    state = initial_state(cohort, loader)
+    state = cohort.initial_state(loader.example())
     arrange(state, cohort.device)
     prepared = PreparedCohort(executor, loader, state)
     prepared.epoch(state, 0)

@@ -20,7 +20,6 @@ from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, Snapshot, train
-from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State
 from glocal.errors import GlocalError
 from glocal.networks import Model, mlp
@@ -114,7 +113,7 @@ def given(of: Cohort, execution: Execution, task: int = 0, epoch: int = 0, steps
     loader = Loader(of)
     loader.load_task(task)
     loader.load_epoch(epoch)
-    state = initial_state(of, loader)
+    state = of.initial_state(loader.example())
     seen = []
     if execution == "vectorised":
         mapped = Vectorised(of)

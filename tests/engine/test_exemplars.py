@@ -139,7 +139,7 @@ def test_progress_and_random_keys_follow_the_joined_length() -> None:
     expected = torch.randint(2**63 - 1, (6,), generator=generator(4, "step", 1, 0))
     assert torch.equal(torch.stack([b.key for b in loader.batches_of(3)]), expected[:5])
     assert torch.equal(torch.stack([loader.batch(i).key[3] for i in range(5)]), expected[:5])
-    assert torch.equal(loader.consolidation_keys()[3], expected[5])
+    assert torch.equal(loader.tensors["keys"][3, -1], expected[5])
 
 
 def test_with_nothing_stored_it_is_the_task_alone() -> None:

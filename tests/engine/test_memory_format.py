@@ -15,7 +15,6 @@ from glocal.curvature.jacobian import CONV
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
 from glocal.engine.loader import Loader
-from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange, arranged
 from glocal.networks.convolution import merge_batch_dim
 from glocal.networks.resnet import resnet18
@@ -64,7 +63,7 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
 
     loader, executor = Loader(of), Vectorised(of)
     loader.load_task(0)
-    begin = initial_state(of, loader)
+    begin = of.initial_state(loader.example())
     for task in range(2):
         loader.load_task(task, begin.memory)
         with torch.no_grad():

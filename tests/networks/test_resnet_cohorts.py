@@ -20,7 +20,6 @@ from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loader import Loader
-from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange
 from glocal.fast.cuda_graph import Graphed
 from glocal.networks.resnet import resnet18
@@ -65,7 +64,7 @@ def one_task_behind(algorithm: Algorithm) -> State:
     of = cohort(algorithm, torch.device("cpu"))
     loader, executor = Loader(of), Sequential(of)
     loader.load_task(0)
-    state = initial_state(of, loader)
+    state = of.initial_state(loader.example())
     loader.load_epoch(0)
     executor.before_epoch(state, 0)
     executor.epoch(state, loader, 0, lambda steps: None)

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from glocal import losses, tree
-from glocal.algorithms.algorithm import Algorithm
+from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges.challenge import Challenge
+from glocal.engine.state import State, check_memory
 from glocal.engine.step import Hyper, scalars
 from glocal.networks.model import MakeNetwork, Model
 from glocal.networks.preprocess import InputTransform
@@ -94,6 +95,19 @@ class Cohort:
         buffers = tree.stack([constants(n) for n in networks])
         move = lambda leaf: leaf.to(self.device)  # noqa: E731
         return tree.map_tree(move, params), tree.map_tree(move, buffers)
+
+    def initial_state(self, example: Batch, start: tuple[Params, Params] | None = None) -> State:
+        """Return every run's M_1, for batches like `example`, with θ_0 and the buffers of `initial` or of `start`."""
+        params, buffers = start or self.initial()
+        model = self.model(vectorised=False)
+        memories = []
+        for run, member in enumerate(self.members):
+            own = tree.select(params, run)
+            memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, example)
+            check_memory(memory)
+            memories.append(tree.map_tree(lambda leaf: leaf.to(self.device), memory))
+        diverged = torch.full((len(self),), -1, dtype=torch.long, device=self.device)
+        return State(params, buffers, tree.stack(memories), diverged)
 
     @cached_property
     def groups(self) -> list[slice]:

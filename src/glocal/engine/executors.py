@@ -53,12 +53,7 @@ class Executor(ABC):
     def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         """Make one pass over the current task; return the objective at every step, (runs, steps).
 
-        Args:
-            state: the cohort's state.
-            loader: the batches of the epoch.
-            epoch: the number of the epoch within its task.
-            tick: is called with the number of single runs' steps taken.
-            on_step: is called after every step; it sees the live state and must not change it.
+        `on_step` is called after every step; it sees the live state and must not change it.
         """
 
     @abstractmethod
@@ -67,12 +62,8 @@ class Executor(ABC):
     ) -> Any:
         """Call a function for each of some neighbouring runs and stack the results.
 
-        Args:
-            function: takes one run's entries of `trees`, then `shared`.
-            runs: which runs.
-            trees: trees with one entry per run.
-            shared: arguments that all runs share.
-            stream: (task, epoch) that seed torch's global generator, for modules which draw from it.
+        The function takes one run's entries of `trees`, then `shared`. `stream` is the (task, epoch) that seed torch's
+        global generator, for modules which draw from it.
         """
 
     def before_epoch(self, state: State, epoch: int) -> None:
@@ -89,7 +80,7 @@ class Executor(ABC):
         """Call the algorithm's `consolidate` with all data of the finished task, or its first `limit` examples."""
         parts = []
         for group, runs in enumerate(self.cohort.groups):
-            trees = (state.params, state.buffers, state.memory, self.hyper, {"key": loader.consolidation_keys()})
+            trees = (state.params, state.buffers, state.memory, self.hyper, {"key": loader.tensors["keys"][:, -1]})
             data, stream = loader.whole(group, limit), (int(loader.task), self.cohort.epochs)
             parts.append(self.over_runs(self.program.consolidate, runs, trees, data, stream=stream))
         memories, buffers = zip(*parts, strict=True)
@@ -98,13 +89,9 @@ class Executor(ABC):
         copy_into_(tree.concatenate(buffers), state.buffers)
 
     def predict(self, state: State, runs: slice, x: Tensor, task: int) -> Tensor:
-        """Return logits of neighbouring runs, (runs, n, outputs).
+        """Return logits of neighbouring runs, (runs, n, outputs), for inputs x of a task, (groups, n, ...).
 
-        Args:
-            state: the cohort's state.
-            runs: which runs; they form as many equal groups as x has.
-            x: inputs (groups, n, ...); the runs of a group share theirs.
-            task: the number of the task that the inputs come from.
+        The runs form as many equal groups as x has; those of a group share their inputs.
         """
         trees, size = (state.params, state.buffers, state.memory, self.hyper), (runs.stop - runs.start) // x.shape[0]
         parts = [slice(runs.start + i * size, runs.start + (i + 1) * size) for i in range(x.shape[0])]

@@ -107,14 +107,10 @@ class Loader:
             yield Batch(x[0], y[0], self.task, keys[step], progress[step])
 
     def whole(self, group: int, limit: int | None = None) -> Batch:
-        """Return all training data that a group shares, or the first `limit`; the keys are `consolidation_keys`."""
+        """Return all training data that a group shares, or the first `limit`; the runs' keys come last in `keys`."""
         first = group * self.examples
         part = slice(first, first + min(self.examples, limit or self.examples))
         return Batch(self.x[part], self.y[part], self.task, self.task.new_zeros(()), self._end)
-
-    def consolidation_keys(self) -> Tensor:
-        """Return every run's random key for consolidation."""
-        return self.tensors["keys"][:, -1]
 
     def example(self) -> Batch:
         """Return a full batch of the first examples: its shapes are those of a step."""

@@ -19,7 +19,6 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.evaluate import Evaluator, Record
 from glocal.engine.executors import Executor, OnStep, Sequential, Vectorised, keep_freed_memory
 from glocal.engine.loader import Loader
-from glocal.engine.memory_budget import initial_state
 from glocal.engine.state import State, arrange
 from glocal.errors import first_line
 from glocal.precision import matmul_precision
@@ -82,7 +81,7 @@ def train(
         theta_0, _ = cohort.initial()
         if begin is None:
             record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
-            begin = Snapshot(0, initial_state(cohort, loader), record)
+            begin = Snapshot(0, cohort.initial_state(loader.example()), record)
             evaluator.measure(executor, begin.state, record, row=0)
             record.notes = [executor.note] if executor.note else []
             record.seconds = time.perf_counter() - started
@@ -144,7 +143,7 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
 def rehearse(executor: Vectorised, cohort: Cohort, loader: Loader) -> None:
     """Try a step, a consolidation on a few examples, a step with that memory and a prediction, on a separate state."""
     loader.load_epoch(0)
-    state = initial_state(cohort, loader)
+    state = cohort.initial_state(loader.example())
     executor.before_epoch(state, 0)
     executor.step(state, executor.hyper, loader.batch(0))
     executor.consolidate(state, loader, limit=8)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +11,7 @@ from glocal import tree
 from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Sequential
 from glocal.engine.loader import Loader
-from glocal.engine.state import State
 from glocal.errors import GlocalError
-from glocal.tree import Params
 
 FREE_MEMORY_FRACTION = 0.6
 """Fraction of the free memory to plan for; the rest is left to evaluation, the allocator and other processes."""
@@ -30,35 +26,6 @@ def free_bytes(device: torch.device) -> int:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def initial_state(cohort: Cohort, loader: Loader) -> State:
-    """Return θ_0, the network's buffers and M_1 of every run."""
-    return state_at(cohort, loader, *cohort.initial())
-
-
-def state_at(cohort: Cohort, loader: Loader, params: Params, buffers: Params) -> State:
-    """Return a state with these parameters and buffers and a fresh M_1."""
-    model = cohort.model(vectorised=False)
-    memories = []
-    for run, member in enumerate(cohort.members):
-        own = tree.select(params, run)
-        memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, loader.example())
-        check_memory(memory)
-        memories.append(tree.map_tree(lambda leaf: leaf.to(cohort.device), memory))
-    runs = len(cohort)
-    diverged = torch.full((runs,), -1, dtype=torch.long, device=cohort.device)
-    return State(params, buffers, tree.stack(memories), diverged)
-
-
-def check_memory(memory: Mapping[str, Any]) -> None:
-    """Raise unless a memory consists of tensors and nested dicts of tensors, so that it can be saved."""
-    for key, leaf in memory.items():
-        if isinstance(leaf, Mapping) and leaf:
-            check_memory(leaf)
-        elif not isinstance(leaf, Tensor) or "/" in key:
-            kind = "an empty dict" if isinstance(leaf, Mapping) else f"a {type(leaf).__name__}"
-            raise GlocalError(f"an algorithm's memory holds tensors under names without '/': '{key}' is {kind}.")
 
 
 def data_bytes(cohort: Cohort) -> int:
@@ -78,7 +45,7 @@ def bytes_per_run(cohort: Cohort) -> int:
     loader = Loader(one)
     loader.load_task(0)
     loader.load_epoch(0)
-    state = initial_state(one, loader)
+    state = one.initial_state(loader.example())
     executor = Sequential(one)
     kept: dict[int, int] = {}
 

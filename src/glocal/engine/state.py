@@ -18,6 +18,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.algorithms.algorithm import Memory
 from glocal.curvature.jacobian import CONV
+from glocal.errors import GlocalError
 from glocal.tree import Params, Tree
 
 
@@ -50,6 +51,16 @@ class State:
 
     def select(self, runs: int | slice | Sequence[int]) -> State:
         return State.from_tree(tree.select(self.as_tree(), runs), self.clock)
+
+
+def check_memory(memory: Mapping[str, Any]) -> None:
+    """Raise unless a memory consists of tensors and nested dicts of tensors, so that it can be saved."""
+    for key, leaf in memory.items():
+        if isinstance(leaf, Mapping) and leaf:
+            check_memory(leaf)
+        elif not isinstance(leaf, Tensor) or "/" in key:
+            kind = "an empty dict" if isinstance(leaf, Mapping) else f"a {type(leaf).__name__}"
+            raise GlocalError(f"an algorithm's memory holds tensors under names without '/': '{key}' is {kind}.")
 
 
 CHANNELS = {"inputs": 2, "deltas": 3}

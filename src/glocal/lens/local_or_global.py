@@ -34,7 +34,6 @@ from glocal.engine.cohort import Cohort, Member
 from glocal.engine.evaluate import Record
 from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Snapshot, train
-from glocal.engine.memory_budget import initial_state, state_at
 from glocal.engine.state import State
 from glocal.errors import require
 from glocal.lens.record import copy_checkpoint
@@ -192,11 +191,11 @@ def _train_solutions(cohort: Cohort) -> tuple[list[Checkpoint], Snapshot]:
     loader = Loader(cohort)
     loader.load_task(0)
     seeded = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
-    state = initial_state(seeded, loader)
+    state = seeded.initial_state(loader.example())
     starts = [copy_checkpoint(state, run) for run in range(len(cohort))]
     if cohort.epochs > 1:
         first_epoch = _train_task(replace(seeded, epochs=1), state).state
-        state = state_at(seeded, loader, first_epoch.params, first_epoch.buffers)
+        state = seeded.initial_state(loader.example(), (first_epoch.params, first_epoch.buffers))
         state = replace(state, diverged=first_epoch.diverged)
         cohort = replace(cohort, epochs=cohort.epochs - 1)
     return starts, _train_task(cohort, state)
