@@ -107,7 +107,7 @@ def test_training_stays_the_same_and_what_is_measured_does_not(make: partial) ->
         torch.testing.assert_close(published.state.params[key], value, rtol=1e-5, atol=1e-6)
     mean = next(k for k in kept.state.buffers if k.endswith("running_var"))
     assert not torch.allclose(kept.state.buffers[mean], published.state.buffers[mean], rtol=0.01)
-    losses_of = [s.record.matrices["test_class_loss"][:, 1:] for s in (kept, published)]
+    losses_of = [s.record.arrays["test_class_loss"][:, 1:] for s in (kept, published)]
     assert (losses_of[0] - losses_of[1]).abs().mean() > 1e-3
     alone = last(make(statistics="published"), "sequential")
     for key, value in published.state.buffers.items():

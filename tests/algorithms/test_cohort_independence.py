@@ -89,7 +89,7 @@ def all_of_a_run(end: Snapshot, run: int) -> dict[str, Tensor]:
     memory: Mapping[str, Any] = dict(select(end.state.memory, run))
     if "count" in memory:
         memory = {k: v[:-1] if v.dim() else v for k, v in memory.items()}
-    record = {k: v[run] for k, v in {**end.record.matrices, "epoch_loss": end.record.epoch_loss}.items()}
+    record = {k: v[run] for k, v in end.record.arrays.items()}
     return flatten({"params": select(end.state.params, run), "memory": memory, "record": record})
 
 
@@ -134,8 +134,8 @@ def test_recorded_distances_do_not_depend_on_the_cohort_either() -> None:
     together = train_to_the_end(cohort_of(CHALLENGE, SGD(), RUNS), "vectorised").record
     for run in (0, 13, 24):
         alone = train_to_the_end(cohort_of(CHALLENGE, SGD(), [RUNS[run]])).record
-        assert torch.equal(alone.distance_from_init[0], together.distance_from_init[run])
-        assert torch.equal(alone.update_norm[0], together.update_norm[run])
+        assert torch.equal(alone.arrays["distance_from_init"][0], together.arrays["distance_from_init"][run])
+        assert torch.equal(alone.arrays["update_norm"][0], together.arrays["update_norm"][run])
 
 
 def test_recorded_distances_are_euclidean() -> None:
@@ -148,7 +148,7 @@ def test_recorded_distances_are_euclidean() -> None:
             for name, origin in (("distance_from_init", solutions[0]), ("update_norm", solutions[t - 1])):
                 differences = [(solutions[t][k][run] - origin[k][run]).flatten() for k in origin]
                 expected = torch.cat(differences).norm()
-                torch.testing.assert_close(getattr(record, name)[run, t - 1], expected, rtol=1e-6, atol=0)
+                torch.testing.assert_close(record.arrays[name][run, t - 1], expected, rtol=1e-6, atol=0)
 
 
 def test_every_named_algorithm_is_tested_here() -> None:

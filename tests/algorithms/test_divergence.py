@@ -62,9 +62,9 @@ def test_a_diverging_run_is_recorded_at_its_step_and_measured_no_more(execution:
     end = train_to_the_end(cohort, execution)
     assert end.state.diverged.tolist() == expected
     for name in ("train_class_loss", "test_class_loss"):
-        measured = rows_measured(end.record.matrices[name])
+        measured = rows_measured(end.record.arrays[name])
         assert measured == [[True, True, True], [True, True, False], [True, False, False]]
-        gone = end.record.matrices[name][2, 1:]
+        gone = end.record.arrays[name][2, 1:]
         assert bool(gone.isnan().all())
 
 
@@ -79,11 +79,11 @@ def test_the_other_runs_do_not_notice(algorithm: Algorithm) -> None:
     assert among.state.diverged[others].tolist() == [-1, -1, -1]
     for name, values in without.state.params.items():
         assert torch.equal(among.state.params[name][others], values)
-    for name, values in without.record.arrays().items():
+    for name, values in without.record.arrays.items():
         if name != "memory_bytes":
             assert bool(values.isfinite().all())
-        assert torch.equal(among.record.arrays()[name][others], values)
-    assert bool(among.record.matrices["test_class_accuracy"][2, 1:].isnan().all())
+        assert torch.equal(among.record.arrays[name][others], values)
+    assert bool(among.record.arrays["test_class_accuracy"][2, 1:].isnan().all())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -107,5 +107,5 @@ def test_parameters_lost_in_the_very_last_step_are_noticed() -> None:
         cohort = cohort_of(regressions(100), SGD(), [(0, 1e-5), (1, 3e38)], linear_network, epochs, batch_size=16)
         end = train_to_the_end(cohort)
         diverged.append(end.state.diverged.tolist())
-        assert rows_measured(end.record.matrices["test_class_loss"]) == [[True, True], [True, False]]
+        assert rows_measured(end.record.arrays["test_class_loss"]) == [[True, True], [True, False]]
     assert diverged == [[-1, 1], [-1, 1]]

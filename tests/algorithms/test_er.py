@@ -141,6 +141,6 @@ def test_replay_slows_forgetting_down() -> None:
     loss = {}
     for algorithm in (SGD(), ER(slots=100)):
         record = train_to_the_end(cohort_of(challenge, algorithm, [(1, 0.2)], epochs=10)).record
-        loss[algorithm.name] = record.matrices["test_class_loss"][0]
+        loss[algorithm.name] = record.arrays["test_class_loss"][0]
     assert loss["sgd"][2, 0] > 3 * loss["sgd"][1, 0]
     assert loss["er"][2, 0] < loss["sgd"][2, 0] / 2

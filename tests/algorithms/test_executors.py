@@ -134,8 +134,8 @@ def test_dropout_is_reproducible_and_does_not_depend_on_the_cohort() -> None:
     for run, part in enumerate(RUNS):
         alone = train_to_the_end(cohort_of(CHALLENGE, SGD(), [part], with_dropout))
         assert same_bits(select(alone.state.params, 0), select(ends[0].state.params, run))
-        for name, matrix in alone.record.matrices.items():
-            torch.testing.assert_close(matrix[0], ends[0].record.matrices[name][run], rtol=0, atol=0)
+        for name, matrix in alone.record.arrays.items():
+            torch.testing.assert_close(matrix[0], ends[0].record.arrays[name][run], rtol=0, atol=0)
 
 
 def test_dropout_drops_in_training_and_differently_in_every_epoch() -> None:
@@ -148,9 +148,9 @@ def test_dropout_drops_in_training_and_differently_in_every_epoch() -> None:
             lambda shape, outputs: nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, outputs)),
         )
     ).record
-    assert not torch.equal(dropped.epoch_loss, kept.epoch_loss)
+    assert not torch.equal(dropped.arrays["epoch_loss"], kept.arrays["epoch_loss"])
     still = train_to_the_end(cohort_of(CHALLENGE, SGD(), [(0, 0.0)], with_dropout, batch_size=1000)).record
-    first, second = still.epoch_loss[0, 0].tolist()
+    first, second = still.arrays["epoch_loss"][0, 0].tolist()
     assert first != second
 
 

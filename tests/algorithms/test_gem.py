@@ -315,7 +315,7 @@ def test_a_projection_slows_forgetting_down() -> None:
     loss = {}
     for algorithm in (SGD(), GEM(slots=100)):
         record = train_to_the_end(cohort_of(challenge, algorithm, [(1, 0.2)], epochs=6)).record
-        loss[algorithm.name] = record.matrices["test_class_loss"][0]
+        loss[algorithm.name] = record.arrays["test_class_loss"][0]
     assert loss["sgd"][2, 0] > 3 * loss["sgd"][1, 0]
     assert loss["gem"][2, 0] < loss["sgd"][2, 0] / 2
 

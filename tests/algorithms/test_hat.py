@@ -72,7 +72,7 @@ def wide_mlp(shape: Sequence[int], outputs: int) -> nn.Module:
 
 def test_it_learns_every_task_and_forgets_none() -> None:
     end = train_to_the_end(cohort_of(CHALLENGE, GENTLE, [(0, 0.1)], wide_mlp, epochs=20)).record
-    accuracy = end.matrices["test_class_accuracy"][0]
+    accuracy = end.arrays["test_class_accuracy"][0]
     assert float(accuracy[-1].min()) > 0.9
     for task in range(3):
         assert float(accuracy[-1, task]) == float(accuracy[task + 1, task])

@@ -368,9 +368,9 @@ def test_a_whole_run_is_that_of_plain_pytorch(algorithm: ICaRL) -> None:
         y = challenge.task(task, SURE).test.y
         subset = logits[60 * task : 60 * task + 60]
         accuracy = float((subset.argmax(1) == y).double().mean())
-        assert float(end.record.matrices["test_class_accuracy"][0, 3, task]) == pytest.approx(accuracy, abs=1e-9)
+        assert float(end.record.arrays["test_class_accuracy"][0, 3, task]) == pytest.approx(accuracy, abs=1e-9)
         loss = float(functional.cross_entropy(subset, y))
-        assert float(end.record.matrices["test_class_loss"][0, 3, task]) == pytest.approx(loss, rel=1e-3)
+        assert float(end.record.arrays["test_class_loss"][0, 3, task]) == pytest.approx(loss, rel=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", KINDS, ids=kind)
@@ -381,16 +381,16 @@ def test_it_remembers_classes_that_plain_sgd_confuses(algorithm: ICaRL, dtype: t
     accuracy = {}
     for trained in (SGD(), algorithm):
         record = train_to_the_end(cohort_of(challenge, trained, [(0, rate), (1, rate)], epochs=15)).record
-        accuracy[trained.name] = record.matrices["test_class_accuracy"][:, 3, :2].mean()
-        assert record.matrices["test_class_loss"].isfinite().all()
+        accuracy[trained.name] = record.arrays["test_class_accuracy"][:, 3, :2].mean()
+        assert record.arrays["test_class_loss"].isfinite().all()
     assert accuracy["sgd"] < 0.6
     assert accuracy[algorithm.name] > accuracy["sgd"] + 0.25
 
 
 def test_among_the_tasks_own_classes_it_is_measured_too() -> None:
     record = train_to_the_end(cohort_of(split_blobs(), ICaRL(slots=30), epochs=10)).record
-    of_task = record.matrices["test_task_accuracy"][0, 3]
-    assert (of_task >= record.matrices["test_class_accuracy"][0, 3]).all() and (of_task > 0.8).all()
+    of_task = record.arrays["test_task_accuracy"][0, 3]
+    assert (of_task >= record.arrays["test_class_accuracy"][0, 3]).all() and (of_task > 0.8).all()
 
 
 @pytest.mark.parametrize("network", [SmallConv, linear_network], ids=["batchnorm", "linear"])
@@ -402,7 +402,7 @@ def test_vectorised_and_run_by_run_agree(algorithm: Algorithm, network: Any) -> 
     leaves = flatten(single.state.as_tree())
     for key, value in flatten(mapped.state.as_tree()).items():
         torch.testing.assert_close(value, leaves[key], rtol=1e-5, atol=1e-5)
-    accuracies = [s.record.matrices["test_class_accuracy"] for s in (mapped, single)]
+    accuracies = [s.record.arrays["test_class_accuracy"] for s in (mapped, single)]
     assert torch.equal(*accuracies)
     assert all(not torch.equal(p[0], p[1]) for p in mapped.state.params.values()), "other runs end elsewhere"
 
@@ -476,4 +476,4 @@ def test_it_refuses_a_network_without_a_linear_layer() -> None:
 
 def test_tasks_that_share_their_classes_do_not_break_it() -> None:
     record = train_to_the_end(cohort_of(blobs((60, 60)), ICaRL(slots=16), epochs=8)).record
-    assert float(record.matrices["test_class_accuracy"][0, 2].min()) > 0.5
+    assert float(record.arrays["test_class_accuracy"][0, 2].min()) > 0.5

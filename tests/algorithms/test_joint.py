@@ -91,7 +91,7 @@ def test_it_learns_all_tasks_and_plain_sgd_does_not() -> None:
     loss = {}
     for algorithm in (SGD(), JOINT):
         record = train_to_the_end(cohort_of(challenge, algorithm, [(0, 0.3)], epochs=15)).record
-        loss[algorithm.name] = record.matrices["train_class_loss"][0, 2]
+        loss[algorithm.name] = record.arrays["train_class_loss"][0, 2]
     assert float(loss["joint"].max()) < 0.1
     assert float(loss["sgd"].max()) > 0.2
 

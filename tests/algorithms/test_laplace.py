@@ -94,7 +94,7 @@ def test_it_forgets_less_than_without() -> None:
     losses = {}
     for penalty in (0.0, 1.0):
         end = train_to_the_end(cohort_of(blobs((200, 200)), Laplace(penalty=penalty), [(0, 0.05)], epochs=10))
-        matrix = end.record.matrices["train_class_loss"][0]
+        matrix = end.record.arrays["train_class_loss"][0]
         losses[penalty] = float(matrix[2, 0] - matrix[1, 0])
     assert losses[1.0] < 0.5 * losses[0.0]
 

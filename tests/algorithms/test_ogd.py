@@ -463,7 +463,7 @@ def test_it_forgets_less_than_sgd_where_learning_is_local() -> None:
     forgotten = []
     for algorithm in (SGD(), OGD(slots=240)):
         record = train_to_the_end(cohort_of(challenge, algorithm, [(s, 0.02) for s in range(3)])).record
-        losses_of_the_first = record.matrices["test_class_loss"][:, :, 0]
+        losses_of_the_first = record.arrays["test_class_loss"][:, :, 0]
         forgotten.append(float((losses_of_the_first[:, 3] - losses_of_the_first[:, 1]).mean()))
     assert forgotten[1] < 0.5 * forgotten[0]
 

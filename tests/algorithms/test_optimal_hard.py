@@ -115,7 +115,7 @@ def test_it_forgets_less_than_sgd_where_steps_are_small() -> None:
     losses = {}
     for algorithm in (OptimalHard(threshold=1e-4), SGD()):
         end = train_to_the_end(cohort_of(blobs((200, 200)), algorithm, [(0, 0.1)], epochs=20))
-        matrix = end.record.matrices["train_class_loss"][0]
+        matrix = end.record.arrays["train_class_loss"][0]
         losses[algorithm.name] = float(matrix[2, 0] - matrix[1, 0])
     assert losses["optimal-hard"] < 0.5 * losses["sgd"]
 

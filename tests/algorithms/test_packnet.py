@@ -89,7 +89,7 @@ def test_a_single_task_is_plain_sgd() -> None:
 
 def test_it_learns_every_task() -> None:
     end = train_to_the_end(cohort_of(blobs((160, 160)), PackNet(), [(0, 0.1)], epochs=20))
-    assert float(end.record.matrices["test_class_accuracy"][0, -1].min()) > 0.9
+    assert float(end.record.arrays["test_class_accuracy"][0, -1].min()) > 0.9
 
 
 @pytest.mark.parametrize("epochs", [1, 4])

@@ -75,7 +75,7 @@ def test_every_columns_statistics_are_those_of_its_own_task() -> None:
 
 def test_it_learns_every_task() -> None:
     end = train_to_the_end(cohort_of(CHALLENGE, PNN(), [(0, 0.1)], epochs=10))
-    assert float(end.record.matrices["test_class_accuracy"][0, -1].min()) > 0.9
+    assert float(end.record.arrays["test_class_accuracy"][0, -1].min()) > 0.9
 
 
 def test_its_approximation_is_the_loss_reached_wherever_theta_goes() -> None:

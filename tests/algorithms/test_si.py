@@ -111,7 +111,7 @@ def test_along_small_steps_the_path_integral_is_the_fall_of_the_loss() -> None:
             for t in (snapshot.state.params, snapshot.state.memory["importance"])
         ]
         held.append((copied[0], copied[1]))
-        losses = snapshot.record.matrices["train_class_loss"][0]
+        losses = snapshot.record.arrays["train_class_loss"][0]
     for t in (1, 2):
         (theta, big), (old_theta, old_big) = held[t], held[t - 1]
         path = sum(float(((big[k] - old_big[k]) * ((theta[k] - old_theta[k]) ** 2 + 0.5)).sum()) for k in theta)

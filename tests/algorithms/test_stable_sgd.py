@@ -61,7 +61,7 @@ def test_without_dropout_and_decay_it_is_plain_sgd(execution: Execution) -> None
         train_to_the_end(cohort_of(CHALLENGE, a, RUNS), execution) for a in (SGD(), StableSGD(dropout=0.0, decay=1.0))
     )
     assert all(torch.equal(p, stable.state.params[f"network.{k}"]) for k, p in plain.state.params.items())
-    assert all(torch.equal(m, stable.record.matrices[k]) for k, m in plain.record.matrices.items())
+    assert all(torch.equal(m, stable.record.arrays[k]) for k, m in plain.record.arrays.items())
 
 
 @pytest.mark.parametrize("network", [small_mlp, small_convolutions])
@@ -85,7 +85,7 @@ def test_its_masks_depend_on_the_seed_alone() -> None:
 
 def test_dropout_changes_training_and_differs_from_epoch_to_epoch() -> None:
     still = train_to_the_end(cohort_of(CHALLENGE, StableSGD(), [(0, 0.0)], batch_size=1000)).record
-    first, second = still.epoch_loss[0, 0].tolist()
+    first, second = still.arrays["epoch_loss"][0, 0].tolist()
     assert first != second
 
 

@@ -262,7 +262,7 @@ def test_evaluation_sees_images_as_they_are() -> None:
         for task in range(3):
             for split, data in (("train", of.task(task, 0).train), ("test", of.task(task, 0).test)):
                 loss = functional.cross_entropy(net((data.x / 255 - mean) / std), data.y)
-                assert float(end.record.matrices[f"{split}_class_loss"][run, 3, task]) == pytest.approx(
+                assert float(end.record.arrays[f"{split}_class_loss"][run, 3, task]) == pytest.approx(
                     float(loss.detach()), rel=1e-4
                 )
 

@@ -11,7 +11,7 @@ from glocal import from_tasks
 from glocal.algorithms import ER, EWC, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.evaluate import Evaluator
+from glocal.engine.evaluate import MEASURES, Evaluator
 from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loop import train
 from glocal.networks import mlp
@@ -54,10 +54,11 @@ def test_measured_at_once_is_measured_seed_by_seed(
     assert len(evaluator._load(0)) == 2
     evaluator.at_once = True
     assert len(evaluator._load(0)) == shares
-    again = {k: m[:, -1].clone() for k, m in end.record.matrices.items()}
-    for matrix in end.record.matrices.values():
+    matrices = {name: end.record.arrays[name] for name in MEASURES}
+    again = {k: m[:, -1].clone() for k, m in matrices.items()}
+    for matrix in matrices.values():
         matrix[:, -1] = torch.nan
     evaluator.measure(executor(cohort), end.state, end.record, row=2)
-    for name, matrix in end.record.matrices.items():
+    for name, matrix in matrices.items():
         torch.testing.assert_close(matrix[:, -1], again[name], rtol=1e-5, atol=1e-7)
     assert len(set(again["test_class_loss"][:, 0].tolist())) == 6  # whose is whose can be told

@@ -238,4 +238,4 @@ def test_resumed_at_a_task_boundary_it_goes_on_with_the_same_bits(finished: int,
     *_, last = train(of, resumed, execution)
     for key, value in flatten(whole.state.as_tree()).items():
         assert torch.equal(value, flatten(last.state.as_tree())[key]), key
-    assert torch.equal(last.record.epoch_loss, whole.record.epoch_loss)
+    assert torch.equal(last.record.arrays["epoch_loss"], whole.record.arrays["epoch_loss"])

@@ -56,7 +56,7 @@ def trained(algorithm: Algorithm, execution: Execution, network: MakeNetwork | N
 
 def assert_same(a: Snapshot, b: Snapshot) -> None:
     torch.testing.assert_close(flatten(a.state.as_tree()), flatten(b.state.as_tree()), rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(a.record.epoch_loss, b.record.epoch_loss, rtol=0, atol=0)
+    torch.testing.assert_close(a.record.arrays["epoch_loss"], b.record.arrays["epoch_loss"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("execution", ["vectorised", "sequential"])

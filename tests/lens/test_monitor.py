@@ -145,7 +145,7 @@ def test_training_is_the_same_bit_for_bit(algorithm: Algorithm, approximation: s
     *_, plain = train(trained)
     seen = watched(Monitor(trained, 0.1, approximation, every=1))  # type: ignore[arg-type]
     assert all(torch.equal(p, seen.state.params[k]) for k, p in plain.state.params.items())
-    assert torch.equal(plain.record.epoch_loss, seen.record.epoch_loss)
+    assert torch.equal(plain.record.arrays["epoch_loss"], seen.record.arrays["epoch_loss"])
 
 
 def test_replay_of_everything_is_seen_to_have_no_error() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -26,26 +26,23 @@ MEASURES = tuple(
 )
 """'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
 
-VECTORS = ("distance_from_init", "update_norm", "epoch_loss", "memory_bytes")
+ARRAYS = (*MEASURES, "distance_from_init", "update_norm", "epoch_loss", "memory_bytes")
 
 
 @dataclass
 class Record:
-    """Arrays with the runs along the first axis.
+    """Measurements of a cohort.
 
-    matrices[m][run, t, o]: measure m on task o with θ_t, the parameters after t tasks; t = 0 is the initialisation.
-    distance_from_init[run, t − 1] = ‖θ_t − θ_0‖₂ and update_norm[run, t − 1] = ‖θ_t − θ_{t−1}‖₂ for t = 1…T.
-    epoch_loss[run, t, e]: the mean objective over epoch e of task t.
-    memory_bytes[run, t]: the size of the algorithm's memory after t + 1 tasks.
+    arrays, with the runs along the first axis:
+        m[run, t, o] for every m of MEASURES: on task o with θ_t, the parameters after t tasks; t = 0: initialisation.
+        distance_from_init[run, t − 1] = ‖θ_t − θ_0‖₂ and update_norm[run, t − 1] = ‖θ_t − θ_{t−1}‖₂ for t = 1…T.
+        epoch_loss[run, t, e]: the mean objective over epoch e of task t.
+        memory_bytes[run, t]: the size of the algorithm's memory after t + 1 tasks.
     epoch_step_seconds: seconds per step and run, one value per epoch; a task's first epoch is left out, because it
-    includes start-up, unless it is the only one.
+        includes start-up, unless it is the only one.
     """
 
-    matrices: dict[str, Tensor]
-    distance_from_init: Tensor
-    update_norm: Tensor
-    epoch_loss: Tensor
-    memory_bytes: Tensor
+    arrays: dict[str, Tensor]
     seconds: float = 0.0
     epoch_step_seconds: list[float] = field(default_factory=list)
     peak_bytes: int = 0
@@ -53,17 +50,11 @@ class Record:
 
     @classmethod
     def blank(cls, runs: int, tasks: int, epochs: int) -> Record:
-        unknown = partial(torch.full, fill_value=torch.nan, dtype=torch.float64)
-        return cls(
-            matrices={m: unknown((runs, tasks + 1, tasks)) for m in MEASURES},
-            distance_from_init=unknown((runs, tasks)),
-            update_norm=unknown((runs, tasks)),
-            epoch_loss=unknown((runs, tasks, epochs)),
-            memory_bytes=torch.zeros(runs, tasks, dtype=torch.long),
-        )
-
-    def arrays(self) -> dict[str, Tensor]:
-        return {**self.matrices, **{k: getattr(self, k) for k in VECTORS}}
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(MEASURES, (runs, tasks + 1, tasks))
+        shapes |= {"distance_from_init": (runs, tasks), "update_norm": (runs, tasks)}
+        shapes |= {"epoch_loss": (runs, tasks, epochs)}
+        arrays = {k: torch.full(shape, torch.nan, dtype=torch.float64) for k, shape in shapes.items()}
+        return cls(arrays | {"memory_bytes": torch.zeros(runs, tasks, dtype=torch.long)})
 
     @property
     def step_seconds(self) -> float | None:
@@ -72,16 +63,9 @@ class Record:
 
     def select(self, runs: Sequence[int]) -> Record:
         """Return the record of some runs, with their share of the seconds; epoch_step_seconds is per run already."""
-        part = replace(self, matrices={k: m[runs] for k, m in self.matrices.items()})
-        for name in VECTORS:
-            setattr(part, name, getattr(self, name)[runs])
-        part.epoch_step_seconds = list(self.epoch_step_seconds)
-        part.seconds = self.seconds * len(runs) / self.memory_bytes.shape[0]
-        return part
-
-    def load(self, arrays: dict[str, Tensor]) -> None:
-        for name, held in self.arrays().items():
-            held.copy_(arrays[name])
+        seconds = self.seconds * len(runs) / self.arrays["memory_bytes"].shape[0]
+        arrays = {k: a[runs] for k, a in self.arrays.items()}
+        return replace(self, arrays=arrays, seconds=seconds, epoch_step_seconds=list(self.epoch_step_seconds))
 
 
 CHUNK = {"cpu": 500, "cuda": 10_000}
@@ -144,11 +128,11 @@ class Evaluator:
             for runs, splits, mask in self._data(task):
                 for split, data in splits.items():
                     for name, values in self._split(executor, state, runs, data, mask, task).items():
-                        record.matrices[f"{split}_{name}"][runs, row, task] = values
-        losses = record.matrices["train_class_loss"][:, row].mean(1)
+                        record.arrays[f"{split}_{name}"][runs, row, task] = values
+        losses = record.arrays["train_class_loss"][:, row].mean(1)
         lost = (state.diverged >= 0).cpu() | ~losses.isfinite()
-        for matrix in record.matrices.values():
-            matrix[lost, row] = torch.nan
+        for name in MEASURES:
+            record.arrays[name][lost, row] = torch.nan
         return losses
 
     def _split(

@@ -99,7 +99,7 @@ def train(
                 executor.before_epoch(state, epoch)
                 losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
                 note_divergence(state, losses)
-                record.epoch_loss[:, task, epoch] = losses.mean(1).double().cpu()
+                record.arrays["epoch_loss"][:, task, epoch] = losses.mean(1).double().cpu()
                 took = time.perf_counter() - begun  # complete: copying the losses waits for the device
                 if epoch or cohort.epochs == 1:  # the first epoch includes graph capture and tracing
                     record.epoch_step_seconds.append(took / losses.shape[1] / len(cohort))
@@ -110,10 +110,11 @@ def train(
             with torch.no_grad():
                 executor.consolidate(state, loader)
                 arrange(state, cohort.device)
-                distances = distance(state.params, theta_0), distance(state.params, previous)
-                note_lost(state, distances[0])
-                record.distance_from_init[:, task], record.update_norm[:, task] = distances
-                record.memory_bytes[:, task] = tree.nbytes(state.memory) // len(cohort)
+                from_init = distance(state.params, theta_0)
+                note_lost(state, from_init)
+                record.arrays["distance_from_init"][:, task] = from_init
+                record.arrays["update_norm"][:, task] = distance(state.params, previous)
+                record.arrays["memory_bytes"][:, task] = tree.nbytes(state.memory) // len(cohort)
                 note_lost(state, evaluator.measure(executor, state, record, row=task + 1))
             record.notes = [executor.note] if executor.note else []
             record.peak_bytes = max(record.peak_bytes, peak_bytes(cohort.device))

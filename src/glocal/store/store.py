@@ -22,7 +22,7 @@ import torch
 
 from glocal import tree
 from glocal.engine.cohort import RunConfig
-from glocal.engine.evaluate import MEASURES, VECTORS, Record
+from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
 from glocal.errors import GlocalError
@@ -33,7 +33,6 @@ from glocal.tree import Params
 MARKER = "glocal-store.json"
 FORMAT = 1
 REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
-REQUIRED_ARRAYS = {*MEASURES, *VECTORS}
 RECORD_SCALARS = ("seconds", "epoch_step_seconds", "peak_bytes", "notes")
 """Fields of a `Record` that are no arrays; a checkpoint stores them as JSON."""
 
@@ -96,7 +95,7 @@ class Store:
             arrays, _ = files.read_tensors(path / "arrays.safetensors")
             run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
             expected = RunConfig(**config).hash
-            missing = (REQUIRED_ARRAYS - run.arrays.keys()) | (REQUIRED_INFO - set(info))
+            missing = (set(ARRAYS) - run.arrays.keys()) | (REQUIRED_INFO - set(info))
             if missing:
                 raise KeyError(f"no {', '.join(sorted(missing))}")
             if expected != hash:
@@ -191,24 +190,22 @@ class Claim:
                 name = f"theta-{snapshot.finished:04}.safetensors"
                 state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
                 files.write_tensors(self.path / name, tree.flatten(state))
-            tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays()})
+            tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays})
             about = {"finished": snapshot.finished, "clock": snapshot.state.clock}
             about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
             files.write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
 
-    def load(self, device: torch.device, epochs: int, tasks: int) -> Snapshot | None:
+    def load(self, device: torch.device) -> Snapshot | None:
         """Read the last checkpoint, if there is one."""
         path = self.path / "checkpoint.safetensors"
         if not path.exists():
             return None
-        record = Record.blank(len(self.hashes), tasks, epochs)
         with files.report_damage(path, f"Delete '{self.path}'."):
             tensors, metadata = files.read_tensors(path)
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
-            record.load(parts["record"])
-        for name in RECORD_SCALARS:
-            setattr(record, name, about[name])
+            arrays = {name: parts["record"][name] for name in ARRAYS}
+            record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS})
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
 

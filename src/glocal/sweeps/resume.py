@@ -170,7 +170,7 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
     tasks = cohort.challenge.tasks
     monitor: TrainingMonitor | None = None
     try:
-        last = claim.load(cohort.device, cohort.epochs, tasks)
+        last = claim.load(cohort.device)
         if last is not None and not complete:
             last = Snapshot(last.finished, last.state.select(indices), last.record.select(indices))
         if last is None or last.finished < tasks:
@@ -183,7 +183,7 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
         assert last is not None
         for i, request in enumerate(members):
             if request.hash in missing:
-                arrays = {name: array[i] for name, array in last.record.arrays().items()}
+                arrays = {name: array[i] for name, array in last.record.arrays.items()}
                 info = _run_info(cohort, last, i) | _monitor_info(context, monitor, last, i)
                 store.write(request.config, arrays, info, claim.kept_parameters(indices[i]))
         context.progress.finish_cohort(len(missing & requests.keys()))
@@ -241,7 +241,7 @@ def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:
             "cohort_seconds": record.seconds,
             "cohort_runs": len(cohort),
             "peak_bytes": record.peak_bytes,
-            "memory_bytes": int(record.memory_bytes[index, -1]),
+            "memory_bytes": int(record.arrays["memory_bytes"][index, -1]),
         },
         "versions": {
             "glocal": __version__,
