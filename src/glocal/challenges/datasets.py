@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from glocal.challenges.challenge import Data, Task
+from glocal.challenges.challenge import Challenge, Data, Setting, Task
 from glocal.challenges.download import (
     Progress,
     SourceFile,
@@ -56,6 +56,11 @@ class Dataset:
     fingerprint: str
     load: Callable[[], Task] = field(repr=False, compare=False)
     available_classes: int
+
+    def challenge(self, name: str, setting: Setting, tasks: int, make: Callable[..., Task], **fields: Any) -> Challenge:
+        """Return a challenge whose tasks `make` makes of this data set; `fields` are those of `Challenge`."""
+        fields |= {"outputs": self.classes, "input_shape": self.input_shape, "fingerprint": self.fingerprint}
+        return Challenge(name, setting, tasks, make_task=make, **fields)
 
 
 def _open(name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task]) -> Dataset:

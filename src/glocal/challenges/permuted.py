@@ -61,18 +61,7 @@ def rearranged(
         train, test = (Data(rearrange(data.x, indices), data.y) for data in (task.train, task.test))
         return Task(train, test, task.classes)
 
-    return Challenge(
-        name=name,
-        setting="domain",
-        tasks=tasks,
-        outputs=dataset.classes,
-        input_shape=dataset.input_shape,
-        make_task=make_task,
-        on_device=True,
-        seeded=seeded,
-        fingerprint=dataset.fingerprint,
-        options=options,
-    )
+    return dataset.challenge(name, "domain", tasks, make_task, on_device=True, seeded=seeded, options=options)
 
 
 def rearrange(images: Tensor, index_map: Tensor) -> Tensor:

@@ -34,17 +34,8 @@ def split(
         classes = tuple(range(index * size, index * size + size))
         return Task(select_classes(task.train, classes), select_classes(task.test, classes), classes)
 
-    return Challenge(
-        name=name,
-        setting=setting,
-        tasks=tasks,
-        outputs=dataset.classes,
-        input_shape=dataset.input_shape,
-        make_task=make_task,
-        seeded=False,
-        fingerprint=dataset.fingerprint,
-        options={"classes_per_task": size, "setting": setting},
-    )
+    options = {"classes_per_task": size, "setting": setting}
+    return dataset.challenge(name, setting, tasks, make_task, seeded=False, options=options)
 
 
 def select_classes(data: Data, classes: tuple[int, ...]) -> Data:

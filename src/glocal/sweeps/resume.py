@@ -68,10 +68,6 @@ class RunRequest:
     config: RunConfig
     member: Member
 
-    @property
-    def hash(self) -> str:
-        return self.config.hash
-
 
 @dataclass(frozen=True)
 class SweepContext:
@@ -100,7 +96,8 @@ def train_missing(context: SweepContext, requests: Mapping[str, RunRequest]) -> 
                     cohort_sizes[key] = _cohort_size(context, group)
                 with store.claiming():
                     busy = store.busy()
-                    free = [r.hash for r in group if r.hash not in busy and not store.finished(r.hash, keep)]
+                    hashes = [r.config.hash for r in group]
+                    free = [hash for hash in hashes if hash not in busy and not store.finished(hash, keep)]
                     claim = store.claim(free[: cohort_sizes[key]], keep) if free else None
             if claim is not None:
                 _train_claim(context, claim, requests)
@@ -135,7 +132,7 @@ def _next_group(requests: Iterable[RunRequest]) -> list[RunRequest]:
     groups: dict[str, list[RunRequest]] = {}
     for request in requests:
         groups.setdefault(_cohort_key(request), []).append(request)
-    return sorted(next(iter(groups.values()), []), key=lambda r: (r.config.seed, r.config.lr, r.hash))
+    return sorted(next(iter(groups.values()), []), key=lambda r: (r.config.seed, r.config.lr, r.config.hash))
 
 
 def _cohort_key(request: RunRequest) -> str:
@@ -182,7 +179,7 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
                     claim.save(snapshot)
         assert last is not None
         for i, request in enumerate(members):
-            if request.hash in missing:
+            if request.config.hash in missing:
                 arrays = {name: array[i] for name, array in last.record.arrays.items()}
                 info = _run_info(cohort, last, i) | _monitor_info(context, monitor, last, i)
                 store.write(request.config, arrays, info, claim.kept_parameters(indices[i]))

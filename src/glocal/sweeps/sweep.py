@@ -57,35 +57,18 @@ def sweep(
         >>> runs.table()  # doctest: +SKIP
     """
     allowed = [field.name for field in fields(SweepOptions)]
-    for name in options:
-        require_known("option of a sweep", name, allowed)
-    context, requests = _plan(challenge, algorithms, lrs, seeds, SweepOptions(**options), progress)
-    return train_missing(context, requests)
-
-
-def load(store: str | Path) -> Runs:
-    """Return all finished runs of a store."""
-    return Runs(Store.open(store).runs())
-
-
-def _plan(
-    challenge: str | Challenge,
-    algorithms: str | Iterable[AlgorithmSpec],
-    lrs: Iterable[float],
-    seeds: Iterable[int],
-    options: SweepOptions,
-    progress: ProgressReporter | None,
-) -> tuple[SweepContext, dict[str, RunRequest]]:
-    """Resolve all names; return what the runs share, and the requested runs by hash."""
-    learnt = resolve.challenge(challenge, options.tasks, options.data, options.setting)
-    network = resolve.network(options.network, learnt.value)
+    for option in options:
+        require_known("option of a sweep", option, allowed)
+    chosen = SweepOptions(**options)
+    learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting)
+    network = resolve.network(chosen.network, learnt.value)
     shared: dict[str, Any] = {
-        "epochs": options.epochs or learnt.value.epochs,
-        "batch_size": options.batch_size or learnt.value.batch_size,
-        "train_eval": options.train_eval,
-        "precision": options.precision,
+        "epochs": chosen.epochs or learnt.value.epochs,
+        "batch_size": chosen.batch_size or learnt.value.batch_size,
+        "train_eval": chosen.train_eval,
+        "precision": chosen.precision,
     }
-    device = resolve.choose_device(options.device)
+    device = resolve.choose_device(chosen.device)
     lrs, seeds = _distinct("lrs", lrs, float), _distinct("seeds", seeds, int)
     require(min(lrs) > 0, f"lr must be a positive number; {min(lrs)} was given.")
     require(min(seeds) >= 0, f"a seed must be a whole number of at least 0; {min(seeds)} was given.")
@@ -99,7 +82,13 @@ def _plan(
             requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value))
     require(bool(requests), "a sweep needs at least one algorithm.")
     cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
-    return SweepContext(cohort, options, Store.create(options.store), progress or _default_progress()), requests
+    context = SweepContext(cohort, chosen, Store.create(chosen.store), progress or _default_progress())
+    return train_missing(context, requests)
+
+
+def load(store: str | Path) -> Runs:
+    """Return all finished runs of a store."""
+    return Runs(Store.open(store).runs())
 
 
 def _default_progress() -> ProgressReporter:
