@@ -17,7 +17,7 @@ from glocal.algorithms import AGEM, ALGORITHMS, ER, EWC, SGD, Algorithm, Batch, 
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.executors import Sequential, Vectorised
+from glocal.engine.executors import Sequential, Vectorised, copy_into_
 from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.engine.state import State
@@ -126,7 +126,9 @@ def given(of: Cohort, execution: Execution, task: int = 0, epoch: int = 0, steps
         batches = [list(loader.batches_of(run)) for run in range(len(of))]
         for step in range(steps):
             for run in range(len(of)):
-                single.step_of(state, run, batches[run][step])
+                own = state.select(run)
+                single.step(own, select(single.hyper, run), batches[run][step])
+                copy_into_(own.as_tree(), select(state.as_tree(), run))
             seen.append({k: v.clone() for k, v in state.memory.items()})
         single.consolidate(state, loader)
     return [*seen, {"end": state.memory["end"], "params": torch.cat([p.flatten(1) for p in state.params.values()], 1)}]

@@ -18,7 +18,7 @@ from glocal.algorithms import AGEM, ER, EWC, HAT, OGDGTL, SGD, SI, Algorithm, IC
 from glocal.challenges import Challenge, from_tasks
 from glocal.challenges.challenge import Augment, Normalise
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.executors import Sequential, Vectorised
+from glocal.engine.executors import Sequential, Vectorised, copy_into_
 from glocal.engine.loader import Loader
 from glocal.engine.state import State, arrange
 from glocal.fast.cuda_graph import Graphed
@@ -84,7 +84,9 @@ def one_step(executor: Sequential | Vectorised, state: State, loader: Loader) ->
         executor.step(state, executor.hyper, loader.batch(0))
         return
     for run in range(3):
-        executor.step_of(state, run, next(loader.batches_of(run)))
+        own = state.select(run)
+        executor.step(own, tree.select(executor.hyper, run), next(loader.batches_of(run)))
+        copy_into_(own.as_tree(), tree.select(state.as_tree(), run))
 
 
 def _from(of: Cohort, executor: Sequential | Vectorised, begin: State) -> tuple[Params, Params, Params]:

@@ -55,14 +55,9 @@ FISHERS: tuple[Fisher, ...] = get_args(Fisher)
 
 
 def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, statistics: Statistics = "kept") -> Params:
-    """Return the diagonal F at θ over a task's data.
+    """Return the diagonal F at θ, the solution of a task, over all its data.
 
-    Args:
-        model: The network and its loss.
-        params: θ, the solution of the task.
-        data: All training data of the task.
-        variant: One of `FISHERS`.
-        statistics: 'kept': gradients in evaluation mode; 'published': in training mode, one augmented image at a time.
+    statistics: 'kept': gradients in evaluation mode; 'published': in training mode, one augmented image at a time.
     """
     per_image = statistics == "published" and model.has_batchnorm
     risk = Risk.from_model(model, params, model.augment(data.x) if per_image else data.x, data.y)

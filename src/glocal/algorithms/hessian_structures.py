@@ -28,7 +28,7 @@ from glocal.curvature.operators import ggn_operator, hessian_operator
 from glocal.errors import require, require_known
 from glocal.networks.model import Model
 from glocal.risk import Risk
-from glocal.tree import Params, Tree, from_vector, inner, map_tree, to_vector
+from glocal.tree import Params, Tree, concatenate, from_vector, inner, map_tree, to_vector
 
 Structure: TypeAlias = Literal["diagonal", "kronecker", "low-rank", "full"]
 Matrix: TypeAlias = Literal["ggn", "hessian"]
@@ -77,7 +77,7 @@ class Kronecker(HessianStructure):
 
     def add(self, total: Tree, new: Tree) -> Tree:
         if not self.merge:
-            return map_tree(lambda a, b: torch.cat([a, b]), total, new)
+            return concatenate([total, new])
         result = {k: map_tree(torch.add, total[k], new[k]) for k in total if k == "diagonal"}
         for name, block in total.get("kronecker", {}).items():
             a, g = nearest_kronecker(*((factors["A"], factors["G"]) for factors in (block, new["kronecker"][name])))
@@ -104,7 +104,7 @@ class LowRank(HessianStructure):
         return {"values": top.values, "vectors": top.vectors}
 
     def add(self, total: Tree, new: Tree) -> Tree:
-        return map_tree(lambda a, b: torch.cat([a, b]), total, new)
+        return concatenate([total, new])
 
     def product(self, total: Tree, vector: Params) -> Params:
         coordinates = total["vectors"] @ to_vector(vector)

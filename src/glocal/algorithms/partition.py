@@ -24,6 +24,7 @@ from glocal.challenges.challenge import Setting
 from glocal.networks.layer_calls import eval_mode
 from glocal.networks.model import MakeNetwork, Model
 from glocal.networks.progressive import ProgressiveNetwork
+from glocal.risk import MAX_CHUNK_SIZE
 from glocal.tree import Params
 
 
@@ -42,20 +43,14 @@ class Partition(Algorithm):
         return {"loss_at_solution": next(iter(params.values())).new_zeros(0)}  # L_o(θ_o) of the finished tasks
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        loss = self._mean_loss(model.eval_mode(), params, memory, data, current(model, memory))
+        evaluated, task, sums = model.eval_mode(), current(model, memory), []
+        for x, y in zip(data.x.split(MAX_CHUNK_SIZE), data.y.split(MAX_CHUNK_SIZE), strict=True):
+            sums.append(model.criterion.per_sample(self.predict(evaluated, params, memory, x, task), y).sum())
+        loss = torch.stack(sums).sum() / data.y.shape[0]
         return {**memory, "loss_at_solution": torch.cat([memory["loss_at_solution"], loss[None]])}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
         return lambda params: memory["loss_at_solution"][task].clone()
-
-    def _mean_loss(
-        self, model: Model, params: Params, memory: Memory, data: Batch, task: int, chunk: int = 2000
-    ) -> Tensor:
-        """Return L_t(θ) over the task's data, with `predict` for that task."""
-        parts = []
-        for x, y in zip(data.x.split(chunk), data.y.split(chunk), strict=True):
-            parts.append(model.criterion.per_sample(self.predict(model, params, memory, x, task), y).sum())
-        return torch.stack(parts).sum() / data.y.shape[0]
 
 
 def current(model: Model, memory: Memory) -> int:

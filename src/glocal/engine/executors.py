@@ -147,13 +147,6 @@ class Sequential(Executor):
             copy_into_(own.as_tree(), tree.select(state.as_tree(), run))
         return torch.stack(losses).view(len(self.cohort), -1)
 
-    def step_of(self, state: State, run: int, batch: Batch) -> Tensor:
-        """Take one step of one run of a cohort."""
-        own = state.select(run)
-        loss = self.step(own, tree.select(self.hyper, run), batch)
-        copy_into_(own.as_tree(), tree.select(state.as_tree(), run))
-        return loss
-
     def over_runs(
         self, function: Callable[..., Any], runs: slice, trees: Sequence[Tree], *shared: Any, stream: Stream = None
     ) -> Any:

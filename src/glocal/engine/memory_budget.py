@@ -56,7 +56,7 @@ def bytes_per_run(cohort: Cohort) -> int:
 
     before = tree.nbytes(state.memory)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        executor.step_of(state, 0, next(loader.batches_of(0)))
+        executor.step(state.select(0), tree.select(executor.hyper, 0), next(loader.batches_of(0)))
     executor.consolidate(state, loader)
     grown = max(0, tree.nbytes(state.memory) - before)
     memory = before + grown * one.challenge.tasks

@@ -40,13 +40,9 @@ class Resolved:
 def challenge(
     spec: str | Challenge, tasks: int | None = None, data: str | Path | None = None, setting: str | None = None
 ) -> Resolved:
-    """Resolve a challenge.
+    """Resolve a challenge: a name, path.py:function where the function returns a `Challenge`, or a `Challenge`.
 
-    Args:
-        spec: a name, path.py:function where the function returns a `Challenge`, or a `Challenge`.
-        tasks: take only the first tasks.
-        data: folder to search first for data sets.
-        setting: report a split challenge in this setting, "task" or "class".
+    Take only its first `tasks`, search the folder `data` first, and report a split challenge in this setting.
     """
     value: Any = spec
     if isinstance(spec, str) and is_file_spec(spec):
@@ -58,15 +54,8 @@ def challenge(
         raise GlocalError(f"a challenge must be a name or a Challenge, not a {type(value).__name__}.")
     value = value if tasks is None else value.first(tasks)
     value = value if setting is None else _in_setting(value, setting)
-    config: dict[str, Any] = {
-        "name": value.name,
-        "setting": value.setting,
-        "tasks": value.tasks,
-        "outputs": value.outputs,
-        "loss": value.loss,
-        "options": dict(value.options),
-        "fingerprint": value.fingerprint,
-    }
+    config = {k: getattr(value, k) for k in ("name", "setting", "tasks", "outputs", "loss", "fingerprint")}
+    config["options"] = dict(value.options)
     if value.normalise is not None:
         config["normalise"] = {"mean": list(value.normalise.mean), "std": list(value.normalise.std)}
     if value.augment is not None:
@@ -168,11 +157,16 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
         raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
     fields = dataclasses.fields(kind)
     current = {} if isinstance(spec, type) else {f.name: getattr(spec, f.name) for f in fields}
-    values = _convert_options(kind, {**current, **(options or {})})
+    names, hints = [f.name for f in fields], get_type_hints(kind)
+    for name in options or {}:
+        require(bool(fields), f"{name_of(kind)} has no options; '{name}' was given.")
+        require_known(f"option of {name_of(kind)}", name, names)
+    given = {**current, **(options or {})}
+    values = {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in given.items()}
     missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
     if missing:
         raise GlocalError(f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
-    if any(f.name == "lr" for f in fields):
+    if "lr" in names:
         raise GlocalError(f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = kind(**values)
     config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
@@ -214,32 +208,16 @@ def label_of(algorithm: Algorithm) -> str:
     return " ".join([name_of(algorithm), *texts])
 
 
-def _convert_options(kind: type[Algorithm], options: Mapping[str, Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    fields = [f.name for f in dataclasses.fields(kind)]
-    for name in options:
-        if name not in fields:
-            require(bool(fields), f"{name_of(kind)} has no options; '{name}' was given.")
-            raise unknown(f"option of {name_of(kind)}", name, fields)
-    return {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in options.items()}
-
-
 def is_file_spec(text: str) -> bool:
     """Return whether a name points into a file rather than to something built in."""
     return ".py:" in text or text.endswith(".py")
 
 
 def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]:
-    """Load a user's object from a file.
+    """Load a user's object from path.py:Name; return it and the hash of its file. Errors call it a `kind`.
 
-    Args:
-        spec: path.py:Name.
-        kind: what is loaded, for error messages.
-        with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a
-            run: its hash covers one file.
-
-    Returns:
-        The object, and the hash of its file.
+    with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a run: its
+        hash covers one file.
     """
     location, _, name = spec.rpartition(":")
     require(bool(location and name), f"'{spec}' names a file but no {kind} in it. Write path.py:Name.")
