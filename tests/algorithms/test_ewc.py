@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 
 import by_hand
 import numpy as np
@@ -102,7 +101,7 @@ def fisher_by_loops(model: Model, params: Params, data: Batch, variant: Fisher) 
 def test_fishers_are_loops_over_samples_and_labels(
     variant: Fisher, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("glocal.curvature.diagonal"), "max_chunk_size", lambda _: chunk)
+    monkeypatch.setattr("glocal.algorithms.ewc.max_chunk_size", lambda _: chunk)
     model, params = double_model()
     params = elsewhere(params)
     data = batch_of(examples(17, 3), 6)

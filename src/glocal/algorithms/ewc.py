@@ -27,7 +27,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal import rng
 from glocal.algorithms.algorithm import Algorithm, Approximation, Batch, Bounds, Locality, Memory
-from glocal.curvature.diagonal import diagonal
+from glocal.curvature.diagonal import diagonal, max_chunk_size
+from glocal.curvature.layers import chunk_size
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d, per_image_batchnorm
 from glocal.networks.model import Model
@@ -60,12 +61,18 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, stat
     statistics: 'kept': gradients in evaluation mode; 'published': in training mode, one augmented image at a time.
     """
     per_image = statistics == "published" and model.has_batchnorm
-    risk = Risk.from_model(model, params, model.augment(data.x) if per_image else data.x, data.y)
-    if per_image:
-        risk = replace(risk, module=per_image_batchnorm(risk.module))
+    evaluated, cotangents = model.eval_mode(), partial(_cotangents, variant, model.criterion)
+    module = per_image_batchnorm(evaluated.module) if per_image else evaluated.module
+    x, y = model.augment(data.x) if per_image else data.x, data.y
     if variant == "sampled":  # `_cotangents` draws the labels
-        risk = replace(risk, y=rng.uniform(rng.fold_in(data.key, "labels"), data.y.shape[0]))
-    return diagonal(risk, partial(_cotangents, variant, model.criterion))
+        y = rng.uniform(rng.fold_in(data.key, "labels"), y.shape[0])
+
+    def prepared(part: Risk) -> Risk:  # only a chunk at a time: floats take four times the memory
+        return replace(part, x=evaluated.prepare(part.x))
+
+    risk = Risk(module, params, evaluated.buffers, x, y, model.criterion)
+    size = chunk_size(prepared(next(risk.chunks(1))), cotangents, max_chunk_size(y.device))
+    return risk.mean_over_chunks(size, lambda part: diagonal(replace(prepared(part), chunk_size=size), cotangents))
 
 
 def _cotangents(variant: Fisher, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
