@@ -38,9 +38,9 @@ def select(tree: Mapping[str, Any], index: int | slice | Sequence[int]) -> Tree:
     return map_tree(lambda leaf: leaf[index], tree)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Params:
-    """Return the tree as one flat dict with names like 'fisher/0.weight', as safetensors stores it."""
-    flat: Params = {}
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the tree, or a configuration, as one flat dict with names like 'fisher/0.weight'."""
+    flat: dict[str, Any] = {}
     for key, leaf in tree.items():
         name = f"{prefix}{key}"
         flat.update(flatten(leaf, f"{name}/") if isinstance(leaf, Mapping) else {name: leaf})

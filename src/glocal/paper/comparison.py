@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from glocal import tree
 from glocal.errors import GlocalError, require_known
 from glocal.metrics import END_LRS, OVER, Over, Scope, low_minus_high, scope_of
 from glocal.paper.table1 import COLUMNS, SEEDS
@@ -26,7 +27,6 @@ from glocal.report.summary import (
     TrendRow,
     View,
     diverged_note,
-    flatten,
     format_range,
     round_finite,
     split_groups,
@@ -274,7 +274,7 @@ def _group(runs: Iterable[Run]) -> list[Group]:
 
 
 def _require_equal_settings(first: Run, second: Run) -> None:
-    one, two = flatten(first.config), flatten(second.config)
+    one, two = tree.flatten(first.config), tree.flatten(second.config)
     # Protocols 1 and 2 draw different random numbers from the same distributions.
     for name in sorted((one.keys() | two.keys()) - {"seed", "protocol"}):
         if one.get(name) != two.get(name):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rich.console import RenderableType
 from rich.filesize import decimal
 
+from glocal import tree
 from glocal.metrics import (
     CONFIDENCE,
     LearningRateTest,
@@ -139,7 +140,7 @@ def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyG
 
 def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the last part of each name, extended by the settings in which entries of the same name differ."""
-    settings = [flatten(config) for config in configs]
+    settings = [tree.flatten(config) for config in configs]
     same: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for name, own in zip(names, settings, strict=True):
         same.setdefault(name, []).append(own)
@@ -153,17 +154,9 @@ def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any
     ]
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a configuration to dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
-
-
 def _format_setting(key: str, value: object) -> str:
     """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100', a hash if it is long."""
-    last = key.rpartition(".")[2]
+    last = key.rpartition("/")[2]
     if last in ("tasks", "epochs"):
         return f"{value} {last[:-1] if value == 1 else last}"
     if last == "name":
@@ -214,8 +207,17 @@ def frame(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     """Return `rows` as a data frame."""
     import polars as pl
 
-    floats = {f"{name}_{suffix}": pl.Float64 for name in STATISTICS for suffix in ("mean", "std")}
-    return pl.DataFrame(rows(runs, view), schema_overrides=floats, infer_schema_length=None)
+    numbers = (f"{name}_{suffix}" for name in STATISTICS for suffix in ("mean", "std"))
+    schema: dict[str, Any] = {
+        **dict.fromkeys(("challenge", "algorithm", "locality"), pl.String),
+        "lr": pl.Float64,
+        **dict.fromkeys(("tasks", "seeds", "diverged"), pl.Int64),
+        **dict.fromkeys(numbers, pl.Float64),
+        "memory_bytes": pl.Int64,
+        "seconds": pl.Float64,
+        **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by"), pl.String),
+    }
+    return pl.DataFrame(rows(runs, view), schema)
 
 
 def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> RenderableType:
