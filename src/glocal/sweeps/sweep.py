@@ -87,8 +87,8 @@ def sweep(
 
 
 def load(store: str | Path) -> Runs:
-    """Return all finished runs of a store."""
-    return Runs(Store.open(store).runs())
+    """Return all finished runs of a store, by algorithm, learning rate and seed."""
+    return Runs(sorted(Store.open(store).runs(), key=lambda run: (run.algorithm, run.lr, run.seed)))
 
 
 def _default_progress() -> ProgressReporter:
