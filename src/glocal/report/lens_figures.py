@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
-from rich.table import Table as RichTable
 
-from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, dark_plasma, save_figure
-from glocal.report.table import Cell, Column, Section, Table
+from glocal.report.style import COOL, FAINT, INK, MARKERS, TITLE_COLOURS, WARM, dark_plasma
+from glocal.report.table import ABSENT, Cell, Column, Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,26 +20,12 @@ if TYPE_CHECKING:
     from glocal.lens.instruments import Measurement
     from glocal.lens.locality_assumption import TrainingErrors
 
-Result = TypeVar("Result")
 COLUMNS = 3
 """Panels of error curves per row of a figure."""
 MAX_BELOW_EPSILON = 300
 """Panels of error curves begin at ε divided by this factor."""
 MAX_LEGEND_TASKS = 10
 """Of more tasks, only the first and the last are in the legend."""
-
-
-def save(draw: Callable[[Result, Figure], None], result: Result, path: str | Path) -> Path:
-    """Draw a result and save the figure."""
-    return save_figure(lambda figure: draw(result, figure), path)
-
-
-def _new_table(title: str, *columns: str, left: str) -> RichTable:
-    """Return an empty table; all columns but `left` are aligned to the right."""
-    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for name in columns:
-        table.add_column(name, justify="left" if name == left else "right", overflow="fold")
-    return table
 
 
 def _task_colours(tasks: int) -> list[Any]:
@@ -134,22 +117,26 @@ def _set_title(axes: Axes, title: str, note: str) -> None:
     axes.text(0, 1.02, note, transform=axes.transAxes, color=FAINT, fontsize=7.5, va="bottom")
 
 
-def examination_table(result: Examination) -> RichTable:
+def examination_table(result: Examination) -> Table:
     """Return a row for every task, measured after the last one."""
-    curvature, regions = ("loss", "λ_max", "trace"), ("distance", "radius", "along v_1\n– random")
-    names = ("task", *curvature, *regions, "forgetting\n(predicted)", "inside")
-    table = _new_table(f"After the last task, ε = {result.epsilon:.3g}", *names, left="inside")
+    names = ("inside", "distance", "radius", "along v_1 – random", "forgetting (predicted)", "loss", "λ_max", "trace")
+    rows = []
     for row in result.rows():
-        values = [str(row["task"]), *(f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace"))]
+        later = ["yes" if row["inside"] else "no", f"{row['distance']:.3g}", f"{row['radius']:.3g}"]
         radii = f"{row['eigenvector_radius']:.2g} – {row['random_radius']:.2g}"
+        forgetting = f"{row['measured']:.2g} ({row['predicted']:.2g})"
         if row["inside"] is None:  # the last task
-            table.add_row(*values, "", "", radii, "", "")
-        else:
-            distances = [f"{row[k]:.3g}" for k in ("distance", "radius")]
-            forgetting = f"{row['measured']:.2g} ({row['predicted']:.2g})"
-            inside = "[green]yes[/]" if row["inside"] else "[red]no[/]"
-            table.add_row(*values, *distances, radii, forgetting, inside)
-    return table
+            later, forgetting = [ABSENT] * 3, ABSENT
+        curvature = (f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace"))
+        rows.append((str(row["task"]), *later, radii, forgetting, *curvature))
+    return _table(f"After the last task, ε = {result.epsilon:.3g}", ("task",), names, rows)
+
+
+def _table(title: str, labels: Sequence[str], names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return rows of texts: columns of labels, and those of names, which may be shown below the others."""
+    columns = (*map(Column, labels[1:]), *(Column("", name) for name in names))
+    sections = (Section(first, "", (tuple(map(Cell, texts)),)) for first, *texts in rows)
+    return Table(columns, tuple(sections), title, labels[0])
 
 
 def draw_errors(errors: TrainingErrors, figure: Figure) -> None:
@@ -208,24 +195,22 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
     axes.set_xlabel("step", color=FAINT)
 
 
-def errors_table(errors: TrainingErrors) -> RichTable:
+def errors_table(errors: TrainingErrors) -> Table:
     """Return a row for every approximation: its largest error, how far it holds, and its first violation."""
-    where = ("violated\nat step", "tasks\nlearned", "of task", "ξ there")
-    names = ("approximation", "largest ξ", "holds up to\n‖θ − θ_o‖", *where)
-    title = f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}"
-    table = _new_table(title, *names, left="approximation")
+    names = ("largest ξ", "holds up to ‖θ − θ_o‖", "violated at step", "tasks learned", "of task", "ξ there")
+    rows = []
     for name, check in errors.assumptions.items():
-        radii, violation = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
-        radius = radii.max() if violation is None else radii[violation.tasks[0]]
+        radii, where = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
+        radius = radii.max() if where is None else radii[where.tasks[0]]
         row = [name, f"{float(check.min_epsilon.max()):.3g}", f"{float(radius):.3g}"]
-        if violation is None:
-            table.add_row(*row, "[green]never[/]")
+        if where is None:
+            rows.append([*row, "never", ABSENT, ABSENT, ABSENT])
         else:
-            between = 0 <= violation.last_step_inside < violation.step - 1
-            steps = f"{violation.last_step_inside + 1} – {violation.step}" if between else f"{violation.step}"
-            tasks = ", ".join(map(str, violation.tasks))
-            table.add_row(*row, f"[red]{steps}[/]", str(violation.task), tasks, f"{violation.error:.3g}")
-    return table
+            between = 0 <= where.last_step_inside < where.step - 1
+            steps = f"{where.last_step_inside + 1} – {where.step}" if between else f"{where.step}"
+            rows.append([*row, steps, str(where.task), ", ".join(map(str, where.tasks)), f"{where.error:.3g}"])
+    title = f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}"
+    return _table(title, ("approximation",), names, rows)
 
 
 def draw_measurement(result: Measurement, figure: Figure) -> None:
@@ -266,15 +251,11 @@ def draw_measurement(result: Measurement, figure: Figure) -> None:
 
 def measurement_table(result: Measurement) -> Table:
     """Return all rows; quantities that do not fit into a terminal's width are shown below, with the same row labels."""
-    first = result.rows[0]
-    label, *others = (name for name, value in first.items() if not isinstance(value, float))
-    quantities = [name for name, value in first.items() if isinstance(value, float)]
-    columns = [*(Column(_label(name)) for name in others), *(Column("", _label(name)) for name in quantities)]
-    sections = []
-    for row in result.rows:
-        texts = [f"{x:.3g}" if isinstance(x := row[name], float) else str(x) for name in (*others, *quantities)]
-        sections.append(Section(str(row[label]), "", (tuple(map(Cell, texts)),)))
-    return Table(tuple(columns), tuple(sections), result.instrument.title, _label(label))
+    floats = [name for name, value in result.rows[0].items() if isinstance(value, float)]
+    labels = [name for name in result.rows[0] if name not in floats]
+    cells = ([row[name] for name in (*labels, *floats)] for row in result.rows)
+    rows = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in cells]
+    return _table(result.instrument.title, [*map(_label, labels)], [*map(_label, floats)], rows)
 
 
 def _label(name: str) -> str:
