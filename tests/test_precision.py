@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from glocal import losses
 from glocal.curvature.lanczos import eigenpairs
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import examine
-from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.instruments import measure
 from glocal.paper.study import Context, Row, Summary, WorkItem, run
 from glocal.precision import CUDNN, Precision, allow_tf32, conv_uses_tf32, full_precision, matmul_precision

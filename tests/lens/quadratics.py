@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.losses import get
 from glocal.networks.mlp import MLP

@@ -18,7 +18,7 @@ from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
 from glocal.lens.approximation import error_order, fit_order, losses_on_rays, own_curves
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.record import RecordedRun, Snapshot, record
 from glocal.lens.taylor import exact_taylor, taylor

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import glocal
 from glocal.errors import GlocalError
 from glocal.lens import examine
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import examine_trace
-from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.record import open_run
 from glocal.report.lens_figures import draw_examination
 

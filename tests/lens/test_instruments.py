@@ -18,8 +18,8 @@ from torch import nn
 
 from glocal.cli.main import main
 from glocal.errors import GlocalError
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import examine_trace
-from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.instruments import INSTRUMENTS, NUM_BINS, Measurement, measure
 from glocal.lens.taylor import EXPANSIONS
 from glocal.lens.trace import TrainingTrace

@@ -16,9 +16,9 @@ from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import train
 from glocal.lens.approximation import error_order, own_curves
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
-from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.local_or_global import locality
 from glocal.lens.locality_assumption import region_radii
 from glocal.lens.monitor import Monitor

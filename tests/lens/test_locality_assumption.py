@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from glocal.errors import GlocalError
 from glocal.lens.approximation import ErrorCurves
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.locality_assumption import (
     locality_assumption,
     region_radii,

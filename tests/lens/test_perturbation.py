@@ -15,7 +15,7 @@ from torch.nn import functional
 from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.errors import GlocalError
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import RADII, perturbation, top_eigenpairs, unit_directions
 from glocal.lens.trace import TrainingTrace
 from glocal.tree import Params

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glocal.curvature.spectrum import Estimate, exact_density
 from glocal.errors import GlocalError
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.rank import MAX_DENSE_PARAMS, Ranks, effective_rank, participation_ratio, rank, ranks, spectra
 
 

@@ -15,7 +15,7 @@ from glocal.engine.loop import train
 from glocal.errors import GlocalError
 from glocal.lens.approximation import own_curves
 from glocal.lens.locality_assumption import locality_assumption
-from glocal.lens.record import record, train_traces
+from glocal.lens.record import record
 from glocal.lens.trace import distance
 
 
@@ -106,9 +106,9 @@ def test_steps_that_cannot_be_recorded() -> None:
 
 def test_a_recording_holds_what_training_passed_and_does_not_disturb_it() -> None:
     watched = cohort(blobs(), ER(slots=12), runs=[(0, 0.1), (1, 0.05)])
-    plain = train_traces(watched)
+    plain = record(watched, every_epochs=0, keep_memory=False)
     for run, seen in enumerate(record(watched)):
-        for a, b in zip(plain[run].checkpoints, seen.trace.checkpoints, strict=True):
+        for a, b in zip(plain[run].trace.checkpoints, seen.trace.checkpoints, strict=True):
             assert all(torch.equal(p, b.params[k]) for k, p in a.params.items())
         held = [m.memory["count"].item() for m in seen.snapshots]
         assert held == [0, 40, 80, 80, 120, 160, 160, 200, 240, 240]  # each as it was then

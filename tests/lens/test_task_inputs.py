@@ -26,8 +26,8 @@ from glocal import losses
 from glocal.errors import GlocalError
 from glocal.inputs import read_examples
 from glocal.lens import examine
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.forgetting import forgetting
-from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.rank import rank
 from glocal.lens.theorems import ground_truth, ground_truth_of, theorem1, theorem2
 from glocal.losses import AutogradLoss

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from glocal.algorithms.hessian_structures import Structure
 from glocal.curvature.hessian import ggn as dense_ggn
 from glocal.errors import GlocalError
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.taylor import taylor
 from glocal.lens.trace import TrainingTrace
 from glocal.tree import from_vector, to_vector

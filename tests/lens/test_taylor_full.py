@@ -9,7 +9,7 @@ from recordings import taylor_curves
 from torch import nn
 
 from glocal.lens.approximation import error_curves, error_order
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.tree import to_vector

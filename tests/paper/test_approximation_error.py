@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
-from glocal.lens.record import train_traces
 from glocal.lens.trace import TrainingTrace
 from glocal.paper import get_study
 from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
-from glocal.paper.studies.common import column, make_cohort
+from glocal.paper.studies.common import column, item_traces
 from glocal.paper.study import Context
 from glocal.tree import from_vector, to_vector
 
@@ -61,8 +60,7 @@ def test_rows_are_complete(rows: pl.DataFrame) -> None:
 
 
 def test_expansions_are_those_of_the_losses(rows: pl.DataFrame) -> None:
-    cohort = make_cohort(SGD, CONTEXT)
-    for member, trace in zip(cohort.members, train_traces(cohort, 60), strict=True):
+    for member, trace in item_traces(SGD | {"examples": 60}, CONTEXT):
         theta = [to_vector(point.params) for point in trace.checkpoints]
         moved = theta[3] - theta[1]
         after = rows.filter(algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)

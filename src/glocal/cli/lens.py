@@ -165,7 +165,7 @@ class Lens:
     def _trace(self) -> TrainingTrace:
         from torch import nn
 
-        from glocal.lens.inputs import trace_checkpoints
+        from glocal.lens.checkpoints import trace_checkpoints
         from glocal.sweeps import resolve
 
         if not resolve.is_file_spec(self.target):

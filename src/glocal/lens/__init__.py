@@ -22,16 +22,16 @@ Give `examine` your network, its loss, the tasks' data and the checkpoints betwe
 from __future__ import annotations
 
 from glocal.lens.approximation import ErrorCurves, error_curves, error_order, own_curves
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import Advice, Examination, examine, examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
-from glocal.lens.inputs import trace_checkpoints
 from glocal.lens.instruments import INSTRUMENTS, measure
 from glocal.lens.local_or_global import locality
 from glocal.lens.locality_assumption import locality_assumption, region_radii, training_errors
 from glocal.lens.monitor import Monitor
 from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank
-from glocal.lens.record import RecordedRun, Snapshot, open_run, record, train_traces
+from glocal.lens.record import RecordedRun, Snapshot, open_run, record
 from glocal.lens.taylor import Taylor, exact_taylor, taylor
 from glocal.lens.theorems import ground_truth, theorem1, theorem2
 from glocal.lens.trace import Checkpoint, TrainingTrace
@@ -69,6 +69,5 @@ __all__ = [
     "theorem1",
     "theorem2",
     "trace_checkpoints",
-    "train_traces",
     "training_errors",
 ]

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -32,8 +33,8 @@ from glocal.algorithms.algorithm import Locality
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.spectrum import trace as estimate_trace
 from glocal.lens.approximation import rounding_error
+from glocal.lens.checkpoints import AnyLoss, TaskData, explain_missing_derivatives, trace_checkpoints
 from glocal.lens.forgetting import Forgetting, average, forgetting
-from glocal.lens.inputs import AnyLoss, TaskData, explain_missing_derivatives, trace_checkpoints
 from glocal.lens.locality_assumption import region_radii, resolve_epsilon
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.taylor import exact_taylor
@@ -192,9 +193,10 @@ class Examination:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.lens_figures import draw_examination, save
+        from glocal.report.lens_figures import draw_examination
+        from glocal.report.style import save_figure
 
-        return save(draw_examination, self, path)
+        return save_figure(partial(draw_examination, self), path)
 
 
 @full_precision()

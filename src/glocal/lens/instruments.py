@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from glocal.errors import require_known
 from glocal.lens.approximation import error_curves, error_order
+from glocal.lens.checkpoints import explain_missing_derivatives
 from glocal.lens.forgetting import flatness, forgetting, recursion
-from glocal.lens.inputs import explain_missing_derivatives
 from glocal.lens.locality_assumption import Rows
 from glocal.lens.perturbation import perturbation
 from glocal.lens.rank import rank, spectra
@@ -56,9 +57,10 @@ class Measurement:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.lens_figures import draw_measurement, save
+        from glocal.report.lens_figures import draw_measurement
+        from glocal.report.style import save_figure
 
-        return save(draw_measurement, self, path)
+        return save_figure(partial(draw_measurement, self), path)
 
 
 @full_precision()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -224,9 +224,10 @@ class TrainingErrors:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
-        from glocal.report.lens_figures import draw_errors, save
+        from glocal.report.lens_figures import draw_errors
+        from glocal.report.style import save_figure
 
-        return save(draw_errors, self, path)
+        return save_figure(partial(draw_errors, self), path)
 
     def __str__(self) -> str:
         title = f"{self.algorithm}, ε = {self.epsilon:.3g}"

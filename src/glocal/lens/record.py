@@ -66,6 +66,7 @@ def record(
     every_epochs: int = 1,
     every_steps: int | None = None,
     *,
+    keep_memory: bool = True,
     examples: int = MAX_EXAMPLES,
     progress: Progress | None = None,
 ) -> list[RecordedRun]:
@@ -78,6 +79,7 @@ def record(
         cohort: the runs to train.
         every_epochs: take a snapshot after every so many epochs and after a task's last one; 0: between tasks only.
         every_steps: also take one after every so many steps of an epoch (CPU only; several runs must be vectorizable).
+        keep_memory: whether snapshots hold the algorithm's memory, which may be many times larger than θ.
         examples: the largest number of examples per task in the trace.
         progress: receives every task and step, for a progress bar.
     """
@@ -93,7 +95,7 @@ def record(
 
     def keep(state: State, steps_since: int = 0) -> None:
         for run, history in enumerate(snapshots):
-            memory = tree.map_tree(torch.clone, tree.select(state.memory, run))
+            memory = tree.map_tree(torch.clone, tree.select(state.memory, run)) if keep_memory else {}
             snapshot = Snapshot(finished, state.clock + steps_since, copy_checkpoint(state, run), memory)
             if history and history[-1][:2] == snapshot[:2]:
                 history.pop()  # the step that ended an epoch
@@ -133,15 +135,6 @@ def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snap
         ) from error
     yield first
     yield from training
-
-
-def train_traces(cohort: Cohort, examples: int = MAX_EXAMPLES) -> list[TrainingTrace]:
-    """Train a cohort and return the trace of every run: θ between tasks, without memories."""
-    checkpoints: list[list[Checkpoint]] = [[] for _ in cohort.members]
-    for boundary in loop.train(cohort):
-        for run, solutions in enumerate(checkpoints):
-            solutions.append(copy_checkpoint(boundary.state, run))
-    return [_trace_member(cohort, run, solutions, examples) for run, solutions in enumerate(checkpoints)]
 
 
 def copy_checkpoint(state: State, run: int) -> Checkpoint:

@@ -20,7 +20,7 @@ from glocal import challenges
 from glocal.algorithms import ALGORITHMS
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
-from glocal.lens.record import train_traces
+from glocal.lens.record import record
 from glocal.lens.trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
@@ -72,7 +72,8 @@ def item_traces(
 ) -> Iterator[tuple[Member, TrainingTrace]]:
     """Train the item's runs and return each with θ_0 … θ_T and `examples` training examples per task."""
     cohort = make_cohort(item, context, challenge, network)
-    return zip(cohort.members, train_traces(cohort, item["examples"]), strict=True)
+    recorded = record(cohort, every_epochs=0, keep_memory=False, examples=item["examples"])
+    return ((member, run.trace) for member, run in zip(cohort.members, recorded, strict=True))
 
 
 def split_seeds(items: Sequence[WorkItem]) -> list[WorkItem]:

@@ -33,7 +33,7 @@ from glocal.challenges.challenge import Data
 from glocal.engine.cohort import seeded_network
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import require
-from glocal.lens.inputs import trace_checkpoints
+from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import Kind, Perturbation, Split, perturbation, with_batch_statistics
 from glocal.lens.rank import THRESHOLDS, rank
 from glocal.lens.trace import TrainingTrace
