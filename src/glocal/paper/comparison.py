@@ -101,17 +101,8 @@ class ComparisonRow(Group):
     acc: Difference
     forgetting: Mapping[Over, Difference]
 
-    @property
-    def seeds(self) -> int:
-        return len(self.runs)
-
-    @property
-    def diverged(self) -> int:
-        return len(self.runs) - len(self.finished)
-
     def record(self) -> dict[str, Any]:
-        names = ("challenge", "algorithm", "locality", "lr", "tasks", "seeds", "diverged")
-        record = {name: getattr(self, name) for name in names} | self.acc.record("acc")
+        record = self.identity() | self.acc.record("acc")
         return record | self.forgetting["t-1"].record("forgetting") | self.forgetting["t"].record("forgetting_over_t")
 
 

@@ -48,7 +48,7 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
     if not groups:
         raise GlocalError("no runs were given; train some first (`glocal run`, `glocal sweep`).")
     if not any(group.finished for group in groups):
-        count = sum(len(group.runs) for group in groups)
+        count = sum(group.seeds for group in groups)
         raise GlocalError(f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
     return save_figure(lambda figure: KINDS[kind](figure, groups, view), path)
 
@@ -224,10 +224,9 @@ def _algorithm_panels(
 
 def _subtitle(groups: Sequence[Group]) -> list[str]:
     """Describe the groups of a challenge: tasks and seeds, and how many runs diverged."""
-    total = sum(len(group.runs) for group in groups)
-    diverged = total - sum(len(group.finished) for group in groups)
+    total, diverged = sum(group.seeds for group in groups), sum(group.diverged for group in groups)
     tasks = format_range([max(group.tasks for group in groups)], "task")
-    lines = [f"{tasks} · {format_range((len(group.runs) for group in groups), 'seed')}"]
+    lines = [f"{tasks} · {format_range((group.seeds for group in groups), 'seed')}"]
     return lines + ([f"{diverged} of {total} runs diverged and are left out"] if diverged else [])
 
 

@@ -14,21 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rich.console import RenderableType
 from rich.filesize import decimal
 
-from glocal import tree
-from glocal.metrics import (
-    CONFIDENCE,
-    LearningRateTest,
-    Measure,
-    Over,
-    Scope,
-    accuracy_of,
-    average_accuracy,
-    average_forgetting,
-    learning_rate_test,
-    over_seeds,
-    scope_of,
-    summary,
-)
+from glocal import metrics, tree
+from glocal.metrics import CONFIDENCE, LearningRateTest, Measure, Over, Scope
 from glocal.report import table
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed
 from glocal.store.run import Run
@@ -89,6 +76,14 @@ class Group:
         return self.runs[0].tasks
 
     @property
+    def seeds(self) -> int:
+        return len(self.runs)
+
+    @property
+    def diverged(self) -> int:
+        return len(self.runs) - len(self.finished)
+
+    @property
     def title(self) -> str:
         return f"{self.algorithm} ({self.locality})"
 
@@ -97,18 +92,23 @@ class Group:
         """The runs that did not diverge. Statistics are computed over these."""
         return tuple(run for run in self.runs if run.diverged is None)
 
+    def identity(self) -> Row:
+        """Return what the group is, as the first columns of its row."""
+        names = ("challenge", "algorithm", "locality", "lr", "tasks", "seeds", "diverged")
+        return {name: getattr(self, name) for name in names}
+
     def scope(self, view: View) -> Scope:
-        return scope_of(self.runs[0], view.scope)
+        return metrics.scope_of(self.runs[0], view.scope)
 
     def by_seed(self, view: View) -> dict[int, dict[str, float]]:
         """Compute the statistics of each finished run, accuracies in percent."""
         percent = [name for name in PERCENT if name != "forgetting" or view.measure == "accuracy"]
-        values = {run.seed: summary(run, view.scope, view.measure, view.forgetting) for run in self.finished}
+        values = {run.seed: metrics.summary(run, view.scope, view.measure, view.forgetting) for run in self.finished}
         return {seed: {n: 100 * x if n in percent else x for n, x in own.items()} for seed, own in values.items()}
 
     def statistics(self, view: View) -> dict[str, tuple[float, float]]:
         """Compute (mean, standard deviation) over the finished runs; NaN if none finished."""
-        return over_seeds(list(self.by_seed(view).values())) or dict.fromkeys(STATISTICS, (math.nan, math.nan))
+        return metrics.over_seeds(list(self.by_seed(view).values())) or dict.fromkeys(STATISTICS, (math.nan, math.nan))
 
 
 AnyGroup = TypeVar("AnyGroup", bound=Group)
@@ -186,13 +186,7 @@ def _row(group: Group, view: View) -> Row:
         for suffix, value in zip(("mean", "std"), statistics[name], strict=True)
     }
     return {
-        "challenge": group.challenge,
-        "algorithm": group.algorithm,
-        "locality": group.locality,
-        "lr": group.lr,
-        "tasks": group.tasks,
-        "seeds": len(group.runs),
-        "diverged": len(group.runs) - len(group.finished),
+        **group.identity(),
         **numbers,
         "memory_bytes": max(cost["memory_bytes"] for cost in costs),
         "seconds": sum(cost["seconds"] for cost in costs) / len(costs),
@@ -323,7 +317,7 @@ def diverged_note(rows: Iterable[tuple[str, float, str, int, int]]) -> str:
 
 def matrix_table(run: Run) -> Table:
     """Lay out one run's test accuracies in percent: a row per task trained, a column per task tested."""
-    R = accuracy_of(run)
+    R = metrics.accuracy_of(run)
     tasks = range(run.tasks) if run.tasks <= MAX_MATRIX_TASKS else [*range(MAX_MATRIX_TASKS - 1), run.tasks - 1]
 
     def cell(t: int, o: int) -> Cell:
@@ -334,9 +328,9 @@ def matrix_table(run: Run) -> Table:
     if run.diverged is not None:
         note = f"The run diverged at step {run.diverged}: its objective was not finite."
     else:
-        note = f"Average accuracy {100 * average_accuracy(R):.2f}"
+        note = f"Average accuracy {100 * metrics.average_accuracy(R):.2f}"
         if run.tasks > 1:
-            note += f"; forgetting, over all tasks but the last, {100 * average_forgetting(R):.2f}"
+            note += f"; forgetting, over all tasks but the last, {100 * metrics.average_forgetting(R):.2f}"
         note += "."
     return Table(tuple(Column(str(o + 1)) for o in tasks), sections, title, "after task", notes=(note,))
 
@@ -374,7 +368,7 @@ def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]
     found = []
     for own in split_groups(groups, "challenge", "title"):
         forgetting = {g.lr: {seed: x["forgetting"] for seed, x in g.by_seed(view).items()} for g in own}
-        trend = learning_rate_test(forgetting, own[0].locality)
+        trend = metrics.learning_rate_test(forgetting, own[0].locality)
         if trend is not None:
             found.append(TrendRow(own[0].challenge, own[0].algorithm, trend))
     return found
