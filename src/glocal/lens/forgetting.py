@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.spectrum import trace as estimate_trace
@@ -80,10 +81,11 @@ class Recursion:
     v: Tensor
 
 
+@torch.no_grad()
 def forgetting(trace: TrainingTrace) -> Forgetting:
     """Measure all pairs: one gradient per task and one Hessian-vector product per pair o < t."""
     n = trace.num_learned
-    terms = torch.full((5, n, n), torch.nan, dtype=torch.float64, device=trace.device)
+    terms = torch.full((6, n, n), torch.nan, dtype=torch.float64, device=trace.device)
     for o in range(n):
         gradient, hessian, theta = trace.gradient(o), trace.hessian(o), trace.theta(o)
         delta = product = torch.zeros_like(theta)  # θ_t − θ_o, and H_o times it
@@ -93,10 +95,9 @@ def forgetting(trace: TrainingTrace) -> Forgetting:
             update_product = hessian @ update
             added = [dot(gradient, update), dot(update, update_product) / 2, dot(delta, update_product)]
             delta, product = trace.theta(t) - theta, product + update_product
-            terms[:, t, o] = torch.stack([dot(gradient, delta), dot(delta, product) / 2, *added])
-    first, second, added_first, added_second, added_v = terms.cpu()
-    effect = _statistics_effect(trace)
-    return Forgetting(measured_forgetting(trace), first, second, added_first, added_second, added_v, effect)
+            effect = _statistics_effect(trace, o, t)
+            terms[:, t, o] = torch.stack([dot(gradient, delta), dot(delta, product) / 2, *added, effect])
+    return Forgetting(measured_forgetting(trace), *terms.cpu())
 
 
 @torch.no_grad()
@@ -111,28 +112,19 @@ def measured_forgetting(trace: TrainingTrace) -> Tensor:
     return pairs.cpu()
 
 
-@torch.no_grad()
-def _statistics_effect(trace: TrainingTrace) -> Tensor:
-    """Return L_o(θ_t) minus its value with the BatchNorm statistics of θ_o, for every pair."""
-    n = trace.num_learned
-    effect = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), 0.0, torch.nan).double()
-    for o in range(n):
-        buffers = trace.solution(o).buffers
-        for t in range(o + 1, n):
-            later = trace.solution(t)
-            if any(not torch.equal(later.buffers[k], b) for k, b in buffers.items() if b.is_floating_point()):
-                effect[t, o] = trace.value(o, later) - trace.value(o, later._replace(buffers=buffers))
-    return effect
+def _statistics_effect(trace: TrainingTrace, o: int, t: int) -> Tensor:
+    """Return L_o(θ_t) minus its value with the BatchNorm statistics of θ_o."""
+    later, buffers = trace.solution(t), trace.solution(o).buffers
+    if all(torch.equal(later.buffers[k], b) for k, b in buffers.items() if b.is_floating_point()):
+        return torch.zeros((), dtype=torch.float64, device=trace.device)
+    return (trace.value(o, later) - trace.value(o, later._replace(buffers=buffers))).double()
 
 
 def recursion(pairs: Forgetting, over: Over = "t") -> Recursion:
     """Return E(t) term by term, Eq. eqt:forgetting-rec."""
-    predicted = _row_sums(pairs.predicted)
-    before = torch.cat([torch.zeros(1, dtype=torch.float64), predicted[:-1]])
-    sums = [_row_sums(pairs.measured), predicted, before]
-    sums += [_row_sums(part) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v)]
-    count = task_counts(len(predicted), over)
-    return Recursion(*(part / count for part in sums))
+    before = pad(_row_sums(pairs.predicted)[:-1], (1, 0)) / task_counts(len(pairs.measured), over)
+    added = (average(part, over) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v))
+    return Recursion(average(pairs.measured, over), average(pairs.predicted, over), before, *added)
 
 
 def average(pairs: Tensor, over: Over) -> Tensor:
