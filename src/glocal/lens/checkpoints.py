@@ -58,10 +58,10 @@ def trace_checkpoints(
     name = type(module).__name__
     require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
     half = [str(p.dtype) for p in learned if p.dtype in (torch.bfloat16, torch.float16)]
-    require(
-        not half,
-        f"the network {name} has parameters of {''.join(half[:1])}, too coarse for curvature: give module.float().",
-    )
+    if half:
+        raise GlocalError(
+            f"the network {name} has parameters of {half[0]}, too coarse for curvature: give module.float()."
+        )
     pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list)]
     data = [Data(*(part.to(learned[0].device) for part in pair)) for pair in pairs]
     points = [_read_state_dict(module, state) for state in states]
@@ -104,10 +104,8 @@ def explain_missing_derivatives() -> Iterator[None]:
 def _as_list(what: str, given: Any) -> list[Any]:
     """Return tasks or checkpoints as a list, and refuse a single one."""
     single = isinstance(given, str | Mapping | Tensor | Dataset | DataLoader | nn.Module) or is_tensor_pair(given)
-    require(
-        isinstance(given, Iterable) and not single,
-        f"{what} must be a list with one item per {what.removesuffix('s')}; {describe(given)} was given.",
-    )
+    message = f"{what} must be a list with one item per {what.removesuffix('s')}; {describe(given)} was given."
+    require(isinstance(given, Iterable) and not single, message)
     return list(given)
 
 
@@ -216,10 +214,8 @@ def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:
     takes_classes = takes_classes or function in (functional.cross_entropy, functional.nll_loss)
     if takes_classes and y.dtype == torch.int64 and outputs.dim() > 1:
         low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
-        require(
-            low >= 0 and high < classes,
-            f"task {task} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}.",
-        )
+        message = f"task {task} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}."
+        require(low >= 0 and high < classes, message)
 
 
 def _diverse_examples(sample_losses: Tensor, y: Tensor) -> Tensor:

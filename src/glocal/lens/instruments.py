@@ -207,13 +207,9 @@ def _pair_rows(columns: dict[str, Tensor]) -> Rows:
 
 BOTH = ("measured", "predicted")
 INSTRUMENTS: dict[str, Instrument] = {
-    "error": Instrument(
-        "error of expansions as tasks are learned", _error, "distance", ("error",), "expansion", "log", connect=False
-    ),
+    "error": Instrument("errors of expansions", _error, "distance", ("error",), "expansion", "log", connect=False),
     "assumption": Instrument("smallest ε of the locality assumption", _assumption, "learned", ("min_epsilon",)),
-    "forgetting": Instrument(
-        "forgetting of every pair, predicted and measured", _forgetting, "learned", BOTH, "task", share_y=True
-    ),
+    "forgetting": Instrument("forgetting of every pair of tasks", _forgetting, "learned", BOTH, "task", share_y=True),
     "recursion": Instrument("forgetting, predicted and measured", _recursion, "learned", BOTH),
     "theorem1": Instrument("Theorem 4.1: E(t) and its quadratic form", _theorem1, "learned", ("measured", "quadratic")),
     "theorem2": Instrument(
@@ -226,15 +222,8 @@ INSTRUMENTS: dict[str, Instrument] = {
         "perturbation scores", _perturbation, "radius", ("eigen", "random"), "task", "log", share_y=True
     ),
     "flatness": Instrument("curvature and the forgetting that followed", _flatness, "top", ("at_end",), connect=False),
-    "rank": Instrument(
-        "rank of the average Hessian, (1/t) Σ H_o of t − 1 tasks", _rank, "tasks", ("rank",), "definition"
-    ),
+    "rank": Instrument("rank of the average Hessian, (1/t) Σ_{o<t} H_o", _rank, "tasks", ("rank",), "definition"),
     "spectrum": Instrument(
-        "eigenvalues of the average Hessian, (1/t) Σ H_o of t − 1 tasks",
-        _spectrum,
-        "eigenvalue",
-        ("eigenvalues",),
-        "tasks",
-        "symlog",
+        "eigenvalues of the average Hessian", _spectrum, "eigenvalue", ("eigenvalues",), "tasks", "symlog"
     ),
 }

@@ -48,9 +48,18 @@ CHUNK_SIZE = 500
 
 
 class Monitor:
-    """Monitors all runs of a cohort: pass it to `engine.loop.train` as `watch`.
+    r"""Monitors all runs of a cohort: pass it to `engine.loop.train` as `watch`.
 
-    violations: the first violation of every run, None where there was none so far.
+    `violations` has the first violation of every run, None where there was none so far.
+
+    Args:
+        cohort: the runs.
+        epsilon: ε.
+        approximation: which \hat L_o.
+        every: measure after every so many epochs of a task and after its last one; by default every third epoch, and
+            less often as more tasks are finished.
+        examples: the largest number of examples per finished task; by default so few that they cost little.
+        on_violation: called with one sentence about every run's first violation.
     """
 
     def __init__(
@@ -62,17 +71,6 @@ class Monitor:
         examples: int | None = None,
         on_violation: Callable[[str], None] | None = None,
     ) -> None:
-        r"""Make a monitor.
-
-        Args:
-            cohort: the runs.
-            epsilon: ε.
-            approximation: which \hat L_o.
-            every: measure after every so many epochs of a task and after its last one; by default every third epoch,
-                and less often as more tasks are finished.
-            examples: the largest number of examples per finished task; by default so few that they cost little.
-            on_violation: called with one sentence about every run's first violation.
-        """
         require_epsilon(epsilon)
         require_known("monitored approximation", approximation, get_args(MonitoredApproximation))
         require_positive(every=every, examples=examples)

@@ -32,7 +32,7 @@ from glocal.curvature.lanczos import Eigenpairs, eigenpairs
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, require_known
 from glocal.lens.approximation import map_rays
-from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, require_positive
+from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, as_double, require_positive
 from glocal.risk import Risk
 from glocal.rng import generator
 from glocal.tree import from_vector, to_vector
@@ -106,10 +106,8 @@ def perturbation(
         seed: of the random numbers.
     """
     point, size, radii = trace.solution(task), trace.num_params, tuple(map(float, radii))
-    require(
-        1 <= eigenvectors <= size,
-        f"eigenvectors = {eigenvectors} was given; a network of {size} parameters has 1 to {size}.",
-    )
+    message = f"eigenvectors = {eigenvectors} was given; a network of {size} parameters has 1 to {size}."
+    require(1 <= eigenvectors <= size, message)
     require(directions >= 2, f"directions = {directions} was given; at least 2 random directions are needed.")
     require_positive(samples=samples, examples=examples)
     positive = bool(radii) and all(0 < radius < torch.inf for radius in radii)
@@ -167,22 +165,18 @@ def _float64_losses(
     trace: TrainingTrace, checkpoint: Checkpoint, data: Data, directions: Tensor, radii: Sequence[float]
 ) -> Tensor:
     """Return L(θ + r v) in float64, (directions, radii), on the CPU; inf where outputs are not finite."""
-    params, buffers = ({k: _double(t) for k, t in part.items()} for part in checkpoint)
+    params, buffers = ({k: as_double(t) for k, t in part.items()} for part in checkpoint)
 
     def loss(theta: Tensor) -> tuple[Tensor]:
         total = theta.new_zeros(())
         point = {**from_vector(theta, params), **buffers}
         for x, y in zip(data.x.split(CHUNK_SIZE), data.y.split(CHUNK_SIZE), strict=True):
-            outputs = functional_call(trace.module, point, (_double(x),))
-            total = total + trace.loss.per_sample(outputs, _double(y)).sum()
+            outputs = functional_call(trace.module, point, (as_double(x),))
+            total = total + trace.loss.per_sample(outputs, as_double(y)).sum()
         return (total / len(data.y),)
 
     (losses,) = map_rays(loss, to_vector(params), directions, torch.tensor(radii, dtype=torch.float64))
     return losses.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def with_batch_statistics(module: nn.Module) -> nn.Module:

@@ -130,9 +130,8 @@ def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snap
     except GlocalError:
         raise
     except Exception as error:
-        raise GlocalError(
-            f"these runs cannot be vectorised; record their steps one run at a time: {first_line(error)}"
-        ) from error
+        reason = first_line(error)
+        raise GlocalError(f"these runs cannot be vectorised; record steps one run at a time: {reason}") from error
     yield first
     yield from training
 
@@ -184,10 +183,8 @@ class StoredRun:
         """Return the trace of a run that was trained with `keep_parameters`."""
         require_positive(examples=examples)
         cohort, run = self.cohort, self.run
-        require(
-            not isinstance(cohort.algorithm, Partition),
-            f"{run.algorithm} predicts with a task's number and its memory, which a stored run does not keep.",
-        )
+        message = f"{run.algorithm} predicts with a task's number and its memory, which a stored run does not keep."
+        require(not isinstance(cohort.algorithm, Partition), message)
         learned = {k for k, p in _network(cohort, run.seed).named_parameters() if p.requires_grad}
         checkpoints = []
         for task in range(run.tasks + 1):
@@ -270,10 +267,8 @@ def open_run(
     make = resolve.network(network or _built_in("network", config), resolved.value)
     trained = resolve.algorithm(algorithm or _built_in("algorithm", config), config["algorithm"]["options"])
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
-        require(
-            part.config == config[what],
-            f"this {what} is not the one of the run '{path}': its data, options or code differ.",
-        )
+        message = f"this {what} is not the one of the run '{path}': its data, options or code differ."
+        require(part.config == config[what], message)
     member = Member(run.seed, run.lr, trained.value)
     options = config["epochs"], config["batch_size"], config["train_eval"], torch.device(device)
     return StoredRun(run, Cohort(resolved.value, make.value, (member,), *options, config["precision"]))

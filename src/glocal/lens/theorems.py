@@ -107,9 +107,8 @@ def _max_distance_cubed(trace: TrainingTrace) -> Tensor:
     thetas = [trace.theta(t) for t in range(trace.num_learned)]
     farthest = torch.zeros(len(thetas), dtype=torch.float64)
     for t in range(1, len(thetas)):
-        distances = torch.stack([(thetas[t] - theta).double().norm() for theta in thetas[:t]])
-        farthest[t] = torch.maximum(farthest[t - 1], distances.max().cpu())
-    return farthest**3
+        farthest[t] = torch.stack([(thetas[t] - theta).double().norm() for theta in thetas[:t]]).max()
+    return farthest.cummax(0).values ** 3
 
 
 @dataclass(frozen=True)
@@ -197,10 +196,8 @@ class GroundTruth:
 
 def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:
     """Measure outputs (n, K); y are classes (n,), or (n, K): probabilities, or ±1 with 1 for the label."""
-    require(
-        outputs.dim() == 2 and len(outputs) > 0 and outputs.shape[1] > 1,
-        f"outputs have the shape {tuple(outputs.shape)}; they must be (n, K) with n ≥ 1 and K ≥ 2.",
-    )
+    message = f"outputs have the shape {tuple(outputs.shape)}; they must be (n, K) with n ≥ 1 and K ≥ 2."
+    require(outputs.dim() == 2 and len(outputs) > 0 and outputs.shape[1] > 1, message)
     require(
         _is_label(y, outputs),
         f"y of shape {tuple(y.shape)} and {y.dtype} has no true label; give classes (n,), probabilities (n, K) that "

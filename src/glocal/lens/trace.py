@@ -55,10 +55,8 @@ class TrainingTrace:
     def __post_init__(self) -> None:
         self.module.eval()
         count, limit = len(self.checkpoints), len(self.tasks) + 1
-        require(
-            1 <= count <= limit,
-            f"{len(self.tasks)} tasks allow 1 to {limit} checkpoints θ_0, θ_1, …; {count} were given.",
-        )
+        message = f"{len(self.tasks)} tasks allow 1 to {limit} checkpoints θ_0, θ_1, …; {count} were given."
+        require(1 <= count <= limit, message)
 
     @property
     def device(self) -> torch.device:
@@ -149,14 +147,18 @@ class TrainingTrace:
 
     def double(self) -> TrainingTrace:
         """Return a copy in double precision; integer tensors stay as they are."""
-        convert = lambda leaf: leaf.double() if leaf.is_floating_point() else leaf  # noqa: E731
-        return self._map(convert, copy.deepcopy(self.module).double())
+        return self._map(as_double, copy.deepcopy(self.module).double())
 
     def _map(self, function: Callable[[Tensor], Tensor], module: nn.Module) -> TrainingTrace:
         apply = partial(tree.map_tree, function)
         tasks, tests = ([Data(function(d.x), function(d.y)) for d in part] for part in (self.tasks, self.tests))
         checkpoints = [Checkpoint(apply(c.params), apply(c.buffers)) for c in self.checkpoints]
         return TrainingTrace(module, self.loss, tasks, checkpoints, tests)
+
+
+def as_double(tensor: Tensor) -> Tensor:
+    """Return floating-point numbers in float64, and others as they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
