@@ -249,7 +249,7 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
             reason = f"the published numbers of {name} are of {size}{scope}"
         notes.append(f"Not compared: {reason}.")
     if any(row.diverged for row in rows):
-        notes.append(diverged_note((r.algorithm, r.lr, r.challenge, r.diverged, r.seeds) for r in rows))
+        notes.append(diverged_note(row.identity() for row in rows))
     return tuple(notes)
 
 

@@ -149,21 +149,17 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             axes.plot(x, mean, **style.line(), linewidth=1.2, label=best.title, **task_ends)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
             low, high = min(low, np.nanmin(mean - std)), max(high, np.nanmax(mean))
-        axes.set_xlim(0, tasks)
+        axes.set(xlim=(0, tasks), xticks=np.arange(0, tasks + 1), xlabel="task $t$, epoch by epoch")
         every = -(-tasks // 20)
-        axes.set_xticks(np.arange(0, tasks + 1))
         axes.set_xticks(np.arange(0, tasks, every) + 0.5, [str(t + 1) for t in range(0, tasks, every)], minor=True)
         axes.tick_params(axis="x", which="major", labelbottom=False)
         axes.tick_params(axis="x", which="minor", length=0)
         axes.grid(False, axis="y")
         if low > 0 and high / low > 20:
             axes.set_yscale("log")
-        axes.set_xlabel("task $t$, epoch by epoch")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
-    legend(
-        figure,
-        {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in _titles(groups) if title in lrs},
-    )
+    shown = [title for title in _titles(groups) if title in lrs]
+    legend(figure, {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in shown})
 
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
@@ -236,11 +232,8 @@ def _draw_heat_map(axes: Axes, R: np.ndarray, scale: ScalarMappable) -> None:
     axes.grid(False)
     axes.spines[:].set_visible(False)
     ticks = [n for n in range(tasks + 1) if tasks <= MAX_ANNOTATED_TASKS or n % 5 == 0 or n == 1]
-    axes.set_xticks([n for n in ticks if n])
-    axes.set_yticks(ticks)
+    axes.set(xticks=[n for n in ticks if n], yticks=ticks, xlabel="task $o$", ylabel="after task $t$")
     axes.tick_params(length=0)
-    axes.set_xlabel("task $o$")
-    axes.set_ylabel("after task $t$")
     # The line separates tasks already trained, below it, from tasks to come.
     edges = np.arange(tasks + 1) + 0.5
     axes.step(edges, np.minimum(edges, tasks - 0.5), where="post", color="white", linewidth=1.2)

@@ -287,12 +287,11 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     scopes = {row["challenge"]: SCOPE_NOTES["domain" if row["setting"] == "domain" else row["scope"]] for row in rows}
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
     seeds = format_range((row["seeds"] for row in rows), "seed")
-    diverged = ((r["algorithm"], r["lr"], r["challenge"], r["diverged"], r["seeds"]) for r in rows)
     return (
         f"Mean ± standard deviation over {seeds}; T = {_by_challenge(counts)} tasks.",
         f"ACC: average test accuracy in percent, {_by_challenge(scopes)}.",
         f"FGT: {forgetting} since each task was learnt, averaged over {tasks}.",
-        diverged_note(diverged),
+        diverged_note(rows),
         "Bold or *: the best ACC and the lowest FGT of each algorithm.",
     )
 
@@ -309,9 +308,10 @@ def format_range(values: Iterable[int], noun: str) -> str:
     return f"{low} {noun}{'s' if low != 1 else ''}" if low == high else f"{low} to {high} {noun}s"
 
 
-def diverged_note(rows: Iterable[tuple[str, float, str, int, int]]) -> str:
-    """Say which of (algorithm, lr, challenge, diverged, seeds) lost runs."""
-    where = [f"{name} at {format_lr(lr)} on {on}: {lost} of {seeds}" for name, lr, on, lost, seeds in rows if lost]
+def diverged_note(rows: Iterable[Row]) -> str:
+    """Say which rows lost runs."""
+    place = "{algorithm} at {rate} on {challenge}: {diverged} of {seeds}"
+    where = [place.format(rate=format_lr(row["lr"]), **row) for row in rows if row["diverged"]]
     return f"Diverged, and left out of the means: {', '.join(where)}." if where else "No run diverged."
 
 
