@@ -19,7 +19,6 @@ from torch import Tensor
 
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
-from glocal.curvature.operators import Operator
 from glocal.curvature.spectrum import Density, Estimate, density, exact_density
 from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
 
@@ -143,17 +142,14 @@ def _dense(trace: TrainingTrace) -> list[Density]:
 
 
 def _estimated(trace: TrainingTrace, steps: int, probes: int, seed: int) -> list[Density]:
-    signs, densities = trace.random_probes(probes, seed), []
+    """Estimate densities; without the largest |λ| that Lanczos finds precisely, the others have a lower variance."""
+    start, signs, densities = trace.random_start(seed), trace.random_probes(probes, seed), []
+    size = min(steps, len(start))
     for t in range(1, trace.num_learned + 1):
         average = trace.average_hessian(t)
-        known = _outliers(average, trace.random_start(seed), steps)
+        top = lanczos(average, start, min(MAX_OUTLIERS, size), size)
+        converged = top.residuals <= MAX_RELATIVE_RESIDUAL * top.values.abs()
+        count = int(converged.long().cumprod(0).sum())  # the leading ones
+        known = Eigenpairs(*(part[:count] for part in top)) if count else None
         densities.append(density(average, signs, steps, trace.hvp_batch_size, known))
     return densities
-
-
-def _outliers(hessian: Operator, start: Tensor, steps: int) -> Eigenpairs | None:
-    """Return the largest |λ| that Lanczos finds precisely; removing them lowers the variance of the other estimates."""
-    top = lanczos(hessian, start, min(MAX_OUTLIERS, steps, len(start)), min(steps, len(start)))
-    converged = top.residuals <= MAX_RELATIVE_RESIDUAL * top.values.abs()
-    count = int(converged.long().cumprod(0).sum())  # the leading ones
-    return Eigenpairs(*(part[:count] for part in top)) if count else None

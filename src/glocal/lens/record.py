@@ -8,7 +8,7 @@ retraced = open_run("runs/runs/0123456789abcdef").retrace()  # train a stored ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -110,30 +110,22 @@ def record(
             keep(state, step)
 
     on_step = None if every_steps is None else after_step
-    training = loop.train(cohort, None, execution, progress, after_epoch, on_step)
-    for boundary in _require_vectorised(training) if execution == "vectorised" else training:
-        finished = boundary.finished
-        keep(boundary.state)
-        for solutions, history in zip(checkpoints, snapshots, strict=True):
-            solutions.append(history[-1].checkpoint)
+    try:
+        for boundary in loop.train(cohort, None, execution, progress, after_epoch, on_step):
+            finished = boundary.finished
+            keep(boundary.state)
+            for solutions, history in zip(checkpoints, snapshots, strict=True):
+                solutions.append(history[-1].checkpoint)
+    except Exception as error:
+        if isinstance(error, GlocalError) or execution != "vectorised" or checkpoints[0]:
+            raise
+        reason = first_line(error)
+        raise GlocalError(f"these runs cannot be vectorised; record steps one run at a time: {reason}") from error
     model = cohort.model(vectorised=False)
     return [
         RecordedRun(_trace_member(cohort, run, checkpoints[run], examples), member.algorithm, model, snapshots[run])
         for run, member in enumerate(cohort.members)
     ]
-
-
-def _require_vectorised(training: Iterator[loop.Snapshot]) -> Iterator[loop.Snapshot]:
-    """Explain why the steps of a cohort that cannot be vectorised cannot be recorded."""
-    try:
-        first = next(training)
-    except GlocalError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        raise GlocalError(f"these runs cannot be vectorised; record steps one run at a time: {reason}") from error
-    yield first
-    yield from training
 
 
 def copy_checkpoint(state: State, run: int) -> Checkpoint:
