@@ -72,6 +72,10 @@ def test_order_is_challenge_then_global_before_local(runs: list[Run]) -> None:
     assert [row["lr"] for row in rows[:3]] == [0.001, 0.01, 0.1]
 
 
+def test_a_frame_of_no_runs_has_the_columns_of_any_other(runs: list[Run]) -> None:
+    assert summary.frame([]).schema == summary.frame(runs).schema
+
+
 def test_scope_and_measure(runs: list[Run]) -> None:
     own = {r["algorithm"]: r for r in summary.rows(runs) if r["challenge"] == "split-cifar10" and r["lr"] == 0.1}
     other = {r["algorithm"]: r for r in summary.rows(runs, View(scope="class")) if r["challenge"] == "split-cifar10"}

@@ -76,7 +76,10 @@ def test_a_run_is_named_by_all_that_it_depends_on(tmp_path: Path) -> None:
         glocal.sweep("rotated-digits", [EWC()], [0.1], [1], **{**common, "batch_size": 400}),
         glocal.sweep("permuted-digits", [EWC()], [0.1], [1], **common),
     ]
-    assert len({v[0].path for v in variants}) == len(variants) == len(glocal.load(store))
+    loaded = glocal.load(store)
+    assert len({v[0].path for v in variants}) == len(variants) == len(loaded)
+    order = [(run.algorithm, run.lr, run.seed) for run in loaded]
+    assert order == sorted(order)
     assert variants[2][0].algorithm == "ewc fisher=empirical"
     assert variants[2][0].config["algorithm"]["options"]["fisher"] == "empirical"
 

@@ -17,8 +17,6 @@ their values at θ_o,
     ξ_o(θ) = | ( \hat L_o(θ) − \hat L_o(θ_o) ) − ( L_o(θ) − L_o(θ_o) ) |,
 
 the error of the forgetting that \hat L_o predicts; for sgd that is forgetting itself.
-
-An error that is NaN, for example of two infinite losses, counts as infinite.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class ErrorCurves:
 
 
 def abs_difference(approximate: Tensor, true: Tensor) -> Tensor:
-    r"""Return |\hat L − L|, inf where it is NaN."""
+    r"""Return |\hat L − L|, inf where it is NaN, for example of two infinite losses."""
     return (approximate - true).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 

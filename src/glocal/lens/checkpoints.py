@@ -57,11 +57,8 @@ def trace_checkpoints(
     learned = [p for p in module.parameters() if p.requires_grad]
     name = type(module).__name__
     require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
-    half = [str(p.dtype) for p in learned if p.dtype in (torch.bfloat16, torch.float16)]
-    if half:
-        raise GlocalError(
-            f"the network {name} has parameters of {half[0]}, too coarse for curvature: give module.float()."
-        )
+    half = next((p.dtype for p in learned if p.dtype in (torch.bfloat16, torch.float16)), None)
+    require(half is None, f"the network {name} has {half} parameters, too coarse for curvature: give module.float().")
     pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list)]
     data = [Data(*(part.to(learned[0].device) for part in pair)) for pair in pairs]
     points = [_read_state_dict(module, state) for state in states]
