@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import glocal.algorithms
 import glocal.optimizers
 from glocal.algorithms.baselines import SGD
 from glocal.engine.loop import Execution, train
+from glocal.errors import GlocalError
 from glocal.rng import generator
 from glocal.tree import Params, select
 
@@ -80,3 +83,14 @@ def test_the_examples_in_docstrings_run() -> None:
     for module in (glocal.algorithms, glocal.optimizers):
         results = doctest.testmod(module)
         assert results.attempted > 0 and results.failed == 0
+
+
+def test_options_may_have_types_that_only_a_type_checker_knows() -> None:
+    @dataclass(frozen=True)
+    class Mine(SGD):
+        at_least: ClassVar[dict[str, float]] = {"size": 1}
+        size: NotImported = 1  # type: ignore[name-defined]  # noqa: F821
+
+    assert Mine(2).size == 2
+    with pytest.raises(GlocalError, match="size of at least 1; 0 was given"):
+        Mine(0)

@@ -77,9 +77,12 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Check options with a Literal type against its values, and numbers against `at_least`."""
-        hints = get_type_hints(type(self))
+        try:
+            hints = get_type_hints(type(self))
+        except NameError:  # a user's annotation that only a type checker can resolve
+            hints = {}
         for field in fields(self):
-            value, hint, bound = getattr(self, field.name), hints[field.name], self.at_least.get(field.name)
+            value, hint, bound = getattr(self, field.name), hints.get(field.name), self.at_least.get(field.name)
             if get_origin(hint) is Literal:
                 require_known(f"{self.name}.{field.name}", value, get_args(hint))
             if bound is not None:
