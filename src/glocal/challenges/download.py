@@ -15,9 +15,8 @@ import shutil
 import tarfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.error import HTTPError, URLError
@@ -25,9 +24,13 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from glocal.errors import GlocalError, require, require_known
+from glocal.files import replacing, report_os_errors
 
 Progress = Callable[[int, int], None]
 BLOCK_BYTES = 1 << 16
+disk_errors = partial(
+    report_os_errors, remedy="Free some space, or set GLOCAL_DATA and XDG_CACHE_HOME to other folders."
+)
 
 
 @dataclass(frozen=True)
@@ -257,39 +260,18 @@ def fetch(
     return locate(name, data)
 
 
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Report that a file cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "free some space, or set GLOCAL_DATA and XDG_CACHE_HOME to other folders"
-        raise GlocalError(f"cannot write {path} ({error.strerror or error}); {remedy}.") from error
-
-
-@contextmanager
-def atomic_write(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`, and rename it to `target` if the block succeeds.
-
-    Readers see the old file or the new one, and two processes may write the same file.
-    """
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield part
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-
-
 def unpack(source: Source, archive: Path, folder: Path) -> None:
     """Extract the files of a data set, and nothing else, from its verified tar archive."""
     files = {f"{source.folder}/{file.name}": file.name for file in source.files}
     with tarfile.open(archive, "r|*") as tar:
         for member in tar:
             if member.name in files and (content := tar.extractfile(member)) is not None:
-                with atomic_write(folder / files[member.name]) as part, part.open("wb") as output:
+                target = folder / files[member.name]
+                with (
+                    disk_errors("write", target),
+                    replacing(target, make_folder=True) as part,
+                    part.open("wb") as output,
+                ):
                     shutil.copyfileobj(content, output)
 
 
@@ -306,7 +288,7 @@ def download(
     """
     part = target.with_name(target.name + ".part")
     failures = []
-    with disk_errors(target):
+    with disk_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
         complete = checksum(part) == md5

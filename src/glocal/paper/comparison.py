@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 
 from glocal import tree
 from glocal.errors import GlocalError, require_known
+from glocal.files import report_os_errors
 from glocal.metrics import END_LRS, OVER, Over, Scope, low_minus_high, scope_of
 from glocal.paper.table1 import COLUMNS, SEEDS
 from glocal.report import table
@@ -34,7 +35,6 @@ from glocal.report.summary import (
     trends,
 )
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_csv, to_json
-from glocal.store.files import report_os_errors
 from glocal.store.run import Run, Runs
 
 MAX_Z = 2.0

@@ -16,11 +16,11 @@ import numpy as np
 import polars as pl
 
 from glocal.errors import GlocalError
+from glocal.files import lock_file, report_os_errors
 from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.study import read_table, write_table
 from glocal.report.summary import PERCENT
-from glocal.store.files import lock_file, report_os_errors
 from glocal.store.run import Run, Runs
 
 MATRICES = ("test_class_accuracy", "test_task_accuracy")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +21,8 @@ import polars as pl
 import torch
 
 from glocal.errors import GlocalError
+from glocal.files import replacing, report_os_errors
 from glocal.precision import full_precision
-from glocal.store.files import report_os_errors
 from glocal.store.store import Store
 from glocal.sweeps.resolve import device_name
 
@@ -138,11 +137,8 @@ def draw(study: Study, rows: pl.DataFrame, path: Path) -> Path:
 def write_table(rows: Sequence[Row] | pl.DataFrame, path: Path, cost: Cost | None = None, **options: Any) -> Path:
     """Write a Parquet file atomically, with the cost as metadata, creating its folder."""
     metadata = None if cost is None else {COST_KEY: json.dumps(asdict(cost))}
-    part = path.with_name(f".{path.stem}-{os.getpid()}.parquet")
-    with report_os_errors("write to", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with report_os_errors("write to", path), replacing(path, make_folder=True) as part:
         pl.DataFrame(rows, infer_schema_length=None).write_parquet(part, metadata=metadata, **options)
-        os.replace(part, path)
     return path
 
 

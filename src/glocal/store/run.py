@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal.errors import GlocalError, require
-from glocal.store.files import read_tensors, report_damage
+from glocal.files import read_tensors, report_damage
 from glocal.tree import Params
 
 if TYPE_CHECKING:

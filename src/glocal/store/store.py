@@ -20,13 +20,12 @@ from typing import IO, Any
 
 import torch
 
-from glocal import tree
+from glocal import files, tree
 from glocal.engine.cohort import RunConfig
 from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
 from glocal.errors import GlocalError
-from glocal.store import files
 from glocal.store.run import Run
 from glocal.tree import Params
 

@@ -23,7 +23,7 @@ from glocal.errors import GlocalError, first_line
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON, atomically."""
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
-    with _replacing(path) as part:
+    with replacing(path) as part:
         part.write_text(text + "\n")
 
 
@@ -36,7 +36,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write tensors by name, with their order: sums over parameters follow it and must not change."""
     # safetensors rejects tensors that share storage, so each one is cloned.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    with _replacing(path) as part:
+    with replacing(path) as part:
         save_file(copies, part, metadata={**(metadata or {}), "order": json.dumps(list(copies))})
 
 
@@ -80,8 +80,14 @@ def _temporary(path: Path) -> Path:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, make_folder: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds.
+
+    Readers see the old file or the new one, and two processes may write the same file.
+    """
     part = _temporary(path)
+    if make_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield part
         with part.open("rb") as written:
@@ -116,10 +122,10 @@ def report_damage(path: Path, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def report_os_errors(action: str, path: Path) -> Iterator[None]:
+def report_os_errors(action: str, path: Path, remedy: str = "Choose a folder that you can write to.") -> Iterator[None]:
     """Turn an OSError into a GlocalError that names the action and the path."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise GlocalError(f"cannot {action} '{path}': {reason}. Choose a folder that you can write to.") from error
+        raise GlocalError(f"cannot {action} '{path}': {reason}. {remedy}") from error
