@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import GlocalError, unknown
+from glocal.errors import unknown
+from glocal.files import report_os_errors
 from glocal.report.table import format_lr
 
 if TYPE_CHECKING:
@@ -94,12 +95,9 @@ def save_figure(draw: Callable[[Figure], None], path: str | Path) -> Path:
     with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
         draw(figure)
-        try:
+        with report_os_errors("write to", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, metadata=metadata)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise GlocalError(f"cannot write to '{path}': {reason}. Choose a path in a writable folder.") from error
     return path
 
 
