@@ -17,7 +17,7 @@ from torch import nn
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
-from glocal.lens.approximation import error_order, fit_order, losses_on_rays, own_curves
+from glocal.lens.approximation import error_order, errors_on_rays, fit_order, own_curves
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.record import RecordedRun, Snapshot, record
@@ -108,18 +108,18 @@ def test_on_rays_a_network_is_the_same_mapped_and_one_by_one() -> None:
     directions = unit_directions(trace, 0, 3, seed=0)
     radii = torch.tensor([[0.1, 1.0], [0.2, 2.0], [0.3, 3.0]], dtype=torch.float64)
     expansion = taylor(trace, 0, 1)
-    mapped = losses_on_rays(trace, 0, expansion, directions, radii)
+    mapped = errors_on_rays(trace, 0, expansion, directions, radii)
 
     def looking(params: dict) -> torch.Tensor:
         found = expansion(params)
         return found if float(found) != math.pi else -found  # nothing that looks at its numbers can be mapped
 
-    single = losses_on_rays(trace, 0, looking, directions, radii)  # type: ignore[arg-type]
+    single = errors_on_rays(trace, 0, looking, directions, radii)  # type: ignore[arg-type]
     for a, b in zip(mapped, single, strict=True):
         assert a.shape == (3, 2)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    theta = theta_of(trace, 0) + 2 * directions[1]
-    torch.testing.assert_close(mapped[0][1, 1], trace.value(0, at(trace, theta)))
+    point = at(trace, theta_of(trace, 0) + 2 * directions[1])
+    torch.testing.assert_close(mapped[0][1, 1], (expansion(point.params) - trace.value(0, point)).abs())
 
 
 def test_replay_of_everything_has_no_error() -> None:

@@ -75,7 +75,7 @@ class Cohort:
         return {k: torch.tensor([c[k] for c in columns], device=self.device) for k in columns[0]}
 
     def model(self, vectorised: bool) -> Model:
-        module = self._network(self.members[0].seed).to(self.device)
+        module = self.network(self.members[0].seed).to(self.device)
         loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
         sizes = self.challenge.tasks, self.batch_size
@@ -89,7 +89,7 @@ class Cohort:
 
     def initial(self) -> tuple[Params, Params]:
         """θ_0 and what is not learnt (buffers, frozen parameters), stacked; they depend on the seed alone."""
-        made = {seed: self._network(seed) for seed in {m.seed for m in self.members}}
+        made = {seed: self.network(seed) for seed in {m.seed for m in self.members}}
         networks = [made[m.seed] for m in self.members]
         params = tree.stack([{k: p.detach() for k, p in n.named_parameters() if p.requires_grad} for n in networks])
         buffers = tree.stack([constants(n) for n in networks])
@@ -118,7 +118,8 @@ class Cohort:
         starts = [i for i, seed in enumerate(seeds) if i == 0 or seed != seeds[i - 1]]
         return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(self)], strict=True)]
 
-    def _network(self, seed: int) -> nn.Module:
+    def network(self, seed: int) -> nn.Module:
+        """Create the network of a seed, as the algorithm changes it."""
         make = self.algorithm.network(self.make_network, self.challenge.tasks)
         return seeded_network(make, self.challenge, seed)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,12 +135,8 @@ def own_loss(algorithm: Algorithm, model: Model, snapshot: Snapshot, data: Data,
     """
     (params, buffers), memory = snapshot.checkpoint, snapshot.memory
     bound = model.bind(buffers, training=False)
-
-    def outputs(x: Tensor) -> Tensor:
-        if isinstance(algorithm, Partition):
-            return algorithm.predict(bound, params, memory, x, task)
-        return bound.outputs(params, x)
-
+    split = isinstance(algorithm, Partition)
+    outputs = partial(algorithm.predict, bound, params, memory, task=task) if split else partial(bound.outputs, params)
     chunks = zip(data.x.split(MAX_EXAMPLES), data.y.split(MAX_EXAMPLES), strict=True)
     return torch.stack([model.criterion.per_sample(outputs(x), y).sum() for x, y in chunks]).sum() / len(data.y)
 
@@ -199,17 +196,18 @@ def map_rays(
     return tuple(torch.cat(column).double().view(radii.shape).cpu() for column in zip(*values, strict=True))
 
 
-def losses_on_rays(
+def errors_on_rays(
     trace: TrainingTrace, task: int, approximation: Approximation, directions: Tensor, radii: Tensor
-) -> tuple[Tensor, ...]:
-    r"""Return L_o and \hat L_o at θ_o + r u for unit vectors u (k, P) and radii r (k, m) or (m,): (k, m) each."""
+) -> tuple[Tensor, Tensor]:
+    """Return ξ_o at θ_o + r u, unit vectors u (k, P), radii r (k, m) or (m,), and a bound on its rounding error."""
     params, buffers = trace.solution(task)
 
     def both(theta: Tensor) -> tuple[Tensor, Tensor]:
         point = from_vector(theta, params)
         return trace.value(task, Checkpoint(point, buffers)), approximation(point)
 
-    return map_rays(both, to_vector(params), directions, radii)
+    true, approximate = map_rays(both, to_vector(params), directions, radii)
+    return abs_difference(approximate, true), rounding_error(trace, true, approximate)
 
 
 @dataclass(frozen=True)
@@ -236,9 +234,8 @@ def error_order(
     require(bool(0 < length < torch.inf), f"the direction has length {float(length)}; it must be finite and above 0.")
     positive = len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all())
     require(positive, f"radii must be positive and finite; {radii} was given.")
-    rays = losses_on_rays(trace, task, approximation, (direction / length)[None], grid)
-    true, approximate = (rows[0] for rows in rays)
-    return fit_order(grid, abs_difference(approximate, true), rounding_error(trace, true, approximate))
+    errors, rounding = errors_on_rays(trace, task, approximation, (direction / length)[None], grid)
+    return fit_order(grid, errors[0], rounding[0])
 
 
 def rounding_error(trace: TrainingTrace, true: Tensor, approximate: Tensor) -> Tensor:

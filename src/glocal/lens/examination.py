@@ -253,7 +253,7 @@ def examine_trace(
         hessian = trace.hessian(o)
         top = lanczos(hessian, start, count)
         spectra.append(top.values.double())
-        traces.append(estimate_trace(hessian, probes, trace.hvp_batch_size))
+        traces.append(torch.stack(estimate_trace(hessian, probes, trace.hvp_batch_size)))
         moves = {t: thetas[t + 1] - thetas[o + 1] for t in range(o + 1, n)}
         for t, move in moves.items():
             distance[t, o] = move.norm()
@@ -267,6 +267,7 @@ def examine_trace(
         radius[later, o] = towards_later
         eigenvector_radius[o] = along_top.min() if eigenvectors else torch.nan
         random_radius[o] = in_random.median()
+    trace_values, trace_errors = torch.stack(traces, 1).cpu()
     with torch.no_grad():
         losses = torch.stack([trace.value(o, trace.solution(o)) for o in range(n)]).double().cpu()
     return Examination(
@@ -281,6 +282,6 @@ def examine_trace(
         forgetting=pairs,
         rounding=rounding_error(trace, losses + pairs.measured, losses + pairs.predicted),
         eigenvalues=torch.stack(spectra).cpu(),
-        trace=torch.stack([estimate.value for estimate in traces]).cpu(),
-        trace_error=torch.stack([estimate.error for estimate in traces]).cpu(),
+        trace=trace_values,
+        trace_error=trace_errors,
     )

@@ -122,19 +122,14 @@ def _statistics_effect(trace: TrainingTrace, o: int, t: int) -> Tensor:
 
 def recursion(pairs: Forgetting, over: Over = "t") -> Recursion:
     """Return E(t) term by term, Eq. eqt:forgetting-rec."""
-    before = pad(_row_sums(pairs.predicted)[:-1], (1, 0)) / task_counts(len(pairs.measured), over)
+    before = pad(pairs.predicted.tril().sum(1)[:-1], (1, 0)) / task_counts(len(pairs.measured), over)
     added = (average(part, over) for part in (pairs.added_gradient, pairs.added_quadratic, pairs.added_v))
     return Recursion(average(pairs.measured, over), average(pairs.predicted, over), before, *added)
 
 
 def average(pairs: Tensor, over: Over) -> Tensor:
     """Return E(t) after every task, (N,): averaged over t tasks, or over t − 1 and NaN after the first."""
-    return _row_sums(pairs) / task_counts(len(pairs), over)
-
-
-def _row_sums(pairs: Tensor) -> Tensor:
-    """Return Σ_{o≤t} of a matrix of pairs, after every task t."""
-    return torch.where(torch.ones_like(pairs, dtype=torch.bool).tril(), pairs, 0.0).sum(1)
+    return pairs.tril().sum(1) / task_counts(len(pairs), over)
 
 
 def task_counts(tasks: int, over: Over) -> Tensor:

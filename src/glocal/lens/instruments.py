@@ -128,13 +128,7 @@ def _theorem2(trace: TrainingTrace) -> Rows:
 def _ground_truth(trace: TrainingTrace) -> Rows:
     """The true label's entry of ∇²_f ℓ (appendix): medians over a task's examples at its solution; `of_total_trace` is
     over all of them together."""
-    rows: Rows = []
-    for o in range(trace.num_learned):
-        result = ground_truth_of(trace, o)
-        columns = _columns(result, "confidence", "dominance", "of_trace", "of_squares")
-        medians = {k: float(v.nanmedian()) for k, v in columns.items()}
-        rows.append({"task": o, **medians, "of_total_trace": float(result.of_total_trace)})
-    return rows
+    return [{"task": o, **ground_truth_of(trace, o).medians()} for o in range(trace.num_learned)]
 
 
 def _perturbation(trace: TrainingTrace) -> Rows:

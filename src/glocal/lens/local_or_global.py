@@ -138,7 +138,9 @@ def locality(
     num_probe_runs = -(-probes // len(PROBE_LOCATIONS))
     member = Member(seed, lr, ResampledMemory(tested, draws))
     cohort = Cohort(fixed, make, (member,) * (solutions + num_probe_runs), epochs, batch_size, 1, torch.device(device))
-    starts, snapshot = _train_solutions(cohort)
+    loader = Loader(cohort)
+    loader.load_task(0)
+    starts, snapshot = _train_solutions(cohort, loader.example())
     finite_runs = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
     num_diverged = len(cohort) - len(finite_runs)
     require(
@@ -151,7 +153,7 @@ def locality(
     distance = float(torch.pdist(theta).mean())
     require(distance > 0, "all solutions are identical. Use a randomly initialised network or epochs ≥ 2.")
     points = [p for run in probe_runs for p in _probes(starts[run], copy_checkpoint(snapshot.state, run), seed, run)]
-    values = _evaluate(cohort, snapshot, solution_runs, points[:probes])
+    values = _evaluate(cohort, loader.whole(0), snapshot, solution_runs, points[:probes])
     finite = values.isfinite().flatten(0, 2).all(0)
     require(bool(finite.any()), f"at no probe is {tested.name}'s approximation finite for all solutions. Lower lr.")
     values = values[..., finite]
@@ -182,20 +184,18 @@ def _fix_data(challenge: Challenge, seed: int, examples: int) -> Challenge:
     return replace(challenge, tasks=min(challenge.tasks, NUM_TASKS), make_task=make, seeded=False, on_device=False)
 
 
-def _train_solutions(cohort: Cohort) -> tuple[list[Checkpoint], Snapshot]:
+def _train_solutions(cohort: Cohort, example: Batch) -> tuple[list[Checkpoint], Snapshot]:
     """Train the first task; return every run's initialisation and the snapshot at the end.
 
     Initialisations differ between runs, and so does the first of several epochs. The other epochs, or the only one,
     have the same seed for all runs.
     """
-    loader = Loader(cohort)
-    loader.load_task(0)
     seeded = cohort.only([replace(m, seed=m.seed + 1 + run) for run, m in enumerate(cohort.members)])
-    state = seeded.initial_state(loader.example())
+    state = seeded.initial_state(example)
     starts = [copy_checkpoint(state, run) for run in range(len(cohort))]
     if cohort.epochs > 1:
         first_epoch = _train_task(replace(seeded, epochs=1), state).state
-        state = seeded.initial_state(loader.example(), (first_epoch.params, first_epoch.buffers))
+        state = seeded.initial_state(example, (first_epoch.params, first_epoch.buffers))
         state = replace(state, diverged=first_epoch.diverged)
         cohort = replace(cohort, epochs=cohort.epochs - 1)
     return starts, _train_task(cohort, state)
@@ -215,7 +215,9 @@ def _probes(start: Checkpoint, end: Checkpoint, seed: int, run: int) -> list[Che
 
 
 @torch.no_grad()
-def _evaluate(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]) -> Tensor:
+def _evaluate(
+    cohort: Cohort, data: Batch, snapshot: Snapshot, runs: Sequence[int], probes: Sequence[Checkpoint]
+) -> Tensor:
     r"""Return \hat L_o(θ) as (runs, draws, repetitions, probes), holding one consolidated memory at a time.
 
     The first two runs show whether draws and repetitions change the values at all; if they do not, they are evaluated
@@ -227,7 +229,8 @@ def _evaluate(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: S
     model = cohort.model(vectorised=False)
     # A probe has its own BatchNorm statistics, the same for all solutions.
     probe_models = [model.bind(p.buffers, training=False) for p in probes]
-    batches = [_consolidation_batch(cohort, seed, draw) for draw in draws]
+    streams = [generator(seed, "locality", "consolidate", draw) for draw in draws]
+    keys = [torch.randint(2**63 - 1, (), generator=stream).to(cohort.device) for stream in streams]
 
     def evaluate(run: int, draw: int) -> Tensor:
         state = snapshot.state.select(run)
@@ -235,7 +238,7 @@ def _evaluate(cohort: Cohort, snapshot: Snapshot, runs: Sequence[int], probes: S
         # Dropout and users' code draw from torch's global generator: it has the same seed for every solution.
         with torch.random.fork_rng(devices=[cohort.device] if cohort.device.type == "cuda" else []):
             torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
-            (params, buffers), batch = copy_checkpoint(snapshot.state, run), batches[draw]
+            (params, buffers), batch = copy_checkpoint(snapshot.state, run), data._replace(key=keys[draw])
             memory = tested.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
             values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
         return torch.stack(values).cpu()
@@ -267,14 +270,6 @@ def _approximation(tested: Algorithm, model: Model, memory: Memory, probe: Check
 
 def _varies(values: Tensor, dim: int) -> bool:
     return not torch.allclose(values, values.narrow(dim, 0, 1).expand_as(values), rtol=1e-6, atol=0, equal_nan=True)
-
-
-def _consolidation_batch(cohort: Cohort, seed: int, draw: int) -> Batch:
-    """Return all data of the task with the random key of one draw."""
-    device, (x, y) = cohort.device, cohort.challenge.task(0, seed).train
-    key = torch.randint(2**63 - 1, (), generator=generator(seed, "locality", "consolidate", draw))
-    task, end = torch.zeros((), dtype=torch.long, device=device), torch.ones((), device=device)
-    return Batch(x.to(device), y.to(device), task, key.to(device), end)
 
 
 @dataclass(frozen=True)

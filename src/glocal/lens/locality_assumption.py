@@ -26,15 +26,7 @@ from torch import Tensor
 
 from glocal.algorithms.partition import Partition
 from glocal.errors import require
-from glocal.lens.approximation import (
-    ErrorCurves,
-    abs_difference,
-    error_curves,
-    losses_on_rays,
-    own_curves,
-    own_loss,
-    rounding_error,
-)
+from glocal.lens.approximation import ErrorCurves, error_curves, errors_on_rays, own_curves, own_loss
 from glocal.lens.record import RecordedRun
 from glocal.lens.taylor import Approximation, expansions
 from glocal.lens.trace import TrainingTrace
@@ -86,11 +78,9 @@ def region_radii(
 
     def errors(rows: Tensor, radii: Tensor) -> Tensor:
         """ξ_o along some of the directions, at radii (rows, m)."""
-        true, approximate = losses_on_rays(trace, task, approximation, units[rows.to(units.device)], radii)
-        error = abs_difference(approximate, true)
+        error, rounding = errors_on_rays(trace, task, approximation, units[rows.to(units.device)], radii)
         # The rounding of large losses is not an error and ends no region.
-        rounded = error.isfinite() & (error <= rounding_error(trace, true, approximate))
-        return torch.where(rounded, 0.0, error)
+        return torch.where(error.isfinite() & (error <= rounding), 0.0, error)
 
     rows = torch.arange(len(units))
     previous = errors(rows, torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
@@ -264,15 +254,14 @@ def resolve_epsilon(epsilon: float | None, trace: TrainingTrace, run: RecordedRu
         require_epsilon(epsilon)
         return epsilon
     first = {s.finished: s for s in reversed(run.snapshots)} if run else {}  # the first one after so many tasks
-    decreases = []
-    for o in range(trace.num_learned):
+
+    def loss(o: int, finished: int) -> Tensor:
         if run is None:
-            before, after = (trace.value(o, point) for point in (trace.checkpoints[0], trace.solution(o)))
-        else:
-            before, after = (own_loss(run.algorithm, run.model, first[t], trace.tasks[o], o) for t in (0, o + 1))
-        decreases.append(before - after)
-    stacked = torch.stack(decreases)
-    finite = stacked.double()[stacked.isfinite()]
+            return trace.value(o, trace.checkpoints[finished])
+        return own_loss(run.algorithm, run.model, first[finished], trace.tasks[o], o)
+
+    decreases = torch.stack([loss(o, 0) - loss(o, o + 1) for o in range(trace.num_learned)])
+    finite = decreases.double()[decreases.isfinite()]
     mean = float(finite.mean()) if len(finite) else math.nan
     require(mean > 0, f"training lowered the losses by {mean:.3g} on average, so there is no default ε: give epsilon.")
     return DEFAULT_EPSILON_FRACTION * mean

@@ -137,7 +137,12 @@ class Monitor:
 
     def _finish_task(self, task: int, state: State, loader: Loader) -> None:
         """Store some of the task's examples and the parts of its expansion; θ is the task's solution."""
-        data = self._subset(loader)
+        share = self.cohort.epochs * loader.examples // TRAINED_PER_EXAMPLE
+        default = MAX_EXAMPLES if self.structure is None else min(MAX_EXAMPLES, max(MIN_EXAMPLES, share))
+        rows = evenly_spaced_indices(loader.examples, self.examples or default).to(loader.x.device)
+        # Copies, (groups, n, ...): the loader reuses its memory.
+        x, y = (part.unflatten(0, (-1, loader.examples)).index_select(1, rows) for part in (loader.x, loader.y))
+        data = Data(self.cohort.transform.normalize(x), y)
         self._data.append(data)
         self._all_data = [torch.cat(parts, 1) for parts in zip(*self._data, strict=True)]
         parts: Tree = {"center": state.params}
@@ -148,14 +153,6 @@ class Monitor:
             self._expansions = tree.map_tree(lambda leaf: leaf.new_empty(leaf.shape[0], count, *leaf.shape[1:]), parts)
         tree.map_tree(lambda stored, leaf: stored[:, task].copy_(leaf), self._expansions, parts)
 
-    def _subset(self, loader: Loader) -> Data:
-        """Copy some of the examples that the groups train on, (groups, n, ...); the loader reuses its memory."""
-        share = self.cohort.epochs * loader.examples // TRAINED_PER_EXAMPLE
-        default = MAX_EXAMPLES if self.structure is None else min(MAX_EXAMPLES, max(MIN_EXAMPLES, share))
-        rows = evenly_spaced_indices(loader.examples, self.examples or default).to(loader.x.device)
-        x, y = (part.unflatten(0, (-1, loader.examples)).index_select(1, rows) for part in (loader.x, loader.y))
-        return Data(self.cohort.transform.normalize(x), y)
-
     def _expand(self, model: Model, params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tree:
         """Expand one run's loss."""
         risk = Risk.from_model(model.bind(buffers, training=False), params, x, y)
@@ -165,9 +162,14 @@ class Monitor:
             raise GlocalError(f"this run cannot be monitored with expansions; use 'own'. {error}") from error
 
     def _measure(self, task: int, state: State) -> None:
+        r"""Store L_o, \hat L_o and ‖θ − θ_o‖ of every run and finished task, and report first violations."""
         values = torch.full((3, len(self.cohort), self.cohort.challenge.tasks), torch.nan, dtype=torch.float64)
-        measure = self._measure_own if self.structure is None else self._measure_expansions
-        values[:, :, :task] = measure(task, state)
+        if self.structure is None:
+            self._measure_own(task, state, values)
+        else:
+            parts = tree.map_tree(lambda leaf: leaf[:, :task], self._expansions)
+            measured = self._map_runs(self._measure_run, (state.params, parts), self._all_data)["values"]
+            values[:, :, :task] = measured.movedim(1, 0)
         self._measurements.append((task, state.clock, values))
         outside = ~(abs_difference(values[1, :, :task], values[0, :, :task]) < self.epsilon).all(1)
         for run in outside.nonzero().flatten().tolist():
@@ -196,9 +198,8 @@ class Monitor:
             results.append(function(self._model, *own))
         return tree.stack(results)
 
-    def _measure_own(self, task: int, state: State) -> Tensor:
-        r"""Return L_o, \hat L_o and ‖θ − θ_o‖, (3, runs, finished tasks), by the algorithm's own approximation."""
-        values = torch.full((3, len(self.cohort), task), torch.nan, dtype=torch.float64)
+    def _measure_own(self, task: int, state: State, values: Tensor) -> None:
+        """Write the values of the algorithm's own approximation, (3, runs, T)."""
         center = self._expansions["center"]
         for run, group in enumerate(self._group_of_run):
             member, algorithm = state.select(run), self.cohort.members[run].algorithm
@@ -207,16 +208,9 @@ class Monitor:
                 values[0, run, o] = own_loss(algorithm, self._model, snapshot, Data(x[group], y[group]), o)
                 values[1, run, o] = own_approximation(algorithm, self._model, snapshot, o)
                 values[2, run, o] = _norm({k: p - center[k][run, o] for k, p in member.params.items()})
-        return values
-
-    def _measure_expansions(self, task: int, state: State) -> Tensor:
-        """Return the same by the expansions."""
-        parts = tree.map_tree(lambda leaf: leaf[:, :task], self._expansions)
-        values = self._map_runs(self._measure_run, (state.params, parts), self._all_data)["values"]
-        return values.movedim(1, 0).double().cpu()
 
     def _measure_run(self, model: Model, params: Params, parts: Tree, x: Tensor, y: Tensor) -> Tree:
-        """Measure one run, (3, finished tasks)."""
+        """Return the values of one run by the expansions, (3, finished tasks)."""
         sizes = [data.y.shape[1] for data in self._data]
         passes = sizes if parts["buffers"] else [len(y)]  # without buffers all tasks share one pass
         losses = []

@@ -127,8 +127,7 @@ def _scaled(spectrum: Density) -> Density:
 
 def _dense(trace: TrainingTrace) -> list[Density]:
     """Compute all eigenvalues. The sum is accumulated in place, to hold at most two matrices at a time."""
-    block = 64 if trace.device.type == "cpu" else 512
-    chunk = 500 if trace.device.type == "cpu" else MAX_EXAMPLES
+    block, chunk = (64, 500) if trace.device.type == "cpu" else (512, MAX_EXAMPLES)
     total: Tensor | None = None
     densities = []
     for o in range(trace.num_learned):

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from glocal import challenges, losses, tree
 from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine import loop
-from glocal.engine.cohort import Cohort, Member, seeded_network
+from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
@@ -143,12 +142,8 @@ def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], e
 
     tasks = [challenge.task(t, seed) for t in range(challenge.tasks)]
     train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
-    return TrainingTrace(_network(cohort, seed), losses.get(challenge.loss), train, checkpoints, test)
-
-
-def _network(cohort: Cohort, seed: int) -> nn.Module:
-    make = cohort.algorithm.network(cohort.make_network, cohort.challenge.tasks)
-    return seeded_network(make, cohort.challenge, seed).to(cohort.device)
+    module = cohort.network(seed).to(cohort.device)
+    return TrainingTrace(module, losses.get(challenge.loss), train, checkpoints, test)
 
 
 class Retraced(NamedTuple):
@@ -177,7 +172,7 @@ class StoredRun:
         cohort, run = self.cohort, self.run
         message = f"{run.algorithm} predicts with a task's number and its memory, which a stored run does not keep."
         require(not isinstance(cohort.algorithm, Partition), message)
-        learned = {k for k, p in _network(cohort, run.seed).named_parameters() if p.requires_grad}
+        learned = {k for k, p in cohort.network(run.seed).named_parameters() if p.requires_grad}
         checkpoints = []
         for task in range(run.tasks + 1):
             state = {k: t.to(cohort.device) for k, t in run.state(task).items()}
@@ -204,7 +199,15 @@ class StoredRun:
         require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
         sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]
         epoch_steps = [math.ceil(size / cohort.batch_size) for size in sizes]
-        self._require_memory(epoch_steps, every_steps)
+        count = 1 + challenge.tasks * (cohort.epochs + 1)  # every epoch, and every task once more
+        if every_steps is not None:
+            count += cohort.epochs * sum(n // every_steps for n in epoch_steps)
+        size = sum(tree.nbytes(part) for part in cohort.initial()) + self.run.info["cost"]["memory_bytes"]
+        require(
+            count * size <= MAX_SNAPSHOT_BYTES,
+            f"{count:,} snapshots of θ and memory take {count * size / 1e9:.2g} GB; at most "
+            f"{MAX_SNAPSHOT_BYTES / 1e9:.2g} GB are allowed. Record fewer steps, or epochs only.",
+        )
         bar = progress and progress(self.run.algorithm, challenge.tasks, cohort.epochs * sum(epoch_steps))
         (recorded,) = record(cohort, every_steps=every_steps, examples=examples, progress=bar)
         start, *solutions = recorded.trace.checkpoints
@@ -213,19 +216,6 @@ class StoredRun:
         relative = ((now - stored).abs() / stored.clamp(min=torch.finfo(torch.float64).tiny)).nan_to_num(torch.inf)
         both_diverged = ~now.isfinite() & ~stored.isfinite()
         return Retraced(recorded, float(relative.masked_fill(both_diverged, 0.0).max()), sizes)
-
-    def _require_memory(self, epoch_steps: list[int], every_steps: int | None) -> None:
-        """Raise if the snapshots would take more than MAX_SNAPSHOT_BYTES."""
-        epochs = self.cohort.epochs
-        size = sum(tree.nbytes(part) for part in self.cohort.initial()) + self.run.info["cost"]["memory_bytes"]
-        count = 1 + len(epoch_steps) * (epochs + 1)  # every epoch, and every task once more
-        if every_steps is not None:
-            count += epochs * sum(n // every_steps for n in epoch_steps)
-        require(
-            count * size <= MAX_SNAPSHOT_BYTES,
-            f"{count:,} snapshots of θ and memory take {count * size / 1e9:.2g} GB; at most "
-            f"{MAX_SNAPSHOT_BYTES / 1e9:.2g} GB are allowed. Record fewer steps, or epochs only.",
-        )
 
 
 def open_run(

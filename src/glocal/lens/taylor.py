@@ -23,7 +23,6 @@ from glocal.lens.trace import TrainingTrace
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
-ORDERS = (0, 1, 2)
 Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # θ ↦ \hat L_o(θ)
 HessianProduct: TypeAlias = Callable[[Tree, Params], Params]
 """(a stored H, v) ↦ H v."""
@@ -106,7 +105,7 @@ def resolve_structure(
     order: int, structure: Structure, matrix: Matrix | None = None, rank: int = 20
 ) -> HessianStructure | None:
     """Return the structure of H_o, or None below order 2."""
-    require(order in ORDERS, f"order = {order!r} was given; a Taylor expansion has order 0, 1 or 2.")
+    require(order in (0, 1, 2), f"order = {order!r} was given; a Taylor expansion has order 0, 1 or 2.")
     require(rank >= 1, f"rank = {rank} was given; it must be at least 1.")
     matrix = matrix or ("hessian" if structure in ("full", "low-rank") else "ggn")
     resolved = hessian_structure("a Taylor expansion", structure, matrix, rank)

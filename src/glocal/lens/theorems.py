@@ -73,18 +73,20 @@ def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int 
     start = trace.random_start(seed)
     updates = [trace.update(t) for t in range(n)]
     products = [torch.zeros_like(start) for _ in range(n)]  # Σ_{o<t} H_o Δ_t
-    gradients, smallest, norms = [], [], []
+    premises = []
+    farthest = torch.zeros(n, dtype=torch.float64, device=trace.device)  # the largest ‖θ_o − θ_i‖ of i < o
     for o in range(n):
         hessian = trace.hessian(o)
         nodes, _ = quadrature(hessian, start, steps)
-        gradients.append(trace.gradient(o).double().norm())
-        smallest.append(nodes[0])
-        norms.append(nodes.abs().max())
+        premises.append(torch.stack([trace.gradient(o).double().norm(), nodes[0], nodes.abs().max()]))
         for t in range(o + 1, n):
             products[t] += hessian @ updates[t]
+        for i in range(o):
+            farthest[o] = torch.maximum(farthest[o], (trace.theta(o) - trace.theta(i)).double().norm())
+    gradients, smallest, norms = torch.stack(premises, 1).cpu()
     quadratic = torch.stack([dot(a, b) for a, b in zip(updates, products, strict=True)]).cpu()
     product_norms, lengths = (torch.stack([v.double().norm() for v in part]).cpu() for part in (products, updates))
-    norm_sums = pad(torch.stack(norms).cpu().cumsum(0)[:-1], (1, 0))
+    norm_sums = pad(norms.cumsum(0)[:-1], (1, 0))
     past = pad(forgetting[1:].abs(), (1, 0))  # E(1) = 0 by both definitions
     return Theorem1(
         forgetting,
@@ -92,23 +94,15 @@ def theorem1(trace: TrainingTrace, over: Over = "t", steps: int = 30, seed: int 
         product_norms / count,
         product_norms / (norm_sums * lengths),
         _before(past.cummax(0).values),
-        _before(torch.stack(gradients).cpu().cummax(0).values),
-        _before(torch.stack(smallest).cpu().cummin(0).values),
-        _max_distance_cubed(trace),
+        _before(gradients.cummax(0).values),
+        _before(smallest.cummin(0).values),
+        farthest.cpu().cummax(0).values ** 3,
     )
 
 
 def _before(values: Tensor) -> Tensor:
     """Return the values before each task; NaN before the first."""
     return pad(values[:-1], (1, 0), value=torch.nan)
-
-
-def _max_distance_cubed(trace: TrainingTrace) -> Tensor:
-    thetas = [trace.theta(t) for t in range(trace.num_learned)]
-    farthest = torch.zeros(len(thetas), dtype=torch.float64)
-    for t in range(1, len(thetas)):
-        farthest[t] = torch.stack([(thetas[t] - theta).double().norm() for theta in thetas[:t]]).max()
-    return farthest.cummax(0).values ** 3
 
 
 @dataclass(frozen=True)
@@ -192,6 +186,11 @@ class GroundTruth:
     def of_total_trace(self) -> Tensor:
         """The entries' share of the trace summed over samples, to which confident ones contribute little."""
         return self.entry.sum() / self.trace.sum()
+
+    def medians(self) -> dict[str, float]:
+        """Return medians over the samples whose matrix does not underflow; `of_total_trace` is of all together."""
+        names = ("confidence", "dominance", "of_trace", "of_squares")
+        return {k: float(getattr(self, k).nanmedian()) for k in names} | {"of_total_trace": float(self.of_total_trace)}
 
 
 def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
-from glocal.lens.theorems import GroundTruth, equal_split, ground_truth_of, theorem1, theorem2
+from glocal.lens.theorems import equal_split, ground_truth_of, theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies import common
@@ -244,7 +244,7 @@ class TrueLabel:
         if item["part"] == "equal split":
             cases = [(k, torch.tensor([p], dtype=torch.float64)) for k in item["classes"] for p in item["confidences"]]
             known: list[Row] = [{"part": "equal split", "classes": k} for k, _ in cases]
-            return [row | UNKNOWN | _medians(equal_split(p, k)) for row, (k, p) in zip(known, cases, strict=True)]
+            return [row | UNKNOWN | equal_split(p, k).medians() for row, (k, p) in zip(known, cases, strict=True)]
         challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
         item = UNKNOWN | {"algorithm": "sgd"} | item
         if item["part"] == "entries":
@@ -326,15 +326,9 @@ def variant_differences(runs: pl.DataFrame) -> list[float]:
     return differences[np.isfinite(differences)].tolist()
 
 
-def _medians(entries: GroundTruth) -> dict[str, float]:
-    """Medians over the samples whose matrix does not underflow."""
-    medians = {name: float(getattr(entries, name).nanmedian()) for name in ENTRIES[:-1]}
-    return medians | {"of_total_trace": float(entries.of_total_trace)}
-
-
 def _mean_entries(trace: TrainingTrace) -> dict[str, float]:
     """The entries at every θ_o, averaged over tasks."""
-    tasks = [_medians(ground_truth_of(trace, task)) for task in range(len(trace.tasks))]
+    tasks = [ground_truth_of(trace, task).medians() for task in range(len(trace.tasks))]
     return {name: float(np.mean([entries[name] for entries in tasks])) for name in ENTRIES}
 
 
