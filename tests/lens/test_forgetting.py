@@ -91,7 +91,7 @@ def test_on_a_network_the_terms_are_those_of_its_dense_hessian(loss: str) -> Non
     trace = network(loss=loss)
     found = forgetting(trace)
     for o in range(3):
-        matrix, slope = dense_hessian(trace, o), trace.gradient(o, trace.checkpoints[o + 1])
+        matrix, slope = dense_hessian(trace, o), trace.gradient(o)
         for t in range(o + 1, 3):
             moved, delta = theta_of(trace, t) - theta_of(trace, o), theta_of(trace, t) - theta_of(trace, t - 1)
             expected = [

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal import tree
+from glocal.algorithms.hessian_structures import Diagonal, HessianStructure, Kronecker
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
@@ -33,7 +34,7 @@ from glocal.inputs import evenly_spaced_indices
 from glocal.lens.approximation import ErrorCurves, abs_difference, own_approximation, own_loss
 from glocal.lens.locality_assumption import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
 from glocal.lens.record import Snapshot
-from glocal.lens.taylor import evaluate, expand, resolve_structure
+from glocal.lens.taylor import evaluate, expand
 from glocal.lens.trace import Checkpoint, require_positive
 from glocal.networks.model import Model
 from glocal.risk import Risk
@@ -81,7 +82,8 @@ class Monitor:
         )
         self.cohort, self.epsilon, self.every, self.examples = cohort, epsilon, every, examples
         self.on_violation = on_violation
-        self.structure = None if approximation == "own" else resolve_structure(2, approximation)
+        structures: dict[str, HessianStructure] = {"diagonal": Diagonal(), "kronecker": Kronecker()}
+        self.structure = structures.get(approximation)  # None: own
         self.violations: list[LocalityViolation | None] = [None] * len(cohort)
         self._model, self._vectorised_model = (cohort.model(vectorised) for vectorised in (False, True))
         self._vectorised = len(cohort) > 1

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure, require_small
 from glocal.errors import GlocalError, first_line, require
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.trace import TrainingTrace, require_positive
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
@@ -72,7 +72,11 @@ def taylor(
         matrix: hessian or ggn; by default the hessian for full and low-rank structures, the ggn for the others.
         rank: the number of eigenpairs of a low-rank H_o.
     """
-    return expand(trace.risk(task), order, resolve_structure(order, structure, matrix, rank))
+    require(order in (0, 1, 2), f"order = {order!r} was given; a Taylor expansion has order 0, 1 or 2.")
+    require_positive(rank=rank)
+    matrix = matrix or ("hessian" if structure in ("full", "low-rank") else "ggn")
+    resolved = hessian_structure("a Taylor expansion", structure, matrix, rank)
+    return expand(trace.risk(task), order, resolved if order == 2 else None)
 
 
 def exact_taylor(trace: TrainingTrace, task: int, directions: Tensor | None = None) -> Taylor:
@@ -99,17 +103,6 @@ def _projected_product(stored: Tree, vector: Params) -> Params:
     """Return Qᵀ K Q v for orthonormal rows Q."""
     coordinates = stored["basis"] @ to_vector(vector)
     return from_vector((stored["matrix"] @ coordinates) @ stored["basis"], vector)
-
-
-def resolve_structure(
-    order: int, structure: Structure, matrix: Matrix | None = None, rank: int = 20
-) -> HessianStructure | None:
-    """Return the structure of H_o, or None below order 2."""
-    require(order in (0, 1, 2), f"order = {order!r} was given; a Taylor expansion has order 0, 1 or 2.")
-    require(rank >= 1, f"rank = {rank} was given; it must be at least 1.")
-    matrix = matrix or ("hessian" if structure in ("full", "low-rank") else "ggn")
-    resolved = hessian_structure("a Taylor expansion", structure, matrix, rank)
-    return resolved if order == 2 else None
 
 
 def expand(risk: Risk, order: int, structure: HessianStructure | None) -> Taylor:

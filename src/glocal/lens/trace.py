@@ -108,9 +108,9 @@ class TrainingTrace:
         """Return L_o(θ), the mean loss over the task's data, computed in chunks."""
         return self.risk(task, checkpoint).value()
 
-    def gradient(self, task: int, checkpoint: Checkpoint | None = None) -> Tensor:
-        """Return ∇L_o as a vector, at θ_o unless another checkpoint is given."""
-        return to_vector(self.risk(task, checkpoint).gradient())
+    def gradient(self, task: int) -> Tensor:
+        """Return ∇L_o(θ_o) as a vector."""
+        return to_vector(self.risk(task).gradient())
 
     def hessian(self, task: int) -> Operator:
         """Return H_o = ∇²L_o(θ_o) as an operator."""
