@@ -99,7 +99,7 @@ def test_the_figure_has_a_line_for_each_approximation(rows: pl.DataFrame) -> Non
         for text, line in zip(legends[0].get_texts(), legends[0].get_lines(), strict=True)
     }
     assert styles == {"agem": "-", "si": "-", "ewc": "--"}
-    assert "learning rate, 0.2" in panels[1].get_title("left")
+    assert "learning rate, 0.2" in panels[1].get_title()
 
 
 def test_exponents_are_of_the_rate_they_stand_beside(rows: pl.DataFrame) -> None:

@@ -132,7 +132,7 @@ def test_figure_has_the_entries_and_a_panel_for_each_number_of_classes(diverged:
     two = rows.filter(part="forgetting").with_columns(classes=pl.lit(2, pl.Int64))
     STUDY.draw(pl.concat([rows, two]), figure)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    titles = [axes.get_title(loc="left") for axes in shown]
+    titles = [axes.get_title() for axes in shown]
     assert titles[3:] == ["$K = 2$ (sgd: 22.0 to 22.0)", "$K = 10$ (sgd: 22.0 to 22.0)"]
     assert len(shown[0].lines) == 1 and len(shown[0].collections) == 1
     assert [len(axes.lines) for axes in shown[3:]] == [5, 5]

@@ -72,7 +72,7 @@ def test_a_regression_has_the_same_inputs_and_unit_vectors_for_classes() -> None
     before, after = challenge.task(1, 0).train, regression(challenge).task(1, 0).train
     assert torch.equal(before.x, after.x) and torch.equal(after.y.argmax(1), before.y)
     assert after.y.sum() == len(before.y) and after.y.max() == 1
-    ((_, trace), *_) = item_traces(LINEAR | {"examples": 20}, CONTEXT, regression(challenge))
+    ((_, trace), *_) = item_traces(LINEAR | {"examples": 20}, CONTEXT, challenge=regression(challenge))
     exact = trace.double()
     assert {p.dtype for point in exact.checkpoints for p in point.params.values()} == {torch.float64}
     torch.testing.assert_close(exact.value(0, exact.checkpoints[1]).float(), trace.value(0, trace.checkpoints[1]))

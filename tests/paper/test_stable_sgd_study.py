@@ -105,7 +105,7 @@ def test_figure_shows_both_ways(diverged: bool) -> None:
     legend = right.get_legend()
     assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["plastic", "stable"]
     for axes, name, pace in ((plastic, "plastic", 1.0), (stable, "stable", 0.5)):
-        assert axes.get_title(loc="left").startswith(name)
+        assert axes.get_title().startswith(name)
         means = [line for line in axes.lines if line.get_marker() == "o"]
         assert [line.get_label() for line in means] == ["0.01", "0.1"]
         assert all(np.asarray(line.get_ydata()) == pytest.approx(pace * np.array([1, 2, 3])) for line in means)

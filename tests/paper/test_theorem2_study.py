@@ -83,7 +83,7 @@ def test_the_summary_follows_the_rows() -> None:
 def test_figure_has_a_line_for_each_algorithm_in_every_panel(diverged: bool) -> None:
     figure = Figure()
     STUDY.draw(made_up(0.5, diverged), figure)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == list(PANELS.values())
+    assert [axes.get_title() for axes in figure.axes] == list(PANELS.values())
     first = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in figure.axes[0].lines}
     assert first == {"sgd (global)": pytest.approx([1, 10]), "ogd (local)": pytest.approx([0.1, 1])}
     assert all(len(axes.lines) == 2 for axes in figure.axes)

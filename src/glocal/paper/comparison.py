@@ -269,12 +269,11 @@ def _require_equal_settings(first: Run, second: Run) -> None:
     # Protocols 1 and 2 draw different random numbers from the same distributions.
     for name in sorted((one.keys() | two.keys()) - {"seed", "protocol"}):
         if one.get(name) != two.get(name):
-            values = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (one, two))
-            first_value, second_value = values
+            old, new = (shorten(str(x.get(name, "absent")), 40, placeholder="...") for x in (one, two))
             raise GlocalError(
                 f"the runs of {_label(second)} on {second.challenge} at lr {second.lr:g} differ in {name}: "
-                f"{first_value} with seed {first.seed}, {second_value} with seed {second.seed}; runs of one cell may "
-                "only differ in their seed. Select runs of one size and one kind of angles."
+                f"{old} with seed {first.seed}, {new} with seed {second.seed}; runs of one cell may only differ in "
+                "their seed. Select runs of one size and one kind of angles."
             )
 
 

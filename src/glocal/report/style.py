@@ -33,6 +33,7 @@ RC: dict[Any, Any] = {
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), 8),
     **dict.fromkeys(("font.size", "axes.labelsize"), 9),
     "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
     "figure.titlesize": 10.5,
     "figure.dpi": 150,
     "legend.frameon": False,

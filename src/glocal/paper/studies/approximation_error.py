@@ -35,7 +35,7 @@ from glocal.lens.approximation import (
     own_approximation,
     own_curves,
 )
-from glocal.lens.record import RecordedRun, Snapshot, record
+from glocal.lens.record import RecordedRun, Snapshot
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import Checkpoint, TrainingTrace
 from glocal.paper.studies import common
@@ -64,36 +64,33 @@ FIT_RADIUS = 1.0
 MakeApproximation: TypeAlias = Callable[[TrainingTrace], Approximation]  # of the first task
 
 
-class ApproximationError:
+class ApproximationError(common.RecordedStudy):
     name = "approximation-error"
     columns = "algorithm approximation locality lr seed learnt task error true approximate distance ray exponent"
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
+    def items(self, demo: bool) -> list[WorkItem]:
         base = common.FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
         base = common.DEMO | {"lrs": [0.01, 0.1], "seeds": [0]} if demo else base
         expansions: WorkItem = {"algorithm": "sgd", "options": {}}
         expansions |= {"examples": 200, "rank": 5} if demo else {"examples": 2_000, "rank": 20}
         # Algorithms consolidate on all examples of a task, so their approximation is compared on all of them.
         own = [{"algorithm": a, "options": o, "examples": 4_000 if demo else 60_000} for a, o in OPTIONS.items()]
-        items = [item | base for item in (expansions, *own)]
-        return items if demo else common.split_seeds(items)
+        return [item | base for item in (expansions, *own)]
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        cohort = common.make_cohort(item, context)
-        recorded = record(cohort, item["epochs"], examples=item["examples"])
-        rows: list[Row] = []
-        for member, trajectory in zip(cohort.members, recorded, strict=True):
-            # The ends of all tasks but the first, each with the memory that the task was learnt with.
-            ends = [m for m, after in pairwise(trajectory.snapshots) if 0 < m.finished < after.finished]
-            expand = "rank" in item
-            series = _expansions(trajectory.trace, ends, item["rank"]) if expand else _own(trajectory, ends)
-            # Second-order remainders are small: expansions are evaluated in double precision.
-            trace = trajectory.trace.double() if expand else trajectory.trace
-            for name, errors, make in series:
-                known: Row = {"approximation": name} if name == "own" else {"approximation": name, "locality": "local"}
-                measured = (*_training_rows(errors), *_ray_rows(trace, make(trace)))
-                rows += [common.run_row(self.columns, item, member, known | row) for row in measured]
-        return rows
+    def options(self, item: WorkItem, context: Context) -> dict[str, Any]:
+        return {"every_epochs": item["epochs"]}
+
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> Iterator[Row]:
+        # The ends of all tasks but the first, each with the memory that the task was learnt with.
+        ends = [m for m, after in pairwise(run.snapshots) if 0 < m.finished < after.finished]
+        expand = "rank" in item
+        series = _expansions(run.trace, ends, item["rank"]) if expand else _own(run, ends)
+        # Second-order remainders are small: expansions are evaluated in double precision.
+        trace = run.trace.double() if expand else run.trace
+        for name, errors, make in series:
+            known: Row = {"approximation": name} | ({"locality": "local"} if expand else {})
+            yield from (known | row for row in _training_rows(errors))
+            yield from (known | row for row in _ray_rows(trace, make(trace)))
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Errors of the algorithms' own approximations, and of expansions."""
@@ -217,7 +214,7 @@ def _draw_errors(section: SubFigure, series: Sequence[Series], low: float, high:
     left.sharey(middle)
     for axes, lr, word in ((left, low, "low"), (middle, high, "high")):
         _draw_over_tasks(axes, series, lr)
-        axes.set_title(f"{word} learning rate, {lr:g}", loc="left")
+        axes.set_title(f"{word} learning rate, {lr:g}")
     left.set_ylabel("error of the mean old loss")
     _draw_over_distance(distance, series, high)
     legend.axis("off")
@@ -251,5 +248,5 @@ def _draw_over_distance(axes: Axes, series: Sequence[Series], lr: float) -> None
     if np.isfinite(next_solution := common.median(np.concatenate(distances))):
         axes.axvline(next_solution, color=FAINT, linewidth=0.9, linestyle=":")
         axes.text(next_solution, 0.02, r" $\theta_2$", transform=axes.get_xaxis_transform(), color=FAINT, va="bottom")
-    labels = {"xlabel": r"distance  $r = \Vert\theta - \theta_1\Vert_2$", "ylabel": r"$\xi_1(\theta)$"}
-    common.annotate(axes, f"from $\\theta_1$ towards $\\theta_2$, rate {lr:g}", xscale="log", yscale="log", **labels)
+    axes.set(xlabel=r"distance  $r = \Vert\theta - \theta_1\Vert_2$", ylabel=r"$\xi_1(\theta)$")
+    axes.set(title=rf"from $\theta_1$ towards $\theta_2$, rate {lr:g}", xscale="log", yscale="log")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -20,7 +20,7 @@ from glocal import challenges
 from glocal.algorithms import ALGORITHMS
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
-from glocal.lens.record import record
+from glocal.lens.record import RecordedRun, record
 from glocal.lens.trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
@@ -52,28 +52,31 @@ def make_challenge(item: WorkItem, context: Context) -> Challenge:
     return replace(challenge, make_task=lru_cache(maxsize=challenge.tasks)(challenge.make_task))
 
 
-def make_cohort(
-    item: WorkItem, context: Context, challenge: Challenge | None = None, network: MakeNetwork | None = None
-) -> Cohort:
-    """Return one run for each of the item's seeds and learning rates, by default of plain SGD.
+def record_item(
+    item: WorkItem,
+    context: Context,
+    challenge: Challenge | None = None,
+    network: MakeNetwork | None = None,
+    every_epochs: int = 0,
+) -> Iterator[tuple[Member, RecordedRun]]:
+    """Train and record one run for each of the item's seeds and learning rates, by default of plain SGD.
 
-    A challenge or a network is used instead of the item's challenge or of an MLP with its `hidden` layers.
+    A challenge or a network is used instead of the item's challenge or of an MLP with its `hidden` layers. Memory is
+    kept if there are snapshots during training.
     """
     challenge = challenge or make_challenge(item, context)
     algorithm = ALGORITHMS[item.get("algorithm", "sgd")](**item.get("options", {}))
     members = tuple(Member(seed, lr, algorithm) for seed in item["seeds"] for lr in item["lrs"])
     make = network or partial(mlp, hidden=tuple(item["hidden"]))
     batch_size = item.get("batch_size", challenge.batch_size)
-    return Cohort(challenge, make, members, item["epochs"], batch_size, train_eval=1, device=context.device)
+    cohort = Cohort(challenge, make, members, item["epochs"], batch_size, train_eval=1, device=context.device)
+    recorded = record(cohort, every_epochs, keep_memory=every_epochs > 0, examples=item["examples"])
+    return zip(members, recorded, strict=True)
 
 
-def item_traces(
-    item: WorkItem, context: Context, challenge: Challenge | None = None, network: MakeNetwork | None = None
-) -> Iterator[tuple[Member, TrainingTrace]]:
+def item_traces(item: WorkItem, context: Context, **options: Any) -> Iterator[tuple[Member, TrainingTrace]]:
     """Train the item's runs and return each with θ_0 … θ_T and `examples` training examples per task."""
-    cohort = make_cohort(item, context, challenge, network)
-    recorded = record(cohort, every_epochs=0, keep_memory=False, examples=item["examples"])
-    return ((member, run.trace) for member, run in zip(cohort.members, recorded, strict=True))
+    return ((member, run.trace) for member, run in record_item(item, context, **options))
 
 
 def split_seeds(items: Sequence[WorkItem]) -> list[WorkItem]:
@@ -97,23 +100,23 @@ def run_row(columns: str, item: WorkItem, run: Member | Run, measured: Row) -> R
     return {name: known.get(name) for name in columns.split()}
 
 
-class TraceStudy(Study, Protocol):
-    """A study whose rows are measured on the training of an item's runs; one item per seed, except in the demo."""
+class RecordedStudy(Study, Protocol):
+    """A study whose rows are measured on the item's runs, one by one; one item per seed, except in the demo."""
 
     def items(self, demo: bool) -> list[WorkItem]: ...
 
-    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> Sequence[Row]: ...
+    def options(self, item: WorkItem, context: Context) -> dict[str, Any]:
+        """Return options of `record_item`."""
+        return {}
+
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> Iterable[Row]: ...
 
     def work_items(self, demo: bool) -> list[WorkItem]:
         return self.items(demo) if demo else split_seeds(self.items(demo))
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        traces = item_traces(item, context, self.challenge(item, context))
-        measured = ((run, self.measure_trace(trace, item)) for run, trace in traces)
-        return [run_row(self.columns, item, run, row) for run, rows in measured for row in rows]
-
-    def challenge(self, item: WorkItem, context: Context) -> Challenge:
-        return make_challenge(item, context)
+        runs = record_item(item, context, **self.options(item, context))
+        return [run_row(self.columns, item, m, row) for m, run in runs for row in self.measure_run(run, item)]
 
 
 def column(rows: pl.DataFrame, name: str) -> np.ndarray:
@@ -253,7 +256,7 @@ def legend_order(rows: pl.DataFrame) -> list[str]:
 
 def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, title: str, spread: Spread = mean_deviation) -> None:
     """Plot a column against the learning rate: a line and a band for each algorithm."""
-    axes.set_title(title, loc="left")
+    axes.set_title(title)
     for own, line in by_algorithm(rows):
         curve(own, name, spread).plot(axes, **line.line(), **line.point(), label=label(own))
     log_lr(axes, distinct(rows, "lr"), crowded=True)
@@ -290,12 +293,6 @@ def plot_agreement(axes: Axes, rows: pl.DataFrame, x: str, y: str, colours: Scal
 def integer_ticks(axes: Axes) -> None:
     """Put ticks of the x axis at integers only."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def annotate(axes: Axes, title: str, **settings: Any) -> None:
-    """Set a title at the left, and other properties."""
-    axes.set(**settings)
-    axes.set_title(title, loc="left")
 
 
 def lr_colours(rows: pl.DataFrame) -> ScalarMappable:

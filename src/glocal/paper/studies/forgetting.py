@@ -24,9 +24,9 @@ from torch.nn.functional import one_hot
 
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import flatness, forgetting, recursion
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.record import RecordedRun
 from glocal.paper.studies import common
-from glocal.paper.studies.common import TraceStudy, agreement, annotate, column, distinct, group, lr_colours, mean
+from glocal.paper.studies.common import RecordedStudy, agreement, column, distinct, group, lr_colours, mean
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.paper.table1 import SEEDS
 from glocal.report.style import FAINT
@@ -37,7 +37,7 @@ TERMS = {"gradient": "gradient", "quadratic": "Hessian", "remainder": "higher or
 DASHES = {"measured": "-", "predicted": "--"}
 
 
-class Recursion(TraceStudy):
+class Recursion(RecordedStudy):
     name = "recursion"
     columns = (
         "network lr seed kind task learnt measured predicted before gradient quadratic v remainder gradient_share "
@@ -45,23 +45,19 @@ class Recursion(TraceStudy):
     )
 
     def items(self, demo: bool) -> list[WorkItem]:
+        base = common.FULL | {"seeds": [0, 1, 2, 3, 4], "examples": 2_000, "lrs": [0.001, 0.005, 0.01, 0.05, 0.1]}
         if demo:
-            base = common.DEMO | {"seeds": [0, 1], "examples": 500}
-            lrs, linear_lrs = [0.01, 0.03, 0.1, 0.3], [0.001, 0.01]
-        else:
-            base = common.FULL | {"seeds": [0, 1, 2, 3, 4], "examples": 2_000}
-            lrs, linear_lrs = [0.001, 0.005, 0.01, 0.05, 0.1], [0.0001, 0.001, 0.01]
+            base = common.DEMO | {"seeds": [0, 1], "examples": 500, "lrs": [0.01, 0.03, 0.1, 0.3]}
         # Linear regression is stable below a learning rate given by the inputs' largest second moment.
-        linear = {"network": "linear"} | base | {"hidden": [], "lrs": linear_lrs}
-        return [{"network": "mlp"} | base | {"lrs": lrs}, linear]
+        linear = {"hidden": [], "lrs": [0.001, 0.01] if demo else [0.0001, 0.001, 0.01]}
+        return [{"network": "mlp"} | base, {"network": "linear"} | base | linear]
 
-    def challenge(self, item: WorkItem, context: Context) -> Challenge:
-        challenge = common.make_challenge(item, context)
-        return regression(challenge) if item["network"] == "linear" else challenge
+    def options(self, item: WorkItem, context: Context) -> dict[str, Any]:
+        return {"challenge": regression(common.make_challenge(item, context))} if item["network"] == "linear" else {}
 
-    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> list[Row]:
         """Rows of pairs, task o after task t > o, and of averages, E(t) and what the update Δ_t adds to it."""
-        pairs = forgetting(trace.double() if item["network"] == "linear" else trace)
+        pairs = forgetting(run.trace.double() if item["network"] == "linear" else run.trace)
         average = recursion(pairs)
         matrices = vars(pairs) | {"predicted": pairs.predicted, "remainder": pairs.remainder}
         matrices |= {f"{term}_share": share for term, share in pairs.shares.items()}
@@ -83,21 +79,20 @@ class Recursion(TraceStudy):
         for axes, (network, title) in zip(panels, titles.items(), strict=True):
             own = rows.filter(network=network, kind="pair")
             common.plot_agreement(axes, own, "measured", "predicted", lr_colours(own))
-            annotate(axes, title, xlabel="measured  $L_o(\\theta_t) - L_o(\\theta_o)$", ylabel="predicted")
+            axes.set(title=title, xlabel=r"measured  $L_o(\theta_t) - L_o(\theta_o)$", ylabel="predicted")
             common.lr_colour_bar(figure, lr_colours(own), [axes], own)
         _draw_average(average, rows.filter(network="mlp", kind="average"))
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         last = rows["learnt"].max()
+        ordered = rows.sort("network", "lr", descending=[True, False], maintain_order=True)
         table: list[Row] = []
-        for network in ("mlp", "linear"):
-            for lr in distinct(rows.filter(network=network), "lr"):
-                own = rows.filter(network=network, lr=lr, kind="pair")
-                line: Row = {"network": network, "lr": lr, "relative error": common.median(_relative_errors(own))}
-                line |= {f"share, {text}": mean(own, f"{term}_share") for term, text in TERMS.items()}
-                end = rows.filter(network=network, lr=lr, kind="average", learnt=last)
-                line |= {f"E(T), {name}": common.finite_median(end, name) for name in ("predicted", "measured")}
-                table.append(line)
+        for own in ordered.partition_by("network", "lr", maintain_order=True):
+            line: Row = own.select("network", "lr").row(0, named=True)
+            pairs, end = own.filter(kind="pair"), own.filter(kind="average", learnt=last)
+            line |= {"relative error": common.median(_relative_errors(pairs))}
+            line |= {f"share, {text}": mean(pairs, f"{term}_share") for term, text in TERMS.items()}
+            table.append(line | {f"E(T), {k}": common.finite_median(end, k) for k in ("predicted", "measured")})
         errors = [row["relative error"] for row in table if row["network"] == "mlp"]
         gap = exactness_gap(rows.filter(network="linear", kind="pair"))
         verdict = (
@@ -147,7 +142,7 @@ def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
         axes.plot([], [], color=FAINT, linestyle=dashes, label=name)
     axes.set_ylim(common.symlog(axes, np.concatenate(values), "y"))
     common.integer_ticks(axes)
-    annotate(axes, "The average, task by task", xlabel="tasks learnt  $t$", ylabel="average forgetting  $E(t)$")
+    axes.set(title="The average, task by task", xlabel="tasks learnt  $t$", ylabel="average forgetting  $E(t)$")
     axes.legend(loc="lower right", ncols=2, columnspacing=1.2)
 
 
@@ -159,8 +154,6 @@ FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "hidden
 FULL |= {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": sorted(SEEDS), "steps": 30, "probes": 20}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 4, "epochs": 3, "hidden": [50, 50], "examples": 500}
 DEMO |= {"lrs": [0.01, 0.05, 0.2], "seeds": sorted(SEEDS[:2]), "steps": 20, "probes": 10}
-
-
 PREDICTORS = {
     "λ_max": (r"$\lambda_{\max}(H_o)$", pl.col("top")),
     "trace": (r"$\mathrm{tr}\,H_o$", pl.col("trace")),
@@ -172,15 +165,15 @@ PREDICTORS = {
 """Symbol and value of every predictor of forgetting."""
 
 
-class FlatMinima(TraceStudy):
+class FlatMinima(RecordedStudy):
     name = "flatness"
     columns = "challenge algorithm lr seed task top top_error trace trace_error after_next at_end moved"
 
     def items(self, demo: bool) -> list[WorkItem]:
         return [regime | (DEMO if demo else FULL) for regime in REGIMES.values()]
 
-    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
-        columns = vars(flatness(trace, item["steps"], item["probes"]))
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> list[Row]:
+        columns = vars(flatness(run.trace, item["steps"], item["probes"]))
         return [{"task": o} | {k: float(v[o]) for k, v in columns.items()} for o in range(item["tasks"])]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
@@ -237,4 +230,4 @@ def _scatter(axes: Axes, rows: pl.DataFrame) -> None:
     axes.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
     by_rate = group(rows, ["algorithm", "lr"], common.of_columns({"rho": "x"}, _correlation))
     within = mean(pl.DataFrame(by_rate, schema_overrides={"rho": pl.Float64}), "rho") if by_rate else np.nan
-    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within rates {within:+.2f}", loc="left")
+    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within rates {within:+.2f}")

@@ -36,6 +36,7 @@ from glocal.errors import require
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import Kind, Perturbation, Split, perturbation, with_batch_statistics
 from glocal.lens.rank import THRESHOLDS, rank
+from glocal.lens.record import RecordedRun
 from glocal.lens.trace import TrainingTrace
 from glocal.networks import MLP, ResNet18
 from glocal.networks.preprocess import InputTransform
@@ -182,7 +183,7 @@ def _draw_panels(panels: np.ndarray, rows: pl.DataFrame) -> None:
         top.axhline(1, color=FAINT, linewidth=0.9)
         base = float(np.median(column(own, "base")))
         bottom.axhline(base, color=FAINT, linewidth=0.9, linestyle=":", label=r"$L_t(\theta_t)$, median of tasks")
-        top.set_title("training data" if split == "train" else "test data", loc="left")
+        top.set_title("training data" if split == "train" else "test data")
         bottom.set_xlabel("radius  $r$")
     panels[0, 0].set_ylabel(r"perturbation score  $\mathfrak{s}(r)$")
     panels[1, 0].set_ylabel(r"loss  $L_t(\theta_t + r\,v)$")
@@ -190,9 +191,8 @@ def _draw_panels(panels: np.ndarray, rows: pl.DataFrame) -> None:
 
 def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
     """The median and its band for each kind of direction; a thin line for each eigenvector."""
-    looks = {"eigen": LineStyle(WARM[1], "-", "o"), "random": LineStyle(COOL[0], "--", "s")}
-    labels = {"eigen": "eigenvectors", "random": "random directions"}
-    for kind, style in looks.items():
+    eigen = ("eigen", "eigenvectors", LineStyle(WARM[1], "-", "o"))
+    for kind, text, style in (eigen, ("random", "random directions", LineStyle(COOL[0], "--", "s"))):
         own = rows.filter(kind=kind)
         curve = radius_curve(own, name)
         shown = np.isfinite(curve.middle)
@@ -200,10 +200,9 @@ def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
         band = Curve(x, middle, low, np.where(np.isfinite(high), high, middle))
         for direction in distinct(own, "direction") if kind == "eigen" else ():
             one = radius_curve(own.filter(direction=direction), name)
-            text = "each eigenvector" if direction == 0 else None
-            points = drop_nonfinite(one.x, one.middle)
-            axes.plot(*points, color=style.colour, linewidth=0.6, alpha=0.6, label=text)
-        label = f"{labels[kind]}: median and 80 % of tasks and directions"
+            thin: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.6, "label": None if direction else "each eigenvector"}
+            axes.plot(*drop_nonfinite(one.x, one.middle), color=style.colour, **thin)
+        label = f"{text}: median and 80 % of tasks and directions"
         band.plot(axes, 0.16, **style.line(), **style.point(), markersize=4, label=label)
     common.log_axis(axes, "x")
     common.log_axis(axes)
@@ -233,8 +232,11 @@ def _item(column: table1.Column, examples: int, samples: int = 2_000, directions
     return item | {"lrs": list(column.lrs), "seed": column.seeds[0]} | sizes
 
 
-_DIGITS = replace(table1.DEMO, lrs=(0.1, 0.5))
-_IMAGES = replace(_DIGITS, challenge="split-digits", network="small-resnet18", tasks=2, lrs=(0.05,), batch_size=32)
+CIFAR10 = _item(replace(table1.COLUMNS["split-cifar10"], lrs=(0.01, 0.1)), examples=1_000)
+CIFAR10_DEMO = _item(replace(table1.DEMO, tasks=2, lrs=(0.05,), batch_size=32), examples=50, samples=50, directions=4)
+CIFAR10_DEMO |= {"challenge": "split-digits", "network": "small-resnet18"}
+MNIST = _item(table1.COLUMNS["rotated-mnist"], examples=10_000)
+MNIST_DEMO = _item(replace(table1.DEMO, lrs=(0.1, 0.5)), examples=500, samples=500)
 
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "batch_size": 128, "lrs": [0.1]}
 FULL |= {"hidden": [22, 22], "pool": 1, "examples": 2_000}
@@ -254,39 +256,52 @@ def pooled_mlp(shape: Sequence[int], outputs: int, pool: int, hidden: Sequence[i
     return nn.Sequential(nn.AvgPool2d(pool), MLP(channels * (height // pool) * (width // pool), outputs, hidden))
 
 
-class HessianRank:
+class HessianRank(common.RecordedStudy):
     name = "hessian-rank"
     columns = "challenge seed lr parameters tasks kind threshold rank top"
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
+    def items(self, demo: bool) -> list[WorkItem]:
         item, seeds = (DEMO, table1.SEEDS[:3]) if demo else (FULL, table1.SEEDS)
         return common.split_seeds([item | {"seeds": seeds}])
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        network = partial(pooled_mlp, pool=item["pool"], hidden=item["hidden"])
-        traces = common.item_traces(item, context, network=network)
-        return [common.run_row(self.columns, item, run, row) for run, trace in traces for row in _rank_rows(trace)]
+    def options(self, item: WorkItem, context: Context) -> dict[str, Any]:
+        return {"network": partial(pooled_mlp, pool=item["pool"], hidden=item["hidden"])}
+
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> Iterator[Row]:
+        """A row for each definition and each number of tasks."""
+        parameters = run.trace.num_params
+        numerical = parameters * torch.finfo(torch.float32).eps
+        ranks = rank(run.trace.double(), relative=(*THRESHOLDS, numerical))
+        definitions = [
+            *(("absolute", x, estimate) for x, estimate in ranks.absolute.items()),
+            *(("relative" if x in THRESHOLDS else "numerical", x, e) for x, e in ranks.relative.items()),
+            ("effective", None, ranks.effective),
+            ("participation", None, ranks.participation),
+        ]
+        for kind, threshold, estimate in definitions:
+            row: Row = {"parameters": parameters, "kind": kind, "threshold": threshold}
+            for t, (value, top) in enumerate(zip(estimate.value.tolist(), ranks.top.tolist(), strict=True)):
+                yield row | {"tasks": t + 1, "rank": float(value), "top": float(top)}
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Ranks against the number of tasks in the average: means and ranges over seeds."""
         figure.set_size_inches(8.8, 4.6)
-        most = int(column(rows, "tasks").max())
-        left, middle = figure.subplots(1, 2)
+        left, right = figure.subplots(1, 2)
         looks = {"absolute": zip(COOL, MARKERS["global"]), "relative": zip(WARM, MARKERS["local"])}  # noqa: B905
         others = zip((INK, FAINT, WARM[4]), MARKERS["global"], strict=False)
         for own in rows.partition_by("kind", "threshold", maintain_order=True):
             kind = own["kind"][0]
             colour, marker = next(looks.get(kind, others))
             style = LineStyle(colour, {"absolute": "-", "relative": "--"}.get(kind, "-."), marker)
-            line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5}
-            axes = left if kind == "absolute" else middle
-            _rank_curve(own).plot(axes, **line, label=_label(own))
+            line: dict[str, Any] = {**style.line(), **style.point(), "markersize": 4.5, "label": _label(own)}
+            _rank_curve(own).plot(left if kind == "absolute" else right, **line)
         left.set_ylabel(r"rank of $\bar H_{<t}$")
-        for axes, text in ((left, r"eigenvalues with larger $|\lambda|$"), (middle, "independent of the scale")):
-            common.annotate(axes, text, xlabel="tasks in the average, $t - 1$", xticks=range(1, most + 1))
-        for axes in (panel for panel in (left, middle) if panel.lines):
-            common.log_axis(axes)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, handlelength=2.6)
+        for axes, text in ((left, r"eigenvalues with larger $|\lambda|$"), (right, "independent of the scale")):
+            ticks = range(1, int(column(rows, "tasks").max()) + 1)
+            axes.set(title=text, xlabel="tasks in the average, $t - 1$", xticks=ticks)
+            if axes.lines:
+                common.log_axis(axes)
+                axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, handlelength=2.6)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         table: list[Row] = []
@@ -308,22 +323,8 @@ class HessianRank:
 
 
 STUDIES = (
-    PerturbationScore(
-        "perturbation-cifar10",
-        _item(replace(table1.COLUMNS["split-cifar10"], lrs=(0.01, 0.1)), examples=1_000),
-        _item(_IMAGES, examples=50, samples=50, directions=4),
-        "running",
-        batch_tasks=3,
-        returns_to_one=True,
-    ),
-    PerturbationScore(
-        "perturbation-mnist",
-        _item(table1.COLUMNS["rotated-mnist"], examples=10_000),
-        _item(_DIGITS, examples=500, samples=500),
-        "none",
-        batch_tasks=0,
-        returns_to_one=False,
-    ),
+    PerturbationScore("perturbation-cifar10", CIFAR10, CIFAR10_DEMO, "running", batch_tasks=3, returns_to_one=True),
+    PerturbationScore("perturbation-mnist", MNIST, MNIST_DEMO, "none", batch_tasks=0, returns_to_one=False),
     HessianRank(),
 )
 
@@ -335,16 +336,3 @@ def _label(rows: pl.DataFrame) -> str:
 def _rank_curve(rows: pl.DataFrame) -> Curve:
     """Return the mean, lowest and highest rank over seeds for each number of tasks."""
     return common.curve(rows, "rank", lambda ranks: (ranks.mean(), ranks.min(), ranks.max()), x="tasks")
-
-
-def _rank_rows(trace: TrainingTrace) -> Iterator[Row]:
-    """A row for each number of tasks and each definition."""
-    numerical = trace.num_params * torch.finfo(torch.float32).eps
-    ranks = rank(trace.double(), relative=(*THRESHOLDS, numerical))
-    definitions = [("absolute", x, estimate) for x, estimate in ranks.absolute.items()]
-    definitions += [("relative" if x in THRESHOLDS else "numerical", x, e) for x, e in ranks.relative.items()]
-    others = [("effective", None, ranks.effective), ("participation", None, ranks.participation)]
-    for kind, threshold, estimate in [*definitions, *others]:
-        for tasks in range(len(ranks.top)):
-            row: Row = {"parameters": trace.num_params, "tasks": tasks + 1, "kind": kind, "threshold": threshold}
-            yield row | {"rank": float(estimate.value[tasks]), "top": float(ranks.top[tasks])}

@@ -28,11 +28,11 @@ from glocal.lens.approximation import ErrorCurves, error_curves
 from glocal.lens.local_or_global import Verdict, locality
 from glocal.lens.locality_assumption import locality_assumption, region_radii, trajectory_radii
 from glocal.lens.perturbation import top_eigenpairs, unit_directions
-from glocal.lens.record import record
+from glocal.lens.record import RecordedRun
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.trace import TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import agreement, annotate, column, distinct, median, medians_by, names, plot_medians
+from glocal.paper.studies.common import agreement, column, distinct, median, medians_by, names, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, FAINT, INK, TITLE_COLOURS, WARM, log_lr
 from glocal.sweeps import resolve
@@ -139,7 +139,7 @@ def _draw_shares(axes: Axes, rows: pl.DataFrame) -> None:
     label = r"share of $\hat L_o$'s variance that $\theta_o$ explains (%)"
     axes.set(xlim=(-4, 104), ylim=(-0.7, len(verdicts) - 0.3), xlabel=label)
     axes.grid(axis="y", visible=False)
-    axes.set_title(rows["challenge"][0], loc="left", fontweight="bold", pad=10)
+    axes.set_title(rows["challenge"][0], fontweight="bold", pad=10)
 
 
 EPSILONS = (0.001, 0.01, 0.1, 1.0)
@@ -157,14 +157,14 @@ GRID = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 13))
 TOLERANCE = 0.01
 
 
-class EpsilonRegion:
+class EpsilonRegion(common.RecordedStudy):
     """Rows of three kinds: radius, moment and break. learnt: tasks learnt, with a fraction of the current one; inf for
     never."""
 
     name = "epsilon-region"
     columns = "lr seed kind task order epsilon direction radius distance learnt step smallest"
 
-    def work_items(self, demo: bool) -> list[WorkItem]:
+    def items(self, demo: bool) -> list[WorkItem]:
         base = common.FULL | {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": [0, 1, 2], "examples": 2_000}
         base |= {"measured_tasks": [0, 9], "principal": 5, "random": 10}
         if demo:
@@ -172,19 +172,16 @@ class EpsilonRegion:
             base |= {"measured_tasks": [0], "principal": 2, "random": 4}
         return common.split_seeds([base])
 
-    def measure(self, item: WorkItem, context: Context) -> list[Row]:
-        cohort = common.make_cohort(item, context)
-        rows: list[Row] = []
-        for member, trajectory in zip(cohort.members, record(cohort, examples=item["examples"]), strict=True):
-            trace = trajectory.trace
-            moments = [m for m in trajectory.snapshots if m.finished]
-            errors = error_curves(trace, moments, {"": [exact_taylor(trace, o) for o in range(len(trace.tasks))]})[""]
-            steps_per_task = trajectory.snapshots[-1].step / len(trace.tasks)
-            measured = [*_assumption_rows(errors, steps_per_task), *_trajectory_rows(errors, item["measured_tasks"])]
-            for task in item["measured_tasks"]:
-                measured += _radius_rows(trace, task, item["principal"], item["random"])
-            rows += [common.run_row(self.columns, item, member, row) for row in measured]
-        return rows
+    def options(self, item: WorkItem, context: Context) -> dict[str, Any]:
+        return {"every_epochs": 1}
+
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> Iterator[Row]:
+        trace, moments = run.trace, [m for m in run.snapshots if m.finished]
+        errors = error_curves(trace, moments, {"": [exact_taylor(trace, o) for o in range(len(trace.tasks))]})[""]
+        yield from _assumption_rows(errors, run.snapshots[-1].step / len(trace.tasks))
+        yield from _trajectory_rows(errors, item["measured_tasks"])
+        for task in item["measured_tasks"]:
+            yield from _radius_rows(trace, task, item["principal"], item["random"])
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Radius against ε and against the learning rate; smallest ε against tasks."""
@@ -281,8 +278,8 @@ def _draw_radius_by_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
             style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4}
             plot_medians(axes, own, "epsilon", "radius", **style)
         axes.plot([], [], color=FAINT, linestyle=dashes, label=f"order {order}")
-    labels = {"xlabel": r"$\varepsilon$", "ylabel": r"radius of $\Omega_1^\varepsilon$"}
-    annotate(axes, f"Radius and ε, at learning rate {lr:g}", xscale="log", yscale="log", **labels)
+    axes.set(title=f"Radius and ε, at learning rate {lr:g}", xscale="log", yscale="log")
+    axes.set(xlabel=r"$\varepsilon$", ylabel=r"radius of $\Omega_1^\varepsilon$")
 
 
 def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
@@ -297,8 +294,8 @@ def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
     label = r"$\Vert\theta_2 - \theta_1\Vert$"
     plot_medians(axes, rows.filter(direction="update"), "lr", "distance", **style, label=label)
     log_lr(axes, distinct(rows, "lr"))
-    label = r"radius of $\Omega_1^\varepsilon$, order 2"
-    annotate(axes, f"Radius and learning rate, ε = {SHOWN_EPSILON:g}", yscale="log", ylabel=label)
+    axes.set(title=f"Radius and learning rate, ε = {SHOWN_EPSILON:g}", yscale="log")
+    axes.set_ylabel(r"radius of $\Omega_1^\varepsilon$, order 2")
 
 
 def _draw_smallest_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
@@ -310,6 +307,6 @@ def _draw_smallest_epsilon(axes: Axes, rows: pl.DataFrame) -> None:
         x, y = common.drop_nonfinite(*medians_by(last, "learnt", "smallest"))
         axes.plot(x[y > 0], y[y > 0], color=colours.to_rgba(np.array(lr)), label=f"learning rate {lr:g}")
     axes.axhline(SHOWN_EPSILON, color=FAINT, linestyle=":", linewidth=0.9)
-    title = r"Smallest ε with $\theta \in \Omega^\varepsilon_1 \cap \dots \cap \Omega^\varepsilon_t$"
-    annotate(axes, title, yscale="log", xlabel="tasks learnt", ylabel="smallest ε so far")
+    axes.set_title(r"Smallest ε with $\theta \in \Omega^\varepsilon_1 \cap \dots \cap \Omega^\varepsilon_t$")
+    axes.set(yscale="log", xlabel="tasks learnt", ylabel="smallest ε so far")
     common.integer_ticks(axes)

@@ -81,7 +81,7 @@ class Stability:
                 distances = curve(own.filter(lr=lr), "distance_from_init", x="t")
                 distances.plot(axes, color=colours.to_rgba(np.array(lr)), marker="o", markersize=3, label=f"{lr:g}")
             common.integer_ticks(axes)
-            common.annotate(axes, f"{regime}: distance from the initialisation", xlabel="task $t$")
+            axes.set(title=f"{regime}: distance from the initialisation", xlabel="task $t$")
         bottom[0].sharey(bottom[1])
         bottom[0].set_ylabel(r"$\Vert\theta_t - \theta_0\Vert_2$")
         handles, labels = left.get_legend_handles_labels()
@@ -136,7 +136,7 @@ class Tradeoff:
         for axes, (name, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
             points = [_draw_curve(axes, own, name, line, lrs) for own, line in common.by_algorithm(rows)]
             _set_limits(axes, np.concatenate(points))
-            common.annotate(axes, title, xlabel="forgetting $E(T)$ (points, over $T - 1$ tasks)")
+            axes.set(title=title, xlabel="forgetting $E(T)$ (points, over $T - 1$ tasks)")
             axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
         rates = ", ".join(f"{lr:g}" for lr in lrs)
         legend(figure, common.legend_order(rows), note=f"points grow with\nthe learning rate:\n{rates}\n")

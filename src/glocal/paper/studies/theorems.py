@@ -1,22 +1,18 @@
 r"""Theorems 4.1 and 5.1 on trained networks, over learning rates, and OGD-GTL.
 
-Theorem 4.1: E(t) against ½ Δ_tᵀ \bar H_{<t} Δ_t (Eq. 18).
+Theorem 4.1 (Eq. 18) equates E(t) with ½ Δ_tᵀ \bar H_{<t} Δ_t where every θ_o is a minimum, the solutions are close to
+each other, and nothing was forgotten before. The last premise always holds after the second task, since E(1) = 0. The
+full second-order expansion (Eq. forgetting-quadratic) is measured as well: it only needs the solutions to be close.
+Losses are training losses.
 
-The theorem equates the two where every θ_o is a minimum, the solutions are close to each other, and nothing was
-forgotten before. The last premise always holds after the second task, since E(1) = 0. The full second-order expansion
-(Eq. forgetting-quadratic) is measured as well: it only needs the solutions to be close. Losses are training losses.
+Theorem 5.1: OGD's constraint makes Δ_tᵀ G_o Δ_t, the outer-product part of Δ_tᵀ H_o Δ_t, 0 on the inputs whose
+gradients it stores, and the proof neglects the functional part of H_o (Eq. eqt:opt-cond-revisited). Measured is what is
+left of both on examples that are stored or not, for algorithms that meet the constraint, approximate it, or ignore it.
+A longer update has a larger quadratic form in any direction, so its relative curvature Δᵀ H_o Δ / (‖Δ‖² ‖H_o‖) is
+measured too; the top eigenvector has 1.
 
-Theorem 5.1: Δ_tᵀ H_o Δ_t and its outer-product part Δ_tᵀ G_o Δ_t.
-
-OGD's constraint makes Δ_tᵀ G_o Δ_t = 0 on the inputs whose gradients it stores, and the proof neglects the functional
-part of H_o (Eq. eqt:opt-cond-revisited). Measured is what is left of both on examples that are stored or not, for
-algorithms that meet the constraint, approximate it, or ignore it. A longer update has a larger quadratic form in any
-direction, so its relative curvature Δᵀ H_o Δ / (‖Δ‖² ‖H_o‖) is measured too; the top eigenvector has 1.
-
-OGD-GTL (appendix, "On the validity of OGD-GTL"): is the true label's gradient enough, and what is lost?
-
-The appendix: where the other labels share 1 − p_y equally, the entry of ∇²_f ℓ = diag(p) − p pᵀ at the true label is
-O(1) and all others are O(1/K), so its gradient alone explains the constraint for K ≫ 1. Measured are the entries of
+OGD-GTL (appendix): where the other labels share 1 − p_y equally, the entry of ∇²_f ℓ = diag(p) − p pᵀ at the true label
+is O(1) and all others are O(1/K), so its gradient alone explains the constraint for K ≫ 1. Measured are the entries of
 networks trained on K classes, with the equal split in closed form; and the forgetting of OGD with every output's
 gradients, with the true label's, and with the mean output's at equal memory: full OGD stores K gradients per input.
 """
@@ -36,6 +32,7 @@ from torch import Tensor
 
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
+from glocal.lens.record import RecordedRun
 from glocal.lens.theorems import equal_split, ground_truth_of, theorem1, theorem2
 from glocal.lens.trace import TrainingTrace
 from glocal.metrics import confidence_interval, summary
@@ -59,7 +56,7 @@ FACTOR = 2.0
 SIDES = ("quadratic", "measured")
 
 
-class TheoremStudy(common.TraceStudy):
+class TheoremStudy(common.RecordedStudy):
     """A study of runs of several algorithms that measures some values for every task from the second on."""
 
     algorithms: ClassVar[dict[str, dict[str, Any]]]  # options by name
@@ -85,11 +82,11 @@ class Theorem1Study(TheoremStudy):
     )
     algorithms: ClassVar = {"sgd": {}, "ewc": EWC, "optimal-hard": {}, "optimal-soft": {}, "ogd": {"slots": 500}}
 
-    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
-        sides = theorem1(trace, steps=item["steps"])
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> list[Row]:
+        sides = theorem1(run.trace, steps=item["steps"])
         premises = {"forgotten": sides.max_forgetting, "gradient_norm": sides.max_gradient}
         premises |= {"lowest": sides.min_eigenvalue, "reach": sides.max_distance_cubed}
-        return _task_rows(vars(sides) | premises | {"second_order": recursion(forgetting(trace)).predicted})
+        return _task_rows(vars(sides) | premises | {"second_order": recursion(forgetting(run.trace)).predicted})
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """A panel for each algorithm: E(t) against the quadratic form."""
@@ -143,7 +140,7 @@ def _scatter(axes: Axes, rows: pl.DataFrame, colours: ScalarMappable) -> None:
     x, y = (column(rows.filter(t=2), name) for name in SIDES)
     axes.scatter(x, y, s=22, facecolors="none", edgecolors=INK, linewidths=0.7, label="$t = 2$")
     axes.set_xlim(left=-highest / 1_000)
-    axes.set_title(common.label(rows), color=TITLE_COLOURS[rows["locality"][0]], loc="left")
+    axes.set_title(common.label(rows), color=TITLE_COLOURS[rows["locality"][0]])
     axes.set_xlabel(r"$\frac{1}{2}\,\Delta_t^\top \bar H_{<t}\,\Delta_t$")
 
 
@@ -172,8 +169,8 @@ class Theorem2Study(TheoremStudy):
         "optimal-hard": {},
     }
 
-    def measure_trace(self, trace: TrainingTrace, item: WorkItem) -> list[Row]:
-        forms, measured = theorem2(trace, steps=item["steps"]), average(measured_forgetting(trace), "t")
+    def measure_run(self, run: RecordedRun, item: WorkItem) -> list[Row]:
+        forms, measured = theorem2(run.trace, steps=item["steps"]), average(measured_forgetting(run.trace), "t")
         means = ("hessian", "outer", "functional", "functional_share", "rayleigh", "relative")
         columns = {name: _mean_over_old(getattr(forms, name)) for name in means}
         columns["functional_share"] *= 100
@@ -248,7 +245,7 @@ class TrueLabel:
         challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
         item = UNKNOWN | {"algorithm": "sgd"} | item
         if item["part"] == "entries":
-            traces = common.item_traces(item, context, challenge)
+            traces = common.item_traces(item, context, challenge=challenge)
             return [common.run_row(self.columns, item, member, _mean_entries(trace)) for member, trace in traces]
         algorithm = item["algorithm"], {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
         runs = common.sweep_item(item, context, challenge, [algorithm], train_eval=item["examples"])
@@ -265,7 +262,7 @@ class TrueLabel:
         titles = "true label's entry / next largest", "a sample's share of the trace (%)", "of all squares (%)"
         for axes, name, title in zip(top, ("dominance", "of_trace", "of_squares"), titles, strict=True):
             _draw_entries(axes, rows, name)
-            axes.set_title(title, loc="left")
+            axes.set_title(title)
         for axes, k in zip(bottom, classes, strict=True):
             own = runs.filter(classes=k)
             base = common.curve(own.filter(algorithm="sgd"), "forgetting").middle
@@ -338,9 +335,8 @@ def _draw_entries(axes: Axes, rows: pl.DataFrame, name: str) -> None:
     closed, entries = rows.filter(part="equal split"), rows.filter(part="entries")
     for confidence, dashes in zip(distinct(closed, "confidence"), ((0, (1, 1)), (0, (4, 1.5)), "-"), strict=False):
         own = closed.filter(confidence=confidence)
-        style: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "linestyle": dashes}
-        label = f"equal split, $p_y = {confidence:g}$"
-        axes.plot(own["classes"], factor * own[name], **style, label=label)
+        style: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "label": f"equal split, $p_y = {confidence:g}$"}
+        axes.plot(own["classes"], factor * own[name], linestyle=dashes, **style)
     if len(entries):
         style = {"c": common.lr_colours(entries).to_rgba(column(entries, "lr")), "edgecolors": "white"}
         style |= {"s": 16, "linewidths": 0.4, "zorder": 3, "label": "trained networks"}
