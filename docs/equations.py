@@ -234,7 +234,7 @@ ENTRIES = [
         "experiments-table",
         "configurations of the challenges",
         "glocal/paper/table1.py:Column",
-        "glocal paper list",
+        "glocal list experiments",
     ),
     Entry(
         "Table 3",

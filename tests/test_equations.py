@@ -44,13 +44,13 @@ def test_objects_and_commands_exist(entry: Any) -> None:
     assert program == "glocal" and command in COMMANDS
     match command, arguments:
         case "paper", [name]:
-            assert name in EXPERIMENTS or name == "list"
+            assert name in EXPERIMENTS
         case "run", [challenge, algorithm]:
             assert challenge in {known.name for known in catalogue()} and algorithm in ALGORITHMS
         case "lens", [_, "--show", instrument]:
             assert instrument in INSTRUMENTS
         case "list", [kind]:
-            assert kind == "algorithms"
+            assert kind in ("algorithms", "experiments")
         case _:
             pytest.fail(f"unexpected command: {entry.command}")
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from glocal.algorithms import ALGORITHMS
 from glocal.lens.local_or_global import locality
 from glocal.paper import STUDIES, get_study
-from glocal.paper.studies.locality import Locality, share_over_theta
+from glocal.paper.studies.locality import Locality
 from glocal.paper.study import Context, Row, draw, read_table, write_table
 
 matplotlib.use("Agg")
@@ -42,7 +42,6 @@ def fake_rows(algorithm: str, declared: str, found: str, explained: float, **mor
         "explained": explained,
         "involved": explained,
         "information": explained,
-        "over_theta": 0.5,
         "solutions": 5,
         "draws": 2,
         "lost": 0,
@@ -69,22 +68,10 @@ def test_rows_equal_the_verdicts(rows: list[Row]) -> None:
     own = [row for row in rows if row["algorithm"] == "er"]
     assert [row["place"] for row in own] == list(direct.probe_locations)
     assert all(row["found"] == direct.found == "global" and row["distance"] == direct.distance for row in own)
-    # er stores all 60 examples in every draw, so \hat L_o varies only with θ; pnn's is a constant for each solution.
-    assert own[1]["over_theta"] == pytest.approx(1)
-    assert {row["over_theta"] for row in rows if row["algorithm"] == "pnn"} == {0.0}
     for algorithm in CHALLENGES:
         own = [row for row in rows if row["algorithm"] == algorithm]
         share = sum(float(row["probe_explained"] or 0) for row in own) / len(own)
         assert own[0]["explained"] == pytest.approx(share, abs=1e-6)
-
-
-def test_share_over_theta() -> None:
-    constant = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 2, 2, 3)
-    assert share_over_theta(constant) == 0 and share_over_theta(torch.ones(3, 2, 2, 2)) == 0
-    assert share_over_theta(torch.arange(3.0).expand(6, 2, 2, 3)) == pytest.approx(1)
-    assert share_over_theta(torch.stack([constant[..., 0], constant[..., 0] + 1], -1)) == pytest.approx(
-        0.25 / (0.25 + 35 / 12)
-    )
 
 
 def test_the_summary_counts_agreement(rows: list[Row]) -> None:

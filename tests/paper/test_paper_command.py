@@ -237,7 +237,7 @@ def test_lists_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "experiments", "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
     assert names == ["demo", "table1", "distance", "icarl-buffer", *STUDIES]
-    assert main(["paper", "list"]) == 0
+    assert main(["list", "experiments"]) == 0
     out = capsys.readouterr().out
     assert "175 runs" in " ".join(out.split()) and "icarl-buffer" in out
 

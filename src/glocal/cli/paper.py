@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from glocal.cli.common import DataFolder, Device, FigureFile, command, print_rendered, progress_bar, rich_table
-from glocal.cli.list import List
 from glocal.errors import GlocalError, require_known, unknown
 from glocal.paper import STUDIES, get_study
 
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
     from glocal.store.run import Run, Runs
 
 RESULTS = "results.parquet"
-
-
-@command
-class PaperList:
-    """List the experiments: where the paper has them, what they show, and what they cost."""
-
-    def __call__(self) -> None:
-        List("experiments")()
 
 
 @command
@@ -263,10 +254,9 @@ def _study_command(name: str) -> Any:
 
 @command
 class Paper:
-    """The paper's tables and figures, each by name: `glocal paper list` says what they show and cost."""
+    """The paper's tables and figures, each by name: `glocal list experiments` says what they show and cost."""
 
     commands: ClassVar[dict[str, Any]] = {
-        "list": PaperList,
         "table1": Table1,
         "distance": Distance,
         "icarl-buffer": IcarlBuffer,

@@ -111,7 +111,7 @@ def run(
         paths.append(path)
     if on_progress is not None:
         on_progress(len(items), len(items), "")
-    return pl.concat(map(read_table, paths), how="vertical_relaxed"), total_cost(map(read_cost, paths))
+    return pl.concat(map(read_table, paths), how="diagonal_relaxed"), total_cost(map(read_cost, paths))
 
 
 def item_hash(study: Study, item: WorkItem) -> str:

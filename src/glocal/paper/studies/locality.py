@@ -21,7 +21,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from torch import Tensor
 
 from glocal.algorithms import ALGORITHMS
 from glocal.lens.approximation import ErrorCurves, error_curves
@@ -47,7 +46,7 @@ class Locality:
 
     name = "locality"
     columns = (
-        "challenge algorithm family declared found p_value explained involved information over_theta solutions draws "
+        "challenge algorithm family declared found p_value explained involved information solutions draws "
         "lost distance probe place probe_explained probe_involved probe_information probe_p_value"
     )
 
@@ -98,8 +97,7 @@ class Locality:
 def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
     run: Row = {"challenge": challenge, "algorithm": verdict.algorithm, "family": family}
     run |= {name: getattr(verdict, name) for name in ("declared", "found", "p_value")}
-    run |= {"explained": verdict.first_order_index, "involved": verdict.total_index}
-    run |= {"information": verdict.information, "over_theta": share_over_theta(verdict.values)}
+    run |= {"explained": verdict.first_order_index, "involved": verdict.total_index, "information": verdict.information}
     run |= {"solutions": len(verdict.values), "draws": verdict.values.shape[1]}
     run |= {"lost": verdict.num_diverged, "distance": verdict.distance}
     statistics = ("probe_explained", "probe_involved", "probe_information", "probe_p_value")
@@ -108,17 +106,6 @@ def verdict_rows(verdict: Verdict, challenge: str, family: str) -> list[Row]:
         run | {"probe": i, "place": place} | dict(zip(statistics, probe, strict=True))
         for i, (place, probe) in enumerate(zip(verdict.probe_locations, values, strict=True))
     ]
-
-
-def share_over_theta(values: Tensor) -> float:
-    r"""Return the share of the variance of \hat L_o(θ) that is over θ, at one solution and draw; 0 for a constant.
-
-    Args:
-        values: \hat L_o(θ) as (solutions, draws, repetitions, probes).
-    """
-    values = values.double()
-    total = values.var(correction=0)
-    return float(values.var(-1, correction=0).mean() / total) if total > 0 else 0.0
 
 
 def _draw_shares(axes: Axes, rows: pl.DataFrame) -> None:
