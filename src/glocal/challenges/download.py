@@ -267,12 +267,8 @@ def unpack(source: Source, archive: Path, folder: Path) -> None:
         for member in tar:
             if member.name in files and (content := tar.extractfile(member)) is not None:
                 target = folder / files[member.name]
-                with (
-                    disk_errors("write", target),
-                    replacing(target, make_folder=True) as part,
-                    part.open("wb") as output,
-                ):
-                    shutil.copyfileobj(content, output)
+                with disk_errors("write", target), replacing(target, make_folder=True) as part, part.open("wb") as file:
+                    shutil.copyfileobj(content, file)
 
 
 class _MirrorFailed(Exception):
