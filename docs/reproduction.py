@@ -152,7 +152,7 @@ def exemplars(made: Comparison) -> list[str]:
         return []
     seeds = " and ".join(f"{trend.seeds} for `{name}`" for name, trend in tests.items())
     herding, random = (more[name] for name in ICARL_ALGORITHMS)
-    unsure = f" Seeds: {seeds}; the intervals are in the table of low against high rates below."
+    unsure = f" Seeds: {seeds}; the table of low against high rates below has intervals where there are several."
     return [
         "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
         "exemplars about as much at both. From the two lowest rates to the two highest, forgetting changes by "

@@ -197,7 +197,7 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
 
 def errors_table(errors: TrainingErrors) -> Table:
     """Return a row for every approximation: its largest error, how far it holds, and its first violation."""
-    names = ("largest ξ", "holds up to ‖θ − θ_o‖", "violated at step", "tasks learned", "of task", "ξ there")
+    names = ("largest ξ", "holds up to ‖θ−θ_o‖", "violated at step", "tasks learned", "of task", "ξ there")
     rows = []
     for name, check in errors.assumptions.items():
         radii, where = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
