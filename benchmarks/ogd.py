@@ -29,7 +29,7 @@ from glocal.networks.model import Model
 from glocal.tree import Params
 
 NUM_GRADIENTS = 500
-GOAL = 2.5
+GOAL = 3.5
 """The time of a step of ogd or ogd-gtl that is aimed at, in steps of sgd."""
 
 
