@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from statistics import median
+from typing import get_args
 
 import torch
 from rich.console import Console
@@ -21,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.common import RESULTS, Quartiles, choose_device, save, timed
 from glocal import losses
 from glocal.algorithms.algorithm import Batch
-from glocal.algorithms.ewc import FISHERS, task_fisher
+from glocal.algorithms.ewc import Fisher, task_fisher
 from glocal.networks.mlp import mlp
 from glocal.networks.model import Model
 
@@ -53,10 +54,10 @@ def main() -> None:
     zero = torch.tensor(0, device=device)
     data = Batch(x, y, zero, zero)
     loop = partial(loop_fisher, module, model.prepare(x[:NUM_LOOP_IMAGES]), y[:NUM_LOOP_IMAGES])
-    times: dict[str, list[float]] = {"loop": [], **{variant: [] for variant in FISHERS}}
+    times: dict[str, list[float]] = {"loop": [], **{variant: [] for variant in get_args(Fisher)}}
     for number in range(NUM_ROUNDS + 1):
         seconds = {"loop": timed(loop, device)[0] * NUM_IMAGES / NUM_LOOP_IMAGES}
-        seconds |= {v: timed(partial(task_fisher, model, params, data, v), device)[0] for v in FISHERS}
+        seconds |= {v: timed(partial(task_fisher, model, params, data, v), device)[0] for v in get_args(Fisher)}
         if number:  # the first round warms up
             for name, value in seconds.items():
                 times[name].append(value)

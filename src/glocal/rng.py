@@ -47,7 +47,8 @@ def fold_in(key: Tensor, purpose: str) -> Tensor:
 
 def split(key: Tensor, numbers: int | Tensor) -> Tensor:
     """Return other keys, int64, made of a key and one or many numbers: z mixed, z = key + (1 + number) · 2⁶⁴/φ."""
-    z = key + (numbers + 1) * GOLDEN if isinstance(numbers, Tensor) else key + _wrapped((numbers + 1) * GOLDEN)
+    step = (numbers + 1) * GOLDEN
+    z = key + (step if isinstance(step, Tensor) else (step + (1 << 63)) % (1 << 64) - (1 << 63))  # a product of 64 bits
     for shift, factor in MIX:
         z = _xor_shifted(z, shift).mul_(factor)
     return _xor_shifted(z, 31)
@@ -80,7 +81,3 @@ def _shifted(z: Tensor, by: int) -> Tensor:
 
 def _xor_shifted(z: Tensor, by: int) -> Tensor:
     return _shifted(z, by).bitwise_xor_(z)
-
-
-def _wrapped(number: int) -> int:
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import by_hand
 import numpy as np
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from glocal.algorithms.algorithm import Batch, Memory
-from glocal.algorithms.ewc import EWC, FISHERS, Fisher, task_fisher
+from glocal.algorithms.ewc import EWC, Fisher, task_fisher
 from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.tree import Params
@@ -97,7 +98,7 @@ def fisher_by_loops(model: Model, params: Params, data: Batch, variant: Fisher) 
 
 
 @pytest.mark.parametrize("chunk", [500, 7])
-@pytest.mark.parametrize("variant", FISHERS)
+@pytest.mark.parametrize("variant", get_args(Fisher))
 def test_fishers_are_loops_over_samples_and_labels(
     variant: Fisher, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +134,7 @@ def test_consolidating_decays_the_old_fisher_and_moves_the_anchor(decay: float) 
     torch.testing.assert_close(memory["anchor"], solutions[-1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("variant", FISHERS)
+@pytest.mark.parametrize("variant", get_args(Fisher))
 def test_the_penaltys_gradient_is_lambda_fisher_times_displacement(variant: Fisher) -> None:
     model, params = double_model()
     ewc = EWC(penalty=2.5, fisher=variant)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -117,13 +116,6 @@ def test_axes_are_channels_rows_columns(tmp_path: Path) -> None:
     archive.members[f"{ROOT}train/{WNIDS[1]}/images/{WNIDS[1]}_0.JPEG"] = buffer.getvalue()
     first = decode_tinyimagenet(archive.write(tmp_path / "a.zip"))["train_x"][0]
     assert first[0, 4, 60] > 240 and first[0, 60, 4] < 10 and first[2, 4, 60] < 10
-
-
-def test_missing_pillow_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Zip().write(tmp_path / "a.zip")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(GlocalError, match="pip install pillow"):
-        decode_tinyimagenet(path)
 
 
 def flipped_bits(content: bytes) -> list[bytes]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,7 +52,6 @@ def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
 
 
 Fisher = Literal["exact", "sampled", "empirical", "published"]
-FISHERS: tuple[Fisher, ...] = get_args(Fisher)
 
 
 def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, statistics: Statistics = "kept") -> Params:

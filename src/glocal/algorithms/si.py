@@ -68,14 +68,12 @@ class SI(Algorithm):
 
     def observe(self, memory: Memory, step: Step) -> Memory:
         for k, update in step.update.items():
-            memory["path"][k].sub_(self._gradient(memory, step, k, update) * update)
+            gradient = step.direction[k]
+            if self.importance != "published":  # the gradient of L_t without the penalty
+                delta = step.params[k] - update - memory["anchor"][k]
+                gradient = step.grads[k] - 2 * self.penalty * memory["importance"][k] * delta
+            memory["path"][k].sub_(gradient * update)
         return memory
-
-    def _gradient(self, memory: Memory, step: Step, k: str, update: Tensor) -> Tensor:
-        if self.importance == "published":
-            return step.direction[k]
-        delta = step.params[k] - update - memory["anchor"][k]
-        return step.grads[k] - 2 * self.penalty * memory["importance"][k] * delta  # gradient of L_t without the penalty
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         squared = {k: (p - memory["anchor"][k]).square() for k, p in params.items()}

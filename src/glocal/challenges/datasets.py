@@ -80,8 +80,6 @@ def _image_data(images: np.ndarray, labels: np.ndarray) -> Data:
     return Data(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
-# --- The embedded digits ----------------------------------------------------------------------------------------------
-
 SHUFFLE_KEY = "glocal digits"
 
 
@@ -136,9 +134,6 @@ def load_digits() -> Task:
     return Task(train, test, tuple(range(10)))
 
 
-# --- MNIST ------------------------------------------------------------------------------------------------------------
-
-
 def open_mnist(data: str | Path | None = None) -> Dataset:
     """Find and verify the files of MNIST."""
     return _open("mnist", data, (1, 28, 28), load_mnist)
@@ -162,9 +157,6 @@ def read_idx(path: Path) -> np.ndarray:
     shape = struct.unpack_from(f">{axes}I", content, 4)
     # Copied, because an array that shares memory with `bytes` is read-only.
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
-
-
-# --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
 
 
 def open_cifar10(data: str | Path | None = None) -> Dataset:
@@ -200,8 +192,6 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         batch = _ArrayUnpickler(file, encoding="bytes").load()
     return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], dtype=np.int64)
 
-
-# --- Tiny-ImageNet ----------------------------------------------------------------------------------------------------
 
 TINYIMAGENET_CLASSES = 200
 ZIP_ROOT = "tiny-imagenet-200/"
@@ -296,8 +286,6 @@ def decode_tinyimagenet(path: Path, progress: Progress | None = None) -> dict[st
     Classes are numbered in the sorted order of their WordNet ids; gray images get three equal channels.
     `progress(done, total)` counts images.
     """
-    if find_spec("PIL") is None:
-        raise GlocalError("Tiny-ImageNet contains JPEGs, and reading them needs pillow; pip install pillow.")
     with zipfile.ZipFile(path) as archive, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         splits = _list_images(archive)
         done, total = 0, sum(map(len, splits.values()))

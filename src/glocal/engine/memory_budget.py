@@ -28,14 +28,6 @@ def free_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def data_bytes(cohort: Cohort) -> int:
-    """Return the bytes of data that a group shares: the current task, and the evaluation data of all tasks."""
-    task = cohort.challenge.task(0, cohort.members[0].seed)
-    example = task.train.x[:1].nbytes + task.train.y[:1].nbytes
-    measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
-    return example * (len(task.train.y) + cohort.challenge.tasks * measured)
-
-
 def bytes_per_run(cohort: Cohort) -> int:
     """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, and M after every task.
 
@@ -66,7 +58,12 @@ def bytes_per_run(cohort: Cohort) -> int:
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     """Return how many runs of the cohort fit into `budget` bytes; by default a share of the free memory."""
     available = int(FREE_MEMORY_FRACTION * free_bytes(cohort.device)) if budget is None else budget
-    each = bytes_per_run(cohort) + data_bytes(cohort) * len(cohort.groups) // len(cohort)
+    # The runs of a group share data: the current task, and the evaluation data of all tasks.
+    task = cohort.challenge.task(0, cohort.members[0].seed)
+    measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
+    example_bytes = task.train.x[:1].nbytes + task.train.y[:1].nbytes
+    data_bytes = example_bytes * (len(task.train.y) + cohort.challenge.tasks * measured)
+    each = bytes_per_run(cohort) + data_bytes * len(cohort.groups) // len(cohort)
     if each > available:
         raise GlocalError(
             f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {each / 1e6:,.0f} MB, and "

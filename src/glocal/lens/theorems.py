@@ -182,15 +182,13 @@ class GroundTruth:
         """The entry divided by the next largest one."""
         return self.entry / self.largest_other
 
-    @property
-    def of_total_trace(self) -> Tensor:
-        """The entries' share of the trace summed over samples, to which confident ones contribute little."""
-        return self.entry.sum() / self.trace.sum()
-
     def medians(self) -> dict[str, float]:
-        """Return medians over the samples whose matrix does not underflow; `of_total_trace` is of all together."""
-        names = ("confidence", "dominance", "of_trace", "of_squares")
-        return {k: float(getattr(self, k).nanmedian()) for k in names} | {"of_total_trace": float(self.of_total_trace)}
+        """Return medians over the samples whose matrix does not underflow.
+
+        `of_total_trace` is the share of the trace summed over samples, to which confident ones contribute little.
+        """
+        values = {k: getattr(self, k).nanmedian() for k in ("confidence", "dominance", "of_trace", "of_squares")}
+        return {k: float(v) for k, v in values.items()} | {"of_total_trace": float(self.entry.sum() / self.trace.sum())}
 
 
 def ground_truth(loss: Loss, outputs: Tensor, y: Tensor) -> GroundTruth:

@@ -172,7 +172,10 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
             last = Snapshot(last.finished, last.state.select(indices), last.record.select(indices))
         if last is None or last.finished < tasks:
             monitor = _make_monitor(context, cohort) if last is None else None
-            bar = _start_bar(context, cohort, last.finished if last else 0)
+            examples = cohort.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
+            steps = tasks * cohort.epochs * math.ceil(examples / cohort.batch_size) * len(cohort)
+            shown = resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0
+            bar = context.progress.start_cohort(*shown)
             for snapshot in train(cohort, last, context.options.execution, bar, monitor):
                 last = snapshot
                 if complete:
@@ -188,12 +191,6 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
             claim.finish(store)
     finally:
         claim.leave()
-
-
-def _start_bar(context: SweepContext, cohort: Cohort, finished: int) -> Progress:
-    tasks, examples = cohort.challenge.tasks, cohort.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
-    steps = tasks * cohort.epochs * math.ceil(examples / cohort.batch_size) * len(cohort)
-    return context.progress.start_cohort(resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, finished)
 
 
 def _make_monitor(context: SweepContext, cohort: Cohort) -> TrainingMonitor | None:

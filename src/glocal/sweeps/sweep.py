@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -92,12 +91,11 @@ def load(store: str | Path) -> Runs:
 
 
 def _default_progress() -> ProgressReporter:
-    """Return progress bars on a terminal, if rich is installed."""
+    """Return progress bars on a terminal."""
     if sys.stderr.isatty():
-        with suppress(ImportError):
-            from glocal.report.progress import Bars
+        from glocal.report.progress import Bars
 
-            return Bars()
+        return Bars()
     return ProgressReporter()
 
 
