@@ -79,6 +79,44 @@ def test_uint8_inputs_are_scaled() -> None:
     assert torch.equal(model.prepare(scaled * 300), scaled * 300)
 
 
+class Tokens(nn.Module):
+    """The mean of embedded tokens, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(300, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embedding(x).mean(1))
+
+
+class Doubled(nn.Module):
+    """A network in float64 whatever its inputs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(25, CLASSES).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.double().flatten(1))
+
+
+def test_outputs_keep_the_precision_of_the_network() -> None:
+    module, (x, _) = Doubled(), images(4)
+    outputs = model_of(module).outputs(parameters_of(module), x.float())
+    assert outputs.dtype == torch.float64
+    assert torch.equal(outputs, module(x.float()))
+
+
+def test_tokens_reach_the_network_as_they_are() -> None:
+    module, x = Tokens(), torch.tensor([[0, 1, 299], [255, 7, 7]])
+    params = parameters_of(module)
+    assert torch.equal(model_of(module).outputs(params, x), module(x))
+    halves = Model(copy.deepcopy(module), losses.get("cross-entropy"), precision="bf16").outputs(params, x)
+    assert halves.dtype == torch.float32
+    assert torch.equal(halves, copy.deepcopy(module).bfloat16()(x).float())
+
+
 def test_loss_is_the_mean_and_losses_are_its_terms() -> None:
     module = seeded(MLP, 0, 25, CLASSES)
     model, params = model_of(module), parameters_of(module)

@@ -84,6 +84,19 @@ def test_a_run_is_named_by_all_that_it_depends_on(tmp_path: Path) -> None:
     assert variants[2][0].config["algorithm"]["options"]["fisher"] == "empirical"
 
 
+class PlainInit(glocal.Algorithm):
+    """An algorithm whose option is not a field, so that 1 and 2 would have the same name."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        object.__setattr__(self, "weight", weight)
+
+
+@pytest.mark.parametrize("given", [PlainInit, PlainInit(2.0)], ids=["class", "instance"])
+def test_options_that_a_name_cannot_cover_are_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(glocal.GlocalError, match=r"PlainInit.*__init__.*fields"):
+        glocal.sweep("rotated-digits", [given], [0.1], [0], tasks=1, epochs=1, store=tmp_path)
+
+
 def test_scalars_train_together_and_give_what_they_give_alone(tmp_path: Path) -> None:
     algorithms = [("ewc", {"penalty": p}) for p in (0.0, 1.0, 10.0)]
     together = glocal.sweep("rotated-digits", algorithms, [0.1], [1, 2], store=tmp_path / "a", **QUICK)

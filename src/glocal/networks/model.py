@@ -113,12 +113,12 @@ class Model:
         return self.bind(self.buffers, training=False)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return inputs as the network takes them. Prepared inputs are floats and pass through `prepare` unchanged."""
+        """Return inputs as the network takes them; inputs that are not bytes pass unchanged."""
         return self.transform.normalize(self.augment(x))
 
     def augment(self, x: Tensor) -> Tensor:
         """Augment raw inputs as in a training step."""
-        if self.training and self.key is not None and not x.is_floating_point():
+        if self.training and self.key is not None and x.dtype == torch.uint8:
             return self.transform.augment(x, split(self.key, next(self._batch_numbers)))
         return x
 
@@ -132,14 +132,13 @@ class Model:
 
     def _call(self, function: FunctionalModule, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         tensors, x = {**params, **self.buffers}, self.prepare(x)
-        dtype = x.dtype
         if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
             tensors = {k: t.bfloat16() if k in self._bf16_params else t for k, t in tensors.items()}
-            x = x.bfloat16()
+            x = x.bfloat16() if x.is_floating_point() else x
         outputs, changed = function(tensors, x, *args)
         if changed:
             self.buffers = {**self.buffers, **changed}
-        return outputs.to(dtype) if dtype.is_floating_point else outputs
+        return outputs.float() if self._bf16_params else outputs
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """Return φ_θ(x), one row per input: the input of the last `nn.Linear` that the forward pass calls."""

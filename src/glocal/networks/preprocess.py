@@ -14,7 +14,7 @@ from glocal.rng import below, split
 class InputTransform:
     """Scale uint8 images to [0, 1], normalize their channels, and augment them in training.
 
-    Floating-point inputs count as prepared and are never changed.
+    Inputs of other types count as prepared and are never changed.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class InputTransform:
 
     def normalize(self, x: Tensor) -> Tensor:
         """Scale raw images (n, channels, height, width) to [0, 1] and normalize their channels."""
-        if x.is_floating_point():
+        if x.dtype != torch.uint8:
             return x
         x = x.float().div_(255)
         return x if self.statistics is None else x.sub_(self.statistics[0]).div_(self.statistics[1])
 
     def augment(self, x: Tensor, key: Tensor) -> Tensor:
         """Crop and flip raw images at random. The draws for image i depend only on `key` and i."""
-        if self.augmentation is None or x.is_floating_point():
+        if self.augmentation is None or x.dtype != torch.uint8:
             return x
         padding, flip = self.augmentation
         n = x.shape[0]

@@ -156,6 +156,8 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     if not issubclass(kind, Algorithm):
         raise GlocalError(f"'{kind.__name__}' is not an algorithm: it does not subclass glocal.Algorithm.")
     fields = dataclasses.fields(kind)
+    covered = list(inspect.signature(kind).parameters) == [f.name for f in fields if f.init]
+    require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
     current = {} if isinstance(spec, type) else {f.name: getattr(spec, f.name) for f in fields}
     names, hints = [f.name for f in fields], get_type_hints(kind)
     for name in options or {}:
