@@ -197,7 +197,7 @@ def test_wrong_arguments_are_refused_in_one_line(name: str, arguments: dict[str,
 @pytest.mark.parametrize("name", DIGITS)
 def test_task_indices_out_of_range_are_refused(name: str) -> None:
     for index in (-1, 5):
-        with pytest.raises(GlocalError, match="tasks 0 to 4"):
+        with pytest.raises(GlocalError, match=f"index {index}; allowed: 0 to 4"):
             make(name).task(index, 0)
 
 

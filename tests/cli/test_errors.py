@@ -325,7 +325,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     ),
     "lens on more inputs than labels": (
         lambda p: ["lens", write(p / "m.py", TRAINED.replace("ones(1", "ones(2")) + ":make"],
-        ["x of task 0 has shape (2, 2) and y (1,)"],
+        ["x of task 1 has shape (2, 2) and y (1,)"],
     ),
     "lens into a text": (lambda p: ["lens", "m.py:make", "-o", "lens.txt"], ["suffix", ".txt", ".png"]),
     "unknown list": (lambda p: ["list", "algoritms"], ["algorithms"]),

@@ -234,7 +234,7 @@ def test_data_that_tell_nothing_are_refused() -> None:
     (x, y), other = trace.tasks
     broken = x.clone()
     broken[3, 0] = math.nan
-    with pytest.raises(GlocalError, match=r"x of task 0 contains NaN or infinity in 1 of 15 examples.*index 3"):
+    with pytest.raises(GlocalError, match=r"x of task 1 contains NaN or infinity in 1 of 15 examples.*index 3"):
         examine(trace.module, "cross-entropy", [(broken, y), other], states, 0.1)
     with pytest.raises(GlocalError, match=r"a dict of length 2 \('image', 'label'\); batches must be pairs"):
         examine(trace.module, "cross-entropy", [[{"image": x, "label": y}], other], states, 0.1)  # type: ignore[list-item]
@@ -271,6 +271,12 @@ def test_a_figure_of_all_pairs(tmp_path: Path) -> None:
     assert sum(isinstance(p.get_markerfacecolor(), str) for p in points) == 6 - int(found.inside.sum()) > 0  # white
     dots = [line for line in forgot.lines if line.get_marker() == "o" and len(line.get_xdata())]  # type: ignore[arg-type]
     assert len(dots) == 6 and len([line for line in bend.lines if line.get_marker() == "_"]) == 4
+    for axes in (where, bend):  # θ_1 is the solution of task 1
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3", "4"]
+    legend = forgot.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [f"after task {t}" for t in (2, 3, 4)]
+    assert [row["task"] for row in found.rows()] == [1, 2, 3, 4]
     assert found.plot(tmp_path / "new" / "f.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(GlocalError, match="suffix"):
         found.plot(tmp_path / "f.xyz")
@@ -292,10 +298,10 @@ def test_mistakes_are_told() -> None:
         ((module, "cross-entropy", tasks[:1], states), "tasks: 1, checkpoints: 4"),
         ((module, "cross-entropy", tasks, states[1:]), "tasks: 3, checkpoints: 3"),
         ((module, "cross-entropy", tasks[:1], [{}, {}]), "does not fit the network"),
-        ((module, "cross-entropy", [3], states[:2]), "task 0 is a int"),
+        ((module, "cross-entropy", [3], states[:2]), "task 1 is a int"),
         ((module, "cross-entropy", [[3]], states[:2]), "batches must be pairs"),
         ((module, "cross-entropy", [[]], states[:2]), "no examples"),
-        ((module, "cross-entropy", [(torch.ones(3, 9), torch.zeros(3).long())], states[:2]), "data of task 0"),
+        ((module, "cross-entropy", [(torch.ones(3, 9), torch.zeros(3).long())], states[:2]), "data of task 1"),
         ((module, "cross-entropy", tasks, states, -1.0), r"epsilon = -1\.0 was given; it must be finite and above 0"),
     ]
     for arguments, told in wrong:

@@ -54,7 +54,7 @@ def test_quadratics_have_no_error_and_are_foretold() -> None:
     assert len(second) == 1 + 2 + 3 and max(number(row, "error") for row in second) < 1e-9
     assert max(number(row, "min_epsilon") for row in measure(trace, "assumption").rows) < 1e-9
     pairs = measure(trace, "forgetting").rows
-    assert [(row["learned"], row["task"]) for row in pairs] == [(t, o) for t in (2, 3, 4) for o in range(t - 1)]
+    assert [(row["learned"], row["task"]) for row in pairs] == [(t, o) for t in (2, 3, 4) for o in range(1, t)]
     for row in pairs:
         assert number(row, "predicted") == pytest.approx(number(row, "measured"), rel=1e-9)
         assert number(row, "gradient_share") + number(row, "quadratic_share") == pytest.approx(1)
@@ -109,7 +109,7 @@ def test_curvature_is_that_of_dense_matrices(small: TrainingTrace, looks: dict[s
 
 def test_what_theorem_2_adds_up(looks: dict[str, Measurement]) -> None:
     rows = looks["theorem2"].rows
-    assert [(row["learned"], row["task"]) for row in rows] == [(2, 0), (3, 0), (3, 1)]
+    assert [(row["learned"], row["task"]) for row in rows] == [(2, 1), (3, 1), (3, 2)]
     for row in rows:
         parts = number(row, "outer") + number(row, "functional")
         assert row["hessian"] == pytest.approx(parts)
@@ -293,7 +293,7 @@ def test_tables_break_no_word(width: int, looks: dict[str, Measurement]) -> None
 
 def test_counts_are_whole_numbers_on_their_axis() -> None:
     figure = Figure()
-    row: Row = {"learned": 2, "min_epsilon": 0.5, "task": 0}
+    row: Row = {"learned": 2, "min_epsilon": 0.5, "task": 1}
     draw_measurement(Measurement("assumption", INSTRUMENTS["assumption"], [row]), figure)
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
 

@@ -161,7 +161,7 @@ def test_the_first_violation_is_reported() -> None:
     np.testing.assert_allclose(result.min_epsilon, [0, 0, 0.2, 0.1, 0.6, 0.7])
     assert result.first_violation is not None
     assert result.first_violation[:4] == (4, 2, 40, (0,)) and result.first_violation.error == pytest.approx(0.6)
-    assert "steps 30 and 40" in str(result.first_violation) and "task 0 is 0.6" in str(result.first_violation)
+    assert "steps 30 and 40" in str(result.first_violation) and "task 1 is 0.6" in str(result.first_violation)
     assert locality_assumption(TRAJECTORY, 0.8).first_violation is None
     both = locality_assumption(curves([[1.0, 2.0]], [2]), 0.5).first_violation
     assert both is not None and both.tasks == (0, 1)
@@ -214,7 +214,7 @@ def test_trajectory_radii() -> None:
         ({"grid": ()}, "increasing radii above 0"),
         ({"tolerance": 0.0}, "tolerance = 0.0 was given"),
         ({"directions": torch.zeros(1, 1)}, "finite lengths above 0"),
-        ({"task": 1}, "task 1 was given"),
+        ({"task": 1}, "counted from 0; 1 was given"),
     ],
 )
 def test_invalid_options(options: dict, message: str) -> None:

@@ -183,12 +183,12 @@ def test_it_watches_one_training_from_its_beginning() -> None:
     trained = cohort(blobs(), SGD())
     monitor = Monitor(trained, 1.0)
     watched(monitor)
-    with pytest.raises(GlocalError, match="task 0 is training, but this monitor has seen 2 tasks end"):
+    with pytest.raises(GlocalError, match="task 1 is training, but this monitor has seen 2 tasks end"):
         watched(monitor)
     training = train(trained)
     next(training)
     begin = next(training)
-    with pytest.raises(GlocalError, match="task 1 is training, but this monitor has seen 0 tasks end"):
+    with pytest.raises(GlocalError, match="task 2 is training, but this monitor has seen 0 tasks end"):
         list(train(trained, begin, watch=Monitor(trained, 1.0)))
 
 

@@ -20,6 +20,7 @@ from glocal.cli.main import main
 from glocal.errors import GlocalError
 from glocal.lens.locality_assumption import training_errors
 from glocal.lens.record import StoredRun, open_run, record
+from glocal.report.lens_figures import errors_table
 from glocal.store.run import Run
 
 QUICK: dict[str, Any] = {"tasks": 2, "epochs": 2, "batch_size": 1_000}  # 4 steps an epoch
@@ -96,6 +97,13 @@ def test_expansions_of_quadratics_are_exact_at_every_step() -> None:
     broken = found.assumptions["order 1"].first_violation
     outside = [i for i, row in enumerate(found.curves["order 1"].error.nan_to_num(0)) if (row >= 1e-6).any()]
     assert broken is not None and broken.snapshot == outside[0]
+    # Arrays and tuples count tasks from 0, the table from 1.
+    table = errors_table(found)
+    (section,) = [section for section in table.sections if section.label == "order 1"]
+    of_task = [column.group for column in table.columns].index("of task")
+    errors = found.curves["order 1"].error[outside[0]].nan_to_num(0).tolist()
+    left = [number for number, error in enumerate(errors, 1) if error >= 1e-6]
+    assert section.rows[0][of_task].text == ", ".join(map(str, left))
 
 
 def test_rows_are_the_curves() -> None:
@@ -104,7 +112,7 @@ def test_rows_are_the_curves() -> None:
     expected = taylor_curves(trajectory.trace, 2, "diagonal", snapshots=trajectory.snapshots)
     rows = [row for row in found.rows() if row["approximation"] == "order 2, diagonal"]
     at = [(i, o) for i, m in enumerate(trajectory.snapshots) for o in range(m.finished)]
-    assert [(row["step"], row["task"]) for row in rows] == [(trajectory.snapshots[i].step, o) for i, o in at]
+    assert [(row["step"], row["task"]) for row in rows] == [(trajectory.snapshots[i].step, o + 1) for i, o in at]
     for name in ("true", "approximate", "error", "distance"):
         wanted = [float(getattr(expected, name)[i, o]) for i, o in at]
         assert [row[name] for row in rows] == pytest.approx(wanted, rel=1e-6)
@@ -149,9 +157,10 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = " ".join(capsys.readouterr().out.split())
     assert "equals the stored one" in said and "50 of 4,000 examples per task" in said
     rows = pl.read_parquet(figure.with_suffix(".parquet"))
-    # After task 0: its end, four steps of task 1 that are looked at, and its end twice; of task 1 the last one.
-    assert rows.filter(pl.col("approximation") == "own").height == 6 + 1
+    # After task 1: its end, four steps of task 2 that are looked at, and its end twice; of task 2 the last one.
+    assert rows.filter(approximation="own")["task"].value_counts().sort("task").rows() == [(1, 6), (2, 1)]
     text = figure.read_text()
+    assert "task 1" in text and "task 0" not in text
     for name in rows["approximation"].unique():
         assert re.search(rf"\b{name.removesuffix(' θ_o')}\b", text)
 

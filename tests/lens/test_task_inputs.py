@@ -122,16 +122,16 @@ def wrong_labels() -> dict[str, tuple[Any, Any, Any, str]]:
     one, unknown = torch.randn(20), torch.zeros(20, 3)
     unknown[17, 2] = torch.nan
     return {
-        "labels beyond": (3, "cross-entropy", (x, beyond), "task 0 has labels 0 to 3.*3 outputs allow 0 to 2"),
+        "labels beyond": (3, "cross-entropy", (x, beyond), "task 1 has labels 0 to 3.*3 outputs allow 0 to 2"),
         "labels ignored": (3, "cross-entropy", (x, ignored), "labels -100 to 2"),
         "torch's ignored": (3, nn.CrossEntropyLoss(), (x, ignored), "labels -100 to 2"),
         "torch's beyond": (3, nn.functional.cross_entropy, (x, beyond), "labels 0 to 3"),
-        "not a number": (3, by_hand, (x, ignored), "1 examples of task 0 is NaN, first of example 19, whose y is -100"),
+        "not a number": (3, by_hand, (x, ignored), "1 examples of task 1 is NaN, first of example 19, whose y is -100"),
         "y not a number": (
             3,
             "squared-error",
             (x, unknown),
-            "1 examples of task 0 is NaN, first of example 17",
+            "1 examples of task 1 is NaN, first of example 17",
         ),
         "classes as floats": (3, "cross-entropy", (x, y.float()), "classes of torch.int64.*torch.float32"),
         "one-hot classes": (3, "cross-entropy", (x, torch.eye(3)[y]), r"\(n, K\) and \(n,\).*y \(20, 3\)"),

@@ -148,8 +148,8 @@ def test_beyond_numbers_it_is_not_a_number() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"task": 3}, "solutions of 3 tasks, counted from 0; task 3"),
-        ({"task": -1}, "solutions of 3 tasks, counted from 0; task -1"),
+        ({"task": 3}, "solutions of 3 tasks, counted from 0; 3"),
+        ({"task": -1}, "solutions of 3 tasks, counted from 0; -1"),
         ({"task": 0, "order": 3}, "order = 3 was given; .* order 0, 1 or 2"),
         ({"task": 0, "structure": "fool"}, "Did you mean 'full'"),
         ({"task": 0, "structure": "diagonal", "matrix": "hessian"}, "structure=diagonal needs matrix=ggn"),

@@ -53,6 +53,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     yield found
 
 
+def test_progress_counts_tasks_from_one(measured: dict[str, tuple[Path, list[Row]]]) -> None:
+    """The items are in the store already, which names them by the indices of their tasks."""
+    store, _ = measured["perturbation-mnist"]
+    study: Study = Tiny("perturbation-mnist")
+    said: list[str] = []
+    run(study, Context(torch.device("cpu"), None, store), on_progress=lambda done, total, what: said.append(what))
+    assert [f" {word} " in f" {text} " for text, word in zip(said, ("task=1", "task=2"), strict=False)] == [True, True]
+
+
 def only(rows: list[Row], **values: object) -> list[Row]:
     return [row for row in rows if all(row[k] == v for k, v in values.items())]
 

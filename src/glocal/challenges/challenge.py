@@ -82,7 +82,7 @@ class Challenge:
 
     def task(self, index: int, seed: int, device: torch.device | None = None) -> Task:
         """Return task `index`, counted from 0, of the run with this seed; on `device` if the challenge supports it."""
-        require(0 <= index < self.tasks, f"{self.name} has no task {index}; allowed: tasks 0 to {self.tasks - 1}.")
+        require(0 <= index < self.tasks, f"{self.name} has no task of index {index}; allowed: 0 to {self.tasks - 1}.")
         return self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
 
     def first(self, tasks: int) -> Challenge:

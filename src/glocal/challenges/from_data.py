@@ -47,7 +47,7 @@ def from_tasks(
     )
     listed = isinstance(tasks, list | tuple) and bool(tasks)
     require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
-    checked = [_read_task(number, task, loss) for number, task in enumerate(tasks)]
+    checked = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
     _check_shapes(checked)
     if loss == "cross-entropy":
         _check_classes(checked, setting)
@@ -83,13 +83,13 @@ def _read_data(source: Any, name: str, loss: LossName) -> Data:
 def _check_shapes(tasks: Sequence[Task]) -> None:
     """Require one shape and dtype of all inputs, because one network reads them all, and of all targets."""
     first = tasks[0].train
-    for number, task in enumerate(tasks):
+    for number, task in enumerate(tasks, 1):
         for split, data in zip(SPLITS, (task.train, task.test), strict=True):
             for kind, values, expected in (("inputs", data.x, first.x), ("targets", data.y, first.y)):
                 require(
                     values.shape[1:] == expected.shape[1:] and values.dtype == expected.dtype,
                     f"the {kind} of task {number} ({split}) have shape {tuple(values.shape[1:])} and {values.dtype}, "
-                    f"those of task 0 (train) {tuple(expected.shape[1:])} and {expected.dtype}; give all tasks {kind} "
+                    f"those of task 1 (train) {tuple(expected.shape[1:])} and {expected.dtype}; give all tasks {kind} "
                     "of the same shape and dtype.",
                 )
 
@@ -97,11 +97,11 @@ def _check_shapes(tasks: Sequence[Task]) -> None:
 def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
     """Require the same classes in every task of a domain challenge, and a new one in every task of the others."""
     known = set(tasks[0].classes)
-    for number, task in enumerate(tasks[1:], start=1):
+    for number, task in enumerate(tasks[1:], start=2):
         classes = set(task.classes)
         if setting == "domain" and classes != known:
             remedy = "give all tasks of a 'domain' challenge the same classes, or setting='class'"
-            raise GlocalError(f"task {number} has the classes {sorted(classes)} and task 0 {sorted(known)}; {remedy}.")
+            raise GlocalError(f"task {number} has the classes {sorted(classes)} and task 1 {sorted(known)}; {remedy}.")
         if setting != "domain" and classes <= known:
             remedy = "relabel its examples, or give setting='domain'"
             raise GlocalError(f"task {number} brings no new class (it has {sorted(classes)}); {remedy}.")

@@ -27,7 +27,7 @@ OUTSIDE = -1
 def permuted(name: str, dataset: Dataset, tasks: int, *, identity_first: bool = True) -> Challenge:
     """Permute the pixels, in one order per task, seed and challenge, the same for train and test.
 
-    identity_first: whether task 0 shows the original images.
+    identity_first: whether the first task shows the original images.
     """
     require(isinstance(identity_first, bool), f"identity_first is {identity_first!r}; allowed: True or False.")
     height, width = dataset.input_shape[-2:]

@@ -54,7 +54,7 @@ class Loader:
         parts = [challenge.task(task, seed, self.device).train for seed in seeds]
         self.examples = parts[0].y.shape[0]
         same = all(p.y.shape[0] == self.examples for p in parts)
-        require(same, f"task {task} of {challenge.name} must have equally many examples for every seed.")
+        require(same, f"task {task + 1} of {challenge.name} must have equally many examples for every seed.")
         exemplars = {} if memory is None else self._exemplars(memory)
         joint = self.examples + (exemplars["exemplars_y"].shape[1] if exemplars else 0)
         self.steps = -(-joint // self.cohort.batch_size)

@@ -76,10 +76,10 @@ class ErrorCurves:
         return abs_difference(signed, torch.zeros_like(signed)) / self.finished.clamp(min=1)
 
     def rows(self, *columns: str) -> list[dict[str, Any]]:
-        """Return a row for every snapshot and finished task: step, learned, task and the columns."""
+        """Return a row for every snapshot and finished task: step, learned, task (from 1) and the columns."""
         tensors = {name: getattr(self, name) for name in columns}
         return [
-            {"step": int(self.step[i]), "learned": int(self.finished[i]), "task": int(o)}
+            {"step": int(self.step[i]), "learned": int(self.finished[i]), "task": int(o) + 1}
             | {name: float(tensor[i, o]) for name, tensor in tensors.items()}
             for i, o in self.known.nonzero()
         ]

@@ -59,7 +59,7 @@ def trace_checkpoints(
     require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
     half = next((p.dtype for p in learned if p.dtype in (torch.bfloat16, torch.float16)), None)
     require(half is None, f"the network {name} has {half} parameters, too coarse for curvature: give module.float().")
-    pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list)]
+    pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list, 1)]
     data = [Data(*(part.to(learned[0].device) for part in pair)) for pair in pairs]
     points = [_read_state_dict(module, state) for state in states]
     frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
@@ -155,7 +155,7 @@ def _check_task(trace: TrainingTrace, task: int) -> None:
     of them. It is shown some outputs and labels, from which it derives whether its curvature depends on the label.
     """
     (x, y), last = trace.tasks[task], len(trace.checkpoints) - 1
-    check_finite(x, f"x of task {task}")
+    check_finite(x, f"x of task {task + 1}")
     for t in sorted({0, min(task + 1, last), last}) if isinstance(trace.loss, AutogradLoss) else (0,):
         outputs, sample_losses = _outputs_and_losses(trace, task, t)
         if isinstance(trace.loss, AutogradLoss) and t == 0:
@@ -167,25 +167,25 @@ def _check_task(trace: TrainingTrace, task: int) -> None:
 @torch.no_grad()
 def _outputs_and_losses(trace: TrainingTrace, task: int, t: int) -> tuple[Tensor, Tensor]:
     """Return the outputs and losses of a task's examples at checkpoint t; check labels, losses and their mean."""
-    x, y = trace.tasks[task]
+    (x, y), name = trace.tasks[task], f"task {task + 1}"
     half = len(y) // 2
     parts = (slice(None), slice(half), slice(half, None)) if half else (slice(None),)  # together they reveal weights
     try:
         outputs = trace.outputs(trace.checkpoints[t], x)
-        _check_labels(task, trace.loss, outputs, y)
+        _check_labels(name, trace.loss, outputs, y)
         sample_losses = trace.loss.per_sample(outputs, y)
         mean = trace.loss.mean if isinstance(trace.loss, AutogradLoss) else None
         means = [(mean(outputs[part], y[part]), sample_losses[part].mean()) for part in parts] if mean else []
     except GlocalError:
         raise
     except Exception as error:
-        raise GlocalError(f"the network or the loss fails on the data of task {task}: {first_line(error)}") from error
+        raise GlocalError(f"the network or the loss fails on the data of {name}: {first_line(error)}") from error
     nan = sample_losses.isnan()
     if outputs.isfinite().all():  # outputs that are not finite say nothing about the data
         if nan.any():
             first = int(nan.int().argmax())
             raise GlocalError(
-                f"the loss of {int(nan.sum())} examples of task {task} is NaN, first of example {first}, whose y is "
+                f"the loss of {int(nan.sum())} examples of {name} is NaN, first of example {first}, whose y is "
                 f"{y[first].tolist()!r:.60}: remove them."
             )
         equal = (a.numel() == 1 and torch.allclose(a.flatten(), b.flatten(), rtol=1e-3) for a, b in means)
@@ -193,25 +193,25 @@ def _outputs_and_losses(trace: TrainingTrace, task: int, t: int) -> tuple[Tensor
     return outputs, sample_losses
 
 
-def _check_labels(task: int, loss: Loss, outputs: Tensor, y: Tensor) -> None:
+def _check_labels(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> None:
     shapes = f"outputs {tuple(outputs.shape)} and y {tuple(y.shape)}"
     if isinstance(loss, CrossEntropy | SquaredError):
         expected = outputs.shape if isinstance(loss, SquaredError) else outputs.shape[:1]
         allowed = "(n, K) and (n, K)" if isinstance(loss, SquaredError) else "(n, K) and (n,)"
         fits = outputs.dim() == 2 and y.shape == expected
-        require(fits, f"{loss.name} takes outputs and y of the shapes {allowed}; task {task} has {shapes}.")
+        require(fits, f"{loss.name} takes outputs and y of the shapes {allowed}; {name} has {shapes}.")
     elif y.is_floating_point() and y.numel() == outputs.numel():
         # Many functions would broadcast (n, 1) and (n,) to (n, n).
-        require(y.shape == outputs.shape, f"task {task} has {shapes}: give both the same shape.")
+        require(y.shape == outputs.shape, f"{name} has {shapes}: give both the same shape.")
     if isinstance(loss, CrossEntropy):
         integers = y.dtype == torch.int64
-        require(integers, f"cross-entropy takes classes of torch.int64; those of task {task} are {y.dtype}.")
+        require(integers, f"cross-entropy takes classes of torch.int64; those of {name} are {y.dtype}.")
     function = loss.mean if isinstance(loss, AutogradLoss) else loss
     takes_classes = isinstance(function, CrossEntropy | nn.CrossEntropyLoss | nn.NLLLoss)
     takes_classes = takes_classes or function in (functional.cross_entropy, functional.nll_loss)
     if takes_classes and y.dtype == torch.int64 and outputs.dim() > 1:
         low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
-        message = f"task {task} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}."
+        message = f"{name} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}."
         require(low >= 0 and high < classes, message)
 
 

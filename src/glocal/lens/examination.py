@@ -5,7 +5,7 @@ r"""Measure how local a training was, from a network, its loss, the tasks' data 
     forgetting  predicted by Eq. forgetting-quadratic, and measured
     curvature   the largest eigenvalues of H_o and its trace
 
-and recommend a family of algorithms by what the paper says of each (§3.2, §4, §5). Tasks are counted from 0.
+and recommend a family of algorithms by what the paper says of each (§3.2, §4, §5).
 
 1. If some θ_t is outside the ε-region of an older task, Assumption 3.2 is violated: replay, whose \hat L_o is global.
 2. If all are inside, a quadratic holds. Theorem 4.1 assumes that nothing was forgotten before, |E(t)| < ε, and minima:
@@ -81,7 +81,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Examination:
-    """Results for N learned tasks: matrices (N, N) are [t, o] for o < t, NaN elsewhere; vectors (N,)."""
+    """Results for N learned tasks, counted from 0: matrices (N, N) are [t, o], NaN where o ≥ t; vectors (N,)."""
 
     epsilon: float
     parameters: int  # P
@@ -164,7 +164,7 @@ class Examination:
         return largest if complete else torch.where(largest > 0, largest, torch.nan)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a table with a row for every task, measured after the last one."""
+        """Return a table with a row for every task, counted from 1, measured after the last one."""
         columns = {
             "loss": self.losses,
             "largest_eigenvalue": self.largest,
@@ -178,7 +178,7 @@ class Examination:
         }
         inside = [*self.inside[-1, :-1].tolist(), None]
         return [
-            {"task": o, **{name: float(column[o]) for name, column in columns.items()}, "inside": inside[o]}
+            {"task": o + 1, **{name: float(column[o]) for name, column in columns.items()}, "inside": inside[o]}
             for o in range(len(inside))
         ]
 
@@ -217,7 +217,7 @@ def examine(
         module: the network; it is not changed.
         loss: 'cross-entropy', 'squared-error', or a function (outputs, y) that returns the mean over samples.
         tasks: for every task a pair of tensors, a DataLoader, a Dataset, or an iterable of batches (x, y).
-        checkpoints: state dicts θ_0 (the initialization), θ_1 (after task 0), …
+        checkpoints: state dicts θ_0 (the initialization), θ_1 (after task 1), …
         epsilon: ε of the ε-regions (default: 0.1 × the mean decrease of a task's loss during its training).
         examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable.
         eigenvalues: how many eigenvalues of each Hessian.
@@ -249,7 +249,7 @@ def examine_trace(
     eigenvector_radius, random_radius = torch.full((2, n), torch.nan, dtype=torch.float64)
     spectra, traces = [], []
     for o in range(n):
-        report(o, n, f"solution of task {o}")
+        report(o, n, f"solution of task {o + 1}")
         hessian = trace.hessian(o)
         top = lanczos(hessian, start, count)
         spectra.append(top.values.double())

@@ -2,7 +2,7 @@ r"""Every instrument by its name, on any trace: rows of numbers, a table, a figu
 
     measure(trace, "theorem1").plot("theorem1.png")
 
-Tasks are counted from 0; the column `learned` is the number of learned tasks.
+Rows count tasks from 1; the column `learned` is the number of learned tasks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _error(trace: TrainingTrace) -> Rows:
             p = torch.nan  # for example a network that creates float32 tensors itself
         for row in curves.rows("distance", "error", "true", "approximate"):
             del row["step"]  # unknown between tasks
-            if row["task"] < row["learned"] - 1:
+            if row["task"] < row["learned"]:
                 rows.append({"expansion": name, **row, "order": float(p)})
     return rows
 
@@ -100,7 +100,7 @@ def _assumption(trace: TrainingTrace) -> Rows:
     exact = [exact_taylor(trace, o) for o in range(trace.num_learned)]
     curves = error_curves(trace, snapshots_of(trace)[2:], {"exact": exact})["exact"]
     old = [(t, errors[: t - 1]) for t, errors in zip(curves.finished.tolist(), curves.error, strict=True)]
-    return [{"learned": t, "min_epsilon": float(errors.max()), "task": int(errors.argmax())} for t, errors in old]
+    return [{"learned": t, "min_epsilon": float(errors.max()), "task": int(errors.argmax()) + 1} for t, errors in old]
 
 
 def _forgetting(trace: TrainingTrace) -> Rows:
@@ -128,7 +128,7 @@ def _theorem2(trace: TrainingTrace) -> Rows:
 def _ground_truth(trace: TrainingTrace) -> Rows:
     """The true label's entry of ∇²_f ℓ (appendix): medians over a task's examples at its solution; `of_total_trace` is
     over all of them together."""
-    return [{"task": o, **ground_truth_of(trace, o).medians()} for o in range(trace.num_learned)]
+    return [{"task": o + 1, **ground_truth_of(trace, o).medians()} for o in range(trace.num_learned)]
 
 
 def _perturbation(trace: TrainingTrace) -> Rows:
@@ -143,14 +143,14 @@ def _perturbation(trace: TrainingTrace) -> Rows:
             for kind in kinds
         }
         for i, r in enumerate(result.radii):
-            rows.append({"task": o, "radius": r, **{name: float(score[i]) for name, score in scores.items()}})
+            rows.append({"task": o + 1, "radius": r, **{name: float(score[i]) for name, score in scores.items()}})
     return rows
 
 
 def _flatness(trace: TrainingTrace) -> Rows:
     """λ_max and tr H_o, and the forgetting that followed."""
     columns = vars(flatness(trace))
-    return [{"task": o, **{k: float(v[o]) for k, v in columns.items()}} for o in range(trace.num_learned)]
+    return [{"task": o + 1, **{k: float(v[o]) for k, v in columns.items()}} for o in range(trace.num_learned)]
 
 
 def _rank(trace: TrainingTrace) -> Rows:
@@ -196,7 +196,7 @@ def _pair_rows(columns: dict[str, Tensor]) -> Rows:
     """Return a row for every pair o < t."""
     n = len(next(iter(columns.values())))
     pairs = [(t, o) for t in range(1, n) for o in range(t)]
-    return [{"learned": t + 1, "task": o} | {k: float(v[t, o]) for k, v in columns.items()} for t, o in pairs]
+    return [{"learned": t + 1, "task": o + 1} | {k: float(v[t, o]) for k, v in columns.items()} for t, o in pairs]
 
 
 BOTH = ("measured", "predicted")

@@ -140,12 +140,12 @@ class LocalityViolation(NamedTuple):
     snapshot: int  # its index
     task: int  # the task in training, which is the number of finished ones
     step: int
-    tasks: tuple[int, ...]  # the finished tasks whose Ω^ε was left
+    tasks: tuple[int, ...]  # the finished tasks whose Ω^ε was left, counted from 0
     error: float  # the largest of their ξ
     last_step_inside: int = -1  # the step of the snapshot before; −1: unknown
 
     def __str__(self) -> str:
-        tasks = f"task{'s' if len(self.tasks) > 1 else ''} {', '.join(map(str, self.tasks))}"
+        tasks = f"task{'s' if len(self.tasks) > 1 else ''} {', '.join(str(o + 1) for o in self.tasks)}"
         finished = f"{self.task} task{'s' if self.task > 1 else ''} finished"
         when = f"at step {self.step}" if self.step >= 0 else f"at snapshot {self.snapshot}"
         if 0 <= self.last_step_inside < self.step - 1:

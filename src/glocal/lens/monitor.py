@@ -99,8 +99,8 @@ class Monitor:
         """Measure at the end of an epoch, before the task is consolidated."""
         require(
             task == len(self._data),
-            f"task {task} is training, but this monitor has seen {len(self._data)} tasks end. Use one monitor from the "
-            "beginning of one training.",
+            f"task {task + 1} is training, but this monitor has seen {len(self._data)} tasks end. Use one monitor from "
+            "the beginning of one training.",
         )
         last = epoch + 1 == self.cohort.epochs
         if task and (last or (epoch + 1) % (self.every or max(3, task)) == 0):

@@ -121,9 +121,9 @@ def perturbation(
     except RuntimeError as error:  # for example a network that creates float32 tensors itself
         raise GlocalError(f"perturbed losses are computed in float64, where the network fails: {error}") from error
     for split, value in base.items():
-        require(value < torch.inf, f"the {split} loss of task {task} is not finite at its solution: the run diverged.")
+        require(value < torch.inf, f"the {split} loss of task {task + 1} is {value} at its solution: the run diverged.")
     top = top_eigenpairs(trace, task, eigenvectors, samples, seed, CHUNK_SIZE)
-    require(bool(top.values.isfinite().all()), f"the Hessian of task {task} is not finite at its solution.")
+    require(bool(top.values.isfinite().all()), f"the Hessian of task {task + 1} is not finite at its solution.")
     vectors: dict[Kind, Tensor] = {"eigen": top.vectors, "random": unit_directions(trace, task, directions, seed)}
     losses = {
         split: {kind: _float64_losses(trace, point, data, rows, radii) for kind, rows in vectors.items()}

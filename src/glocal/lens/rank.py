@@ -33,7 +33,7 @@ MAX_RELATIVE_RESIDUAL = 1e-3
 class Ranks:
     r"""Ranks with standard errors, which are 0 if all eigenvalues are known, each (N,).
 
-    Entry t − 1 is of \bar H_{<t}, t = 1 … N: the first one has the Hessian of task 0 only, the last one all.
+    Entry t − 1 is of \bar H_{<t}, t = 1 … N: the first one has the Hessian of the first task only, the last one all.
     """
 
     top: Tensor  # the largest |λ|

@@ -1,7 +1,7 @@
 r"""A training trace: the true losses L_1 … L_T of a sequence of tasks and the parameters θ_0, θ_1, … between them.
 
-Tasks are counted from 0. θ_0 is the initialization, and θ_o, the solution of task o, is `checkpoints[o + 1]`. Vectors
-are θ flattened in the order of its dict (`tree.to_vector`).
+Arguments and arrays count tasks from 0; tables, figures and messages count them from 1. θ_0 is the initialization, and
+θ_o, the solution of task o, is `checkpoints[o + 1]`. Vectors are θ flattened in the order of its dict.
 
 After task t (counted from 0) there are t + 1 tasks, so the paper's average Hessian of the tasks before t,
 \bar H_{<t} = (1/t) Σ_{o<t} H_o with t counted from 1, is (1/(t + 1)) Σ_{o<t} H_o here.
@@ -82,7 +82,7 @@ class TrainingTrace:
     def solution(self, task: int) -> Checkpoint:
         """Return θ_o."""
         count = len(self.checkpoints) - 1
-        require(0 <= task < count, f"the trace has solutions of {count} tasks, counted from 0; task {task} was given.")
+        require(0 <= task < count, f"the trace has solutions of {count} tasks, counted from 0; {task} was given.")
         return self.checkpoints[task + 1]
 
     def theta(self, task: int) -> Tensor:

@@ -99,7 +99,8 @@ def run(
     paths = []
     for number, item in enumerate(items):
         if on_progress is not None:
-            values = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in item.items())
+            shown = item | ({"task": item["task"] + 1} if "task" in item else {})  # people count tasks from 1
+            values = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())
             on_progress(number, len(items), " ".join(values))
         path = context.store / "studies" / study.name / f"{item_hash(study, item)}.parquet"
         if not path.exists():

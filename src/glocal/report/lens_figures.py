@@ -66,8 +66,8 @@ def _draw_distances(axes: Axes, result: Examination, colours: list[Any]) -> None
             face = colours[t] if bool(result.inside[t, o]) else "white"
             if 0 < far < np.inf:
                 axes.plot(x, far, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4, zorder=3)
-    axes.set(yscale="log", ylim=(low, high), xlim=(-0.6, n - 0.4), xticks=range(n))
-    axes.set(xlabel="task $o$", ylabel=r"distance from $\theta_o$")
+    axes.set(yscale="log", ylim=(low, high), xlim=(-0.6, n - 0.4))
+    axes.set(xticks=range(n), xticklabels=range(1, n + 1), xlabel="task $o$", ylabel=r"distance from $\theta_o$")
     note = r"● $\theta_t$ inside $\Omega^\epsilon_o$   ○ outside   — radius towards it   ▒ along $v_1$ to random"
     _set_title(axes, "Distances and ε-regions", note)
 
@@ -92,24 +92,23 @@ def _draw_forgetting(axes: Axes, result: Examination, colours: list[Any]) -> Non
     _set_title(axes, "Forgetting", note if n > 1 else "no later task")
     if n > 1:
         for t in range(1, n) if n <= 7 else (1, n - 1):
-            axes.plot([], [], "o", color=colours[t], label=f"after task {t}")
+            axes.plot([], [], "o", color=colours[t], label=f"after task {t + 1}")
         axes.legend(loc="best", handletextpad=0.1)
 
 
 def _draw_curvature(axes: Axes, result: Examination) -> None:
     """Draw the largest eigenvalues of every task's Hessian and its trace."""
-    values, trace = result.eigenvalues.abs().numpy(), result.trace.numpy()
-    for o, row in enumerate(values):
-        negative = result.eigenvalues[o].numpy() < 0
+    n, count = result.eigenvalues.shape
+    for o, (values, trace) in enumerate(zip(result.eigenvalues.numpy(), result.trace.tolist(), strict=True)):
         for below, face in ((False, INK), (True, "white")):
-            chosen = row[negative == below]
+            chosen = np.abs(values[(values < 0) == below])
             axes.plot([o] * len(chosen), chosen, "o", color=INK, markersize=4, markerfacecolor=face)
-        if trace[o] > 0:
-            axes.plot(o, trace[o], "_", color=TITLE_COLOURS["local"], markersize=16, markeredgewidth=2)
+        if trace > 0:
+            axes.plot(o, trace, "_", color=TITLE_COLOURS["local"], markersize=16, markeredgewidth=2)
     axes.set_yscale("log", nonpositive="mask")
-    axes.set(xlim=(-0.6, len(values) - 0.4), xticks=range(len(values)))
+    axes.set(xlim=(-0.6, n - 0.4), xticks=range(n), xticklabels=range(1, n + 1))
     axes.set(xlabel="task $o$", ylabel=r"$|\lambda|$ of $H_o$ at $\theta_o$")
-    _set_title(axes, "Curvature", f"red: trace   ● the {values.shape[1]} largest eigenvalues   ○ negative")
+    _set_title(axes, "Curvature", f"red: trace   ● the {count} largest eigenvalues   ○ negative")
 
 
 def _set_title(axes: Axes, title: str, note: str) -> None:
@@ -179,7 +178,7 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
         axes.axvline(step[finished == t][0], color="#C8C8C8", linewidth=0.8, zorder=0)
     for o in range(tasks):
         named = tasks <= MAX_LEGEND_TASKS or o in (0, tasks - 1)
-        label = f"task {o}" if named else None
+        label = f"task {o + 1}" if named else None
         shown = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
         axes.plot(step[finished > o], shown[finished > o], color=hues[o], linewidth=1.2, label=label)
     known = values[:, :tasks][finished[:, None] > np.arange(tasks)]
@@ -202,13 +201,13 @@ def errors_table(errors: TrainingErrors) -> Table:
     for name, check in errors.assumptions.items():
         radii, where = errors.radii[name].last_inside.nan_to_num(0), check.first_violation
         radius = radii.max() if where is None else radii[where.tasks[0]]
-        row = [name, f"{float(check.min_epsilon.max()):.3g}", f"{float(radius):.3g}"]
-        if where is None:
-            rows.append([*row, "never", ABSENT, ABSENT, ABSENT])
-        else:
+        violation = ["never", ABSENT, ABSENT, ABSENT]
+        if where is not None:
             between = 0 <= where.last_step_inside < where.step - 1
             steps = f"{where.last_step_inside + 1} – {where.step}" if between else f"{where.step}"
-            rows.append([*row, steps, str(where.task), ", ".join(map(str, where.tasks)), f"{where.error:.3g}"])
+            tasks = ", ".join(str(o + 1) for o in where.tasks)
+            violation = [steps, str(where.task), tasks, f"{where.error:.3g}"]
+        rows.append([name, f"{float(check.min_epsilon.max()):.3g}", f"{float(radius):.3g}", *violation])
     title = f"{errors.algorithm}: the locality assumption with ε = {errors.epsilon:.3g}"
     return _table(title, ("approximation",), names, rows)
 

@@ -106,5 +106,4 @@ class Runs(UserList[Run]):
         """Draw a figure and return its path; `glocal plot --help` lists the kinds."""
         from glocal.report.plots import draw
 
-        draw(self, kind, path)
-        return Path(path)
+        return draw(self, kind, path)
