@@ -87,7 +87,8 @@ glocal lens runs/runs/0123456789abcdef -o lens.png
 
 The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that returns a mean over
 samples. At most 2,000 examples per task are used (`examples=`). They are evenly spaced, except for a plain iterable
-of batches, of which the first ones are taken: shuffle it. Networks with attention or recurrent layers are supported.
+of batches, of which the first ones are taken: shuffle it. A checkpoint may also be the path of a safetensors file.
+Networks with attention or recurrent layers are supported.
 
 ## How to read the figure
 

@@ -41,10 +41,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors whose names start with `prefix`, and the metadata."""
+    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata."""
     with safe_open(path, framework="pt") as file:
-        metadata = dict(file.metadata())
-        return {k: file.get_tensor(k) for k in json.loads(metadata["order"]) if k.startswith(prefix)}, metadata
+        metadata = dict(file.metadata() or {})
+        names = json.loads(metadata["order"]) if "order" in metadata else file.keys()
+        return {k: file.get_tensor(k) for k in names if k.startswith(prefix)}, metadata
 
 
 @contextmanager
@@ -118,7 +119,7 @@ def report_damage(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise GlocalError(f"'{path}' is damaged ({first_line(error)}). {remedy}") from error
+        raise GlocalError(f"'{path}' cannot be read ({first_line(error)}). {remedy}") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from glocal.errors import GlocalError, require_known
+from glocal.errors import require, require_known
 
 if TYPE_CHECKING:
     from glocal.store.run import Run
@@ -194,11 +194,8 @@ def low_minus_high(values: Mapping[float, float]) -> float:
 def _matrix(R: np.ndarray, t: int | None) -> tuple[np.ndarray, int]:
     """Validate R and t; return R in double precision and t (T by default)."""
     R = np.asarray(R, dtype=np.float64)
-    if R.ndim != 2 or R.shape[0] != R.shape[1] + 1 or R.shape[1] < 1:
-        raise GlocalError(
-            f"R has shape {R.shape}; expected (T + 1, T), one row for the initialisation and one per task."
-        )
+    fits = R.ndim == 2 and R.shape[0] == R.shape[1] + 1 > 1
+    require(fits, f"R has shape {R.shape}; expected (T + 1, T), one row for the initialisation and one per task.")
     T = R.shape[1]
-    if t is not None and not 1 <= t <= T:
-        raise GlocalError(f"t = {t} is out of range; allowed: 1 to {T}.")
+    require(t is None or 1 <= t <= T, f"t = {t} is out of range; allowed: 1 to {T}.")
     return R, T if t is None else t

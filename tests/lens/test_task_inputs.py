@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from quadratics import dense_hessian, network, theta_of
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import (
@@ -371,6 +372,23 @@ def test_other_mistakes(tmp_path: Path) -> None:
         for asked in (examine, trace_checkpoints):
             with pytest.raises(GlocalError, match=told):
                 asked(*arguments)
+
+
+def test_checkpoints_are_read_from_safetensors(tmp_path: Path) -> None:
+    """As `safetensors.torch` writes them, by path or by the text of it, beside state dicts."""
+    ours = network(seed=1, tasks=2)
+    states = [point.params for point in ours.checkpoints]
+    files = [tmp_path / f"{t}.safetensors" for t in range(3)]
+    for state, file in zip(states, files, strict=True):
+        save_file({k: p.contiguous() for k, p in state.items()}, file)
+    mixed: list[Any] = [files[0], str(files[1]), states[2]]
+    expected, found = (trace_checkpoints(ours.module, "cross-entropy", ours.tasks, given) for given in (states, mixed))
+    for a, b in zip(expected.checkpoints, found.checkpoints, strict=True):
+        assert all(torch.equal(a.params[k], p) for k, p in b.params.items())
+    files[0].write_bytes(b"cut off")
+    for wrong in (files[0], tmp_path / "none.safetensors"):
+        with pytest.raises(GlocalError, match=f"'{wrong}' cannot be read"):
+            trace_checkpoints(ours.module, "cross-entropy", ours.tasks, [wrong, *states[1:]])
 
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.functional.cross_entropy])

@@ -209,6 +209,8 @@ def test_part_of_an_interrupted_cohort_can_be_finished_alone(tmp_path: Path, mon
     ("option", "message"),
     [
         ({"epoch": 2}, "unknown option of a sweep 'epoch'. Did you mean 'epochs'"),
+        ({"optimizer": "adam"}, "optimizer was given, but runs train with plain SGD"),
+        ({"momentum": 0.9}, "momentum was given, but runs train with plain SGD"),
         ({"epochs": 0}, "epochs must be positive; 0 was given"),
         ({"cohort_size": True}, "cohort_size must be a whole number"),
         ({"memory_budget": 1.5}, "memory_budget must be a whole number"),
@@ -222,6 +224,30 @@ def test_part_of_an_interrupted_cohort_can_be_finished_alone(tmp_path: Path, mon
 def test_options_are_checked_before_training(option: dict[str, Any], message: str) -> None:
     with pytest.raises(glocal.GlocalError, match=re.escape(message)):
         glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], **option)
+
+
+@pytest.mark.parametrize("lrs", [[[0.1]], [0.01, (0.1,)], 0.1, "0.1"])
+def test_learning_rates_are_a_flat_list(lrs: Any) -> None:
+    """The message shows what was given, as it was given."""
+    with pytest.raises(
+        glocal.GlocalError, match=re.escape(f"lrs must be a flat list of numbers, such as lrs=[1]; {lrs!r}")
+    ):
+        glocal.sweep("rotated-digits", ["sgd"], lrs, [1])
+
+
+class TwoOutputs(torch.nn.Linear):
+    """Returns features beside its outputs."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.flatten(1)), x
+
+
+def test_a_network_that_returns_a_tuple_is_refused() -> None:
+    def make(input_shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+        return TwoOutputs(math.prod(input_shape), outputs)
+
+    with pytest.raises(glocal.GlocalError, match=r"returns a tuple for one input.* one tensor of shape \(1, 10\)"):
+        glocal.sweep("rotated-digits", ["sgd"], [0.1], [1], network=make)
 
 
 def test_a_diverged_run_is_a_result(tmp_path: Path) -> None:

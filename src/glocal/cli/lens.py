@@ -152,8 +152,7 @@ class Lens:
             console.print(measurement_table(result))
             path = result.plot(self.output.with_stem(f"{self.output.stem}-{name}"))
             console.print(f"Wrote {path}, {write_table(result.rows, path.with_suffix('.parquet'))}")
-        if failures:
-            raise GlocalError(f"{len(failures)} of {len(names)} instruments failed. {' '.join(failures)}")
+        require(not failures, f"{len(failures)} of {len(names)} instruments failed. {' '.join(failures)}")
 
     def _open_run(self, device: str) -> StoredRun:
         from glocal.lens.record import open_run

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 
 from glocal.cli.common import OUTPUT, Device, command, print_rendered
-from glocal.errors import GlocalError
+from glocal.errors import require
 
 CHALLENGE = "rotated-digits"
 ALGORITHMS = ("sgd", "er", "agem", "ewc")
@@ -65,8 +65,7 @@ class Table:
         from glocal.sweeps.sweep import load
 
         runs = load(self.store)
-        if not runs and self.format == "rich":
-            raise GlocalError(f"the store '{self.store}' has no finished run yet.")
+        require(bool(runs) or self.format != "rich", f"the store '{self.store}' has no finished run yet.")
         print_rendered(render(runs, self.format, View(self.forgetting, self.scope, self.measure)))
 
 

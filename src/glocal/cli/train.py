@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from glocal.cli.common import TrainingOptions, command, print_rendered
 from glocal.errors import GlocalError, require, require_known
-from glocal.sweeps.options import convert
+from glocal.sweeps.options import convert, require_option
 
 if TYPE_CHECKING:
     from glocal.store.run import Runs
@@ -107,8 +107,7 @@ class Sweep(SweepFile):
         entries: list[Any] = list(self.algorithms)
         if not entries and self.file is not None:
             entries = _read(self.file).get("algorithms", [])
-        if not entries:
-            raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
+        require(bool(entries), "a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
         algorithms = [_algorithm(entry) for entry in entries]
         runs = _train(self.challenge, algorithms, self.lrs, self.seeds, self.options, self.training)
         print_rendered(render(runs, "rich"))
@@ -183,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise GlocalError(f"the sweep file '{path}' is not TOML: {error}.") from error
     allowed = ["challenge", "algorithms", "lrs", "seeds", *(option.name for option in fields(TrainingOptions))]
     for name in content:
-        require_known(f"field of the sweep file '{path}':", name, allowed)
+        require_option(f"field of the sweep file '{path}':", name, allowed)
     for name in ("algorithms", "lrs", "seeds"):
         value = content.get(name, [])
         require(isinstance(value, list), f"the sweep file '{path}': {name} must be a list; {value!r} was given.")

@@ -19,6 +19,7 @@ from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, first_line, require
+from glocal.files import read_tensors, report_damage
 from glocal.inputs import check_finite, describe, evenly_spaced_indices, is_tensor_pair, read_examples
 from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
@@ -35,7 +36,7 @@ def trace_checkpoints(
     module: nn.Module,
     loss: AnyLoss,
     tasks: Sequence[TaskData],
-    checkpoints: Sequence[Mapping[str, Any]],
+    checkpoints: Sequence[Mapping[str, Any] | str | Path],
     examples: int | None = None,
     complete: bool = False,
 ) -> TrainingTrace:
@@ -125,7 +126,10 @@ def _resolve_loss(given: AnyLoss) -> Loss:
 def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
     problem = f"a checkpoint must be a state dict; a {type(state).__name__} was given"
     require(not isinstance(state, nn.Module), f"{problem}: give a copy of its state_dict().")
-    require(not isinstance(state, str | Path), f"{problem}: give torch.load('{state}').")
+    if isinstance(state, str | Path):
+        require(Path(state).suffix == ".safetensors", f"{problem}: give torch.load('{state}').")
+        with report_damage(Path(state), "Give a safetensors file or a state dict."):
+            state, _ = read_tensors(Path(state))
     require(isinstance(state, Mapping), f"{problem}.")
     names, keys = set(module.state_dict()), [str(key) for key in state]
     if not names & set(keys):

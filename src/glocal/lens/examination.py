@@ -204,7 +204,7 @@ def examine(
     module: nn.Module,
     loss: AnyLoss,
     tasks: Sequence[TaskData],
-    checkpoints: Sequence[Mapping[str, Any]],
+    checkpoints: Sequence[Mapping[str, Any] | str | Path],
     epsilon: float | None = None,
     *,
     examples: int = MAX_EXAMPLES,
@@ -217,7 +217,7 @@ def examine(
         module: the network; it is not changed.
         loss: 'cross-entropy', 'squared-error', or a function (outputs, y) that returns the mean over samples.
         tasks: for every task a pair of tensors, a DataLoader, a Dataset, or an iterable of batches (x, y).
-        checkpoints: state dicts θ_0 (the initialization), θ_1 (after task 1), …
+        checkpoints: θ_0 (the initialization), θ_1 (after task 1), …: state dicts, or paths of safetensors files.
         epsilon: ε of the ε-regions (default: 0.1 × the mean decrease of a task's loss during its training).
         examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable.
         eigenvalues: how many eigenvalues of each Hessian.

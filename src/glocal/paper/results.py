@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 from glocal.files import lock_file, report_os_errors
 from glocal.metrics import summary
 from glocal.paper import table1
@@ -31,8 +31,7 @@ REQUIRED = ("config", "info", *LISTS)
 def write(runs: Iterable[Run], path: str | Path) -> Path:
     """Write runs to a .parquet file, replacing it."""
     path = Path(path)
-    if path.suffix != ".parquet":
-        raise GlocalError(f"results are written to .parquet files; '{path.name}' was given.")
+    require(path.suffix == ".parquet", f"results are written to .parquet files; '{path.name}' was given.")
     rows = [_row(with_named_angles(run)) for run in runs]
     names = list(rows[0]) if rows else REQUIRED
     types = dict.fromkeys(LISTS, pl.List(pl.Float32))

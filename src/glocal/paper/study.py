@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import polars as pl
 import torch
 
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 from glocal.files import replacing, report_os_errors
 from glocal.precision import full_precision
 from glocal.store.store import Store
@@ -160,8 +160,7 @@ def read_table(
         raise GlocalError(f"'{path}' is not {kind}: {reason}.") from error
     if missing := [column for column in columns if column not in frame.columns]:
         raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing)}.")
-    if frame.is_empty() and not empty:
-        raise GlocalError(f"'{path}' is not {kind}: it has no rows.")
+    require(empty or not frame.is_empty(), f"'{path}' is not {kind}: it has no rows.")
     return frame
 
 

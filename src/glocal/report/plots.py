@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import GlocalError, require_known
+from glocal.errors import GlocalError, require, require_known
 from glocal.report.style import (
     FAINT,
     TITLE_COLOURS,
@@ -45,11 +45,9 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
     """
     require_known("kind of figure", kind, KINDS)
     groups = group_runs(runs)
-    if not groups:
-        raise GlocalError("no runs were given; train some first (`glocal run`, `glocal sweep`).")
-    if not any(group.finished for group in groups):
-        count = sum(group.seeds for group in groups)
-        raise GlocalError(f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
+    require(bool(groups), "no runs were given; train some first (`glocal run`, `glocal sweep`).")
+    finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
+    require(finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
     return save_figure(lambda figure: KINDS[kind](figure, groups, view), path)
 
 

@@ -25,7 +25,7 @@ from glocal.engine.cohort import RunConfig
 from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 from glocal.store.run import Run
 from glocal.tree import Params
 
@@ -48,8 +48,7 @@ class Store:
     def open(cls, path: str | Path) -> Store:
         """Open an existing store."""
         store = cls(path)
-        if not store.path.exists():
-            raise GlocalError(f"there is no store at '{path}'. `glocal sweep ... --store {path}` creates one.")
+        require(store.path.exists(), f"there is no store at '{path}'. `glocal sweep ... --store {path}` creates one.")
         store._check()
         return store
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from glocal.errors import GlocalError, require, unknown
+from glocal.errors import GlocalError, require, require_known, unknown
+
+OPTIMIZER_OPTIONS = ("optimizer", "optimiser", "momentum", "nesterov", "betas", "weight_decay", "schedule", "scheduler")
+"""What users of other libraries may expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,13 @@ class SweepOptions:
         for name in ("monitor_by", "monitor_every"):
             value = getattr(self, name)
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
+
+
+def require_option(kind: str, name: str, allowed: list[str]) -> None:
+    """Raise unless an option is allowed."""
+    plain = f"{name} was given, but runs train with plain SGD, whose one option is the learning rate: leave {name} out."
+    require(name not in OPTIMIZER_OPTIONS, plain)
+    require_known(kind, name, allowed)
 
 
 def convert(name: str, hint: Any, value: Any) -> Any:

@@ -50,8 +50,7 @@ def challenge(
         value = call_user_code(make, spec) if callable(make) else make
     elif isinstance(spec, str):
         value = challenges.make(spec, tasks=tasks, data=data)
-    if not isinstance(value, Challenge):
-        raise GlocalError(f"a challenge must be a name or a Challenge, not a {type(value).__name__}.")
+    require(isinstance(value, Challenge), f"a challenge must be a name or a Challenge, not a {type(value).__name__}.")
     value = value if tasks is None else value.first(tasks)
     value = value if setting is None else _in_setting(value, setting)
     config = {k: getattr(value, k) for k in ("name", "setting", "tasks", "outputs", "loss", "fingerprint")}
@@ -117,23 +116,20 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
 
 def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     """Check that one example gives one row of outputs."""
-    if not isinstance(module, nn.Module):
-        raise GlocalError(f"network '{name}' returned a {type(module).__name__}, not an nn.Module.")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise GlocalError(f"network '{name}' has no trainable parameters.")
+    require(isinstance(module, nn.Module), f"network '{name}' returned a {type(module).__name__}, not an nn.Module.")
+    require(any(p.requires_grad for p in module.parameters()), f"network '{name}' has no trainable parameters.")
     try:
         with torch.no_grad():
-            shape = tuple(module.eval()(torch.zeros(1, *challenge.input_shape)).shape)
+            outputs = module.eval()(torch.zeros(1, *challenge.input_shape))
     except Exception as error:
         raise GlocalError(
             f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}): "
             f"{first_line(error)}."
         ) from error
-    if shape != (1, challenge.outputs):
-        raise GlocalError(
-            f"network '{name}' gives outputs of shape {shape} for one input; {challenge.name} needs "
-            f"{(1, challenge.outputs)}."
-        )
+    is_tensor, expected = isinstance(outputs, torch.Tensor), (1, challenge.outputs)
+    given = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
+    message = f"network '{name}' returns {given} for one input; {challenge.name} needs one tensor of shape {expected}."
+    require(is_tensor and outputs.shape == expected, message)
 
 
 def _fingerprint(module: nn.Module) -> str:
@@ -166,10 +162,8 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     given = {**current, **(options or {})}
     values = {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in given.items()}
     missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
-    if missing:
-        raise GlocalError(f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
-    if "lr" in names:
-        raise GlocalError(f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
+    require(not missing, f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
+    require("lr" not in names, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = kind(**values)
     config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
     if kind is not ALGORITHMS.get(value.name):

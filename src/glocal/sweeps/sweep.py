@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member, RunConfig
-from glocal.errors import GlocalError, require, require_known
+from glocal.errors import require
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
-from glocal.sweeps.options import SweepOptions, convert
+from glocal.sweeps.options import SweepOptions, convert, require_option
 from glocal.sweeps.resume import ProgressReporter, RunRequest, SweepContext, train_missing
 
 AlgorithmSpec: TypeAlias = str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]
@@ -57,7 +57,7 @@ def sweep(
     """
     allowed = [field.name for field in fields(SweepOptions)]
     for option in options:
-        require_known("option of a sweep", option, allowed)
+        require_option("option of a sweep", option, allowed)
     chosen = SweepOptions(**options)
     learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting)
     network = resolve.network(chosen.network, learnt.value)
@@ -101,8 +101,9 @@ def _default_progress() -> ProgressReporter:
 
 def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:
     """Return the values as numbers of this kind without repetitions, in their order."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise GlocalError(f"{name} must be a list of numbers; {values!r} was given.")
-    distinct = list(dict.fromkeys(convert(name.removesuffix("s"), kind, value) for value in values))
+    given = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+    flat = isinstance(given, list) and not any(isinstance(value, list | tuple) for value in given)
+    require(flat, f"{name} must be a flat list of numbers, such as {name}=[1]; {given!r} was given.")
+    distinct = list(dict.fromkeys(convert(name.removesuffix("s"), kind, value) for value in given))
     require(bool(distinct), f"{name} must contain at least one value; none was given.")
     return distinct
