@@ -86,7 +86,7 @@ ENTRIES = [
         "Eq. 7",
         "eqt:forgetting-rec",
         "average forgetting as a recursion over tasks",
-        "glocal/lens/forgetting.py:recursion glocal/paper/studies/forgetting.py:Recursion",
+        "glocal/lens/forgetting.py:recursion glocal/paper/studies/forgetting.py:RecursionStudy",
         "glocal paper recursion",
     ),
     Entry(

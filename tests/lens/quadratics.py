@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glocal.lens.checkpoints import trace_checkpoints
-from glocal.lens.trace import Checkpoint, TrainingTrace
+from glocal.lens.training_trace import Checkpoint, TrainingTrace
 from glocal.losses import get
 from glocal.networks.mlp import MLP
 from glocal.tree import from_vector, to_vector

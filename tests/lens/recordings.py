@@ -12,10 +12,10 @@ from glocal.algorithms import Algorithm
 from glocal.algorithms.hessian_structures import Structure
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member
-from glocal.lens.approximation import ErrorCurves, error_curves
+from glocal.lens.approximation_error import ErrorCurves, error_curves
 from glocal.lens.record import Snapshot, snapshots_of
 from glocal.lens.taylor import taylor
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.networks.mlp import mlp
 
 

@@ -11,7 +11,7 @@ from quadratics import Quadratics, anywhere, dense_hessian, diverged, network, t
 
 from glocal.errors import GlocalError
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.metrics import OVER, Over, average_forgetting
 
 

@@ -22,7 +22,7 @@ from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import examine_trace
 from glocal.lens.instruments import INSTRUMENTS, NUM_BINS, Measurement, measure
 from glocal.lens.taylor import EXPANSIONS
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.paper.study import read_table
 from glocal.report.lens_figures import draw_measurement, measurement_table
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.cohort import Cohort
 from glocal.engine.loop import train
-from glocal.lens.approximation import error_order, own_curves
+from glocal.lens.approximation_error import error_order, own_curves
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
@@ -27,7 +27,7 @@ from glocal.lens.rank import rank
 from glocal.lens.record import record
 from glocal.lens.taylor import taylor
 from glocal.lens.theorems import ground_truth_of, theorem1, theorem2
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 THERE = "cuda"

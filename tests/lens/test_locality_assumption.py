@@ -14,7 +14,7 @@ from quadratics import anywhere, at, network, theta_of
 from torch import Tensor, nn
 
 from glocal.errors import GlocalError
-from glocal.lens.approximation import ErrorCurves
+from glocal.lens.approximation_error import ErrorCurves
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.locality_assumption import (
     locality_assumption,
@@ -23,7 +23,7 @@ from glocal.lens.locality_assumption import (
 )
 from glocal.lens.perturbation import top_eigenpairs, unit_directions
 from glocal.lens.taylor import exact_taylor, taylor
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 
 
 class ScalarNetwork(nn.Module):

@@ -17,7 +17,7 @@ from glocal.challenges.challenge import Data
 from glocal.errors import GlocalError
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import RADII, perturbation, top_eigenpairs, unit_directions
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.tree import Params
 
 FEATURES, EXAMPLES = 6, 40
@@ -210,7 +210,7 @@ class Stubborn(nn.Linear):
 def test_neither_chunks_nor_neighbours_change_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     _, trace = classifier()
     together = perturbation(trace, 0, eigenvectors=2).losses["train"]["random"]
-    monkeypatch.setattr(sys.modules["glocal.lens.approximation"], "MAX_BATCHED_BYTES", 0)
+    monkeypatch.setattr(sys.modules["glocal.lens.approximation_error"], "MAX_BATCHED_BYTES", 0)
     monkeypatch.setattr(sys.modules["glocal.lens.perturbation"], "CHUNK_SIZE", 9)
     torch.testing.assert_close(perturbation(trace, 0, eigenvectors=2).losses["train"]["random"], together)
 

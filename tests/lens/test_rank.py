@@ -85,7 +85,7 @@ def test_the_average_as_a_product_kept_or_made_anew(monkeypatch: pytest.MonkeyPa
     v = torch.randn(trace.num_params, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = (dense_hessian(trace, 0) + dense_hessian(trace, 1)) @ v / 3
     torch.testing.assert_close(trace.average_hessian(2) @ v, expected, rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr(sys.modules["glocal.lens.trace"], "MAX_BATCHED_HVP_PARAMS", 10)
+    monkeypatch.setattr(sys.modules["glocal.lens.training_trace"], "MAX_BATCHED_HVP_PARAMS", 10)
     torch.testing.assert_close(trace.average_hessian(2) @ v, expected, rtol=1e-9, atol=1e-12)
     assert trace.hvp_batch_size == 1
 
@@ -105,7 +105,7 @@ def test_the_density_is_the_same_with_vectors_one_by_one(monkeypatch: pytest.Mon
     trace = network(tasks=2)
     found = []
     for largest in (10, 1000):
-        monkeypatch.setattr(sys.modules["glocal.lens.trace"], "MAX_BATCHED_HVP_PARAMS", largest)
+        monkeypatch.setattr(sys.modules["glocal.lens.training_trace"], "MAX_BATCHED_HVP_PARAMS", largest)
         found.append(rank(trace, absolute=(1e-2,), max_dense=0, probes=3))
     for name in ("top", "absolute", "effective", "participation"):
         torch.testing.assert_close(*(getattr(one, name) for one in found), rtol=1e-6, atol=1e-9)

@@ -13,10 +13,10 @@ from glocal import tree
 from glocal.algorithms import ER, EWC, SGD, Algorithm
 from glocal.engine.loop import train
 from glocal.errors import GlocalError
-from glocal.lens.approximation import own_curves
+from glocal.lens.approximation_error import own_curves
 from glocal.lens.locality_assumption import locality_assumption
 from glocal.lens.record import record
-from glocal.lens.trace import distance
+from glocal.lens.training_trace import distance
 
 
 def test_a_recording_has_the_ends_of_tasks_with_both_memories() -> None:

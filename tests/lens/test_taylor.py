@@ -15,7 +15,7 @@ from glocal.curvature.hessian import ggn as dense_ggn
 from glocal.errors import GlocalError
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.taylor import taylor
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.tree import from_vector, to_vector
 
 

@@ -8,7 +8,7 @@ from quadratics import anywhere, at, dense_hessian, network, theta_of
 from recordings import taylor_curves
 from torch import nn
 
-from glocal.lens.approximation import error_curves, error_order
+from glocal.lens.approximation_error import error_curves, error_order
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import exact_taylor, taylor

@@ -12,7 +12,7 @@ from torch import Tensor
 from glocal.curvature.hessian import functional_hessian, ggn
 from glocal.errors import GlocalError
 from glocal.lens.theorems import GroundTruth, equal_split, ground_truth, ground_truth_of, theorem2
-from glocal.lens.trace import Checkpoint, TrainingTrace
+from glocal.lens.training_trace import Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, AutogradLoss, get
 from glocal.tree import from_vector
 

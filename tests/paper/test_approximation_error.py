@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.paper import get_study
 from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
 from glocal.paper.studies.common import column, item_traces

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.func import functional_call
 
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.paper import get_study
 from glocal.paper.studies.common import item_traces
 from glocal.paper.studies.theorems import DEMO, PANELS

@@ -21,7 +21,7 @@ tensors, data sets or loaders, one pair (train, test) per task:
 from glocal.challenges.challenge import Augment, Challenge, Data, Normalise, Setting, Task
 from glocal.challenges.datasets import prepare
 from glocal.challenges.download import fetch, locate, status
-from glocal.challenges.from_data import from_tasks
+from glocal.challenges.from_tasks import from_tasks
 from glocal.challenges.registry import ChallengeInfo, catalogue, make
 
 __all__ = [

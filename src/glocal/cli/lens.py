@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from glocal.algorithms import Algorithm
     from glocal.challenges import Challenge
     from glocal.lens.record import Retraced, StoredRun
-    from glocal.lens.trace import TrainingTrace
+    from glocal.lens.training_trace import TrainingTrace
 
 DEFAULT_CHALLENGES = ("rotated-digits", "split-digits")
 """`glocal locality` uses the first one whose setting an algorithm supports."""

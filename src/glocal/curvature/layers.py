@@ -24,8 +24,8 @@ Cotangents: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 MAX_ACTIVATION_BYTES = 1 << 30
 """Memory for the layers' inputs and outputs on a CPU. A Hessian product keeps about three times as much."""
-GPU_MEMORY_FRACTION = 12
-"""On a GPU, the layers' inputs and outputs may take this fraction of its memory."""
+GPU_MEMORY_DIVISOR = 12
+"""On a GPU, the layers' inputs and outputs may take one twelfth of its memory."""
 
 
 class AffineLayer(NamedTuple):
@@ -165,7 +165,7 @@ def memory_budget(params: Mapping[str, Tensor]) -> int:
     p = next(iter(params.values()))
     budget = MAX_ACTIVATION_BYTES
     if p.device.type == "cuda":
-        budget = torch.cuda.get_device_properties(p.device).total_memory // GPU_MEMORY_FRACTION
+        budget = torch.cuda.get_device_properties(p.device).total_memory // GPU_MEMORY_DIVISOR
     return budget // batch_count(p)
 
 

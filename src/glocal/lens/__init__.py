@@ -21,7 +21,7 @@ Give `examine` your network, its loss, the tasks' data and the checkpoints betwe
 
 from __future__ import annotations
 
-from glocal.lens.approximation import ErrorCurves, error_curves, error_order, own_curves
+from glocal.lens.approximation_error import ErrorCurves, error_curves, error_order, own_curves
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.examination import Advice, Examination, examine, examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
@@ -34,7 +34,7 @@ from glocal.lens.rank import rank
 from glocal.lens.record import RecordedRun, Snapshot, open_run, record
 from glocal.lens.taylor import Taylor, exact_taylor, taylor
 from glocal.lens.theorems import ground_truth, theorem1, theorem2
-from glocal.lens.trace import Checkpoint, TrainingTrace
+from glocal.lens.training_trace import Checkpoint, TrainingTrace
 
 __all__ = [
     "INSTRUMENTS",

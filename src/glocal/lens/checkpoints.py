@@ -21,7 +21,7 @@ from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, first_line, require
 from glocal.files import read_tensors, report_damage
 from glocal.inputs import check_finite, describe, evenly_spaced_indices, is_tensor_pair, read_examples
-from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace
+from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace
 from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
 from glocal.precision import full_precision
 

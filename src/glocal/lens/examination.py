@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from glocal.algorithms.algorithm import Locality
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.spectrum import trace as estimate_trace
-from glocal.lens.approximation import rounding_error
+from glocal.lens.approximation_error import rounding_error
 from glocal.lens.checkpoints import AnyLoss, TaskData, explain_missing_derivatives, trace_checkpoints
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.locality_assumption import region_radii, resolve_epsilon
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.taylor import exact_taylor
-from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
+from glocal.lens.training_trace import MAX_EXAMPLES, TrainingTrace, require_positive
 from glocal.precision import full_precision
 
 Family: TypeAlias = Literal["quadratic", "constraint", "replay"]

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.spectrum import trace as estimate_trace
 from glocal.errors import require, require_known
-from glocal.lens.trace import TrainingTrace, dot, require_positive
+from glocal.lens.training_trace import TrainingTrace, dot, require_positive
 from glocal.metrics import OVER, Over
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glocal.errors import require_known
-from glocal.lens.approximation import error_curves, error_order
+from glocal.lens.approximation_error import error_curves, error_order
 from glocal.lens.checkpoints import explain_missing_derivatives
 from glocal.lens.forgetting import flatness, forgetting, recursion
 from glocal.lens.locality_assumption import Rows
@@ -26,7 +26,7 @@ from glocal.lens.rank import rank, spectra
 from glocal.lens.record import snapshots_of
 from glocal.lens.taylor import EXPANSIONS, exact_taylor, expansions
 from glocal.lens.theorems import ground_truth_of, theorem1, theorem2
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.precision import full_precision
 
 NUM_BINS = 41

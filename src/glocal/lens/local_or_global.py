@@ -37,7 +37,7 @@ from glocal.engine.loop import Snapshot, train
 from glocal.engine.state import State
 from glocal.errors import require
 from glocal.lens.record import copy_checkpoint
-from glocal.lens.trace import Checkpoint, require_positive
+from glocal.lens.training_trace import Checkpoint, require_positive
 from glocal.networks.model import MakeNetwork, Model
 from glocal.rng import generator, split
 from glocal.sweeps import resolve

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from glocal.algorithms.partition import Partition
 from glocal.errors import require
-from glocal.lens.approximation import ErrorCurves, error_curves, errors_on_rays, own_curves, own_loss
+from glocal.lens.approximation_error import ErrorCurves, error_curves, errors_on_rays, own_curves, own_loss
 from glocal.lens.record import RecordedRun
 from glocal.lens.taylor import Approximation, expansions
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.precision import full_precision
 
 Rows: TypeAlias = list[dict[str, str | int | float | bool | None]]

@@ -31,11 +31,11 @@ from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import evenly_spaced_indices
-from glocal.lens.approximation import ErrorCurves, abs_difference, own_approximation, own_loss
+from glocal.lens.approximation_error import ErrorCurves, abs_difference, own_approximation, own_loss
 from glocal.lens.locality_assumption import LocalityAssumption, LocalityViolation, locality_assumption, require_epsilon
 from glocal.lens.record import Snapshot
 from glocal.lens.taylor import evaluate, expand
-from glocal.lens.trace import Checkpoint, require_positive
+from glocal.lens.training_trace import Checkpoint, require_positive
 from glocal.networks.model import Model
 from glocal.risk import Risk
 from glocal.tree import Params, Tree

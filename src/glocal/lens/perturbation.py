@@ -31,8 +31,8 @@ from glocal.challenges.challenge import Data
 from glocal.curvature.lanczos import Eigenpairs, eigenpairs
 from glocal.engine.loader import evenly_spaced
 from glocal.errors import GlocalError, require, require_known
-from glocal.lens.approximation import map_rays
-from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, as_double, require_positive
+from glocal.lens.approximation_error import map_rays
+from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, as_double, require_positive
 from glocal.risk import Risk
 from glocal.rng import generator
 from glocal.tree import from_vector, to_vector

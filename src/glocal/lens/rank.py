@@ -20,7 +20,7 @@ from torch import Tensor
 from glocal.curvature.hessian import hessian
 from glocal.curvature.lanczos import Eigenpairs, lanczos
 from glocal.curvature.spectrum import Density, Estimate, density, exact_density
-from glocal.lens.trace import MAX_EXAMPLES, TrainingTrace, require_positive
+from glocal.lens.training_trace import MAX_EXAMPLES, TrainingTrace, require_positive
 
 MAX_DENSE_PARAMS = 20_000
 """Largest P of a dense P × P Hessian; 20,000 need 1.6 GB in single precision, twice that with its eigenvalues."""

@@ -25,7 +25,7 @@ from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line, require
-from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
+from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
 from glocal.networks.model import Model
 from glocal.store.run import Run
 from glocal.store.store import Store

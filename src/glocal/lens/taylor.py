@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glocal.algorithms.hessian_structures import HessianStructure, Matrix, Structure, hessian_structure, require_small
 from glocal.errors import GlocalError, first_line, require
-from glocal.lens.trace import TrainingTrace, require_positive
+from glocal.lens.training_trace import TrainingTrace, require_positive
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, Tree, from_vector, inner, to_vector
 

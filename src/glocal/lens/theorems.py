@@ -36,7 +36,7 @@ from glocal.curvature.operators import functional_operator, ggn_operator
 from glocal.curvature.spectrum import quadrature
 from glocal.errors import require
 from glocal.lens.forgetting import average, measured_forgetting, task_counts
-from glocal.lens.trace import TrainingTrace, dot, require_positive
+from glocal.lens.training_trace import TrainingTrace, dot, require_positive
 from glocal.losses import AutogradLoss, Loss
 from glocal.metrics import Over
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from glocal.lens.approximation import ErrorCurves
+    from glocal.lens.approximation_error import ErrorCurves
     from glocal.lens.examination import Examination
     from glocal.lens.instruments import Measurement
     from glocal.lens.locality_assumption import TrainingErrors

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from glocal.algorithms.hessian_structures import Structure
-from glocal.lens.approximation import (
+from glocal.lens.approximation_error import (
     Approximation,
     ErrorCurves,
     error_curves,
@@ -37,7 +37,7 @@ from glocal.lens.approximation import (
 )
 from glocal.lens.record import RecordedRun, Snapshot
 from glocal.lens.taylor import exact_taylor, taylor
-from glocal.lens.trace import Checkpoint, TrainingTrace
+from glocal.lens.training_trace import Checkpoint, TrainingTrace
 from glocal.paper.studies import common
 from glocal.paper.studies.common import agreement, column, finite_median, integer_ticks, medians_by, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem

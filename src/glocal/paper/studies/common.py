@@ -21,7 +21,7 @@ from glocal.algorithms import ALGORITHMS
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.lens.record import RecordedRun, record
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1

@@ -37,7 +37,7 @@ TERMS = {"gradient": "gradient", "quadratic": "Hessian", "remainder": "higher or
 DASHES = {"measured": "-", "predicted": "--"}
 
 
-class Recursion(RecordedStudy):
+class RecursionStudy(RecordedStudy):
     name = "recursion"
     columns = (
         "network lr seed kind task learnt measured predicted before gradient quadratic v remainder gradient_share "
@@ -206,7 +206,7 @@ class FlatMinima(RecordedStudy):
         return Summary([*table, everything], verdict)
 
 
-STUDIES = (Recursion(), FlatMinima())
+STUDIES = (RecursionStudy(), FlatMinima())
 
 
 def paired(rows: pl.DataFrame) -> pl.DataFrame:

@@ -37,7 +37,7 @@ from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import Kind, Perturbation, Split, perturbation, with_batch_statistics
 from glocal.lens.rank import THRESHOLDS, rank
 from glocal.lens.record import RecordedRun
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.networks import MLP, ResNet18
 from glocal.networks.preprocess import InputTransform
 from glocal.paper import table1

@@ -23,13 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from glocal.algorithms import ALGORITHMS
-from glocal.lens.approximation import ErrorCurves, error_curves
+from glocal.lens.approximation_error import ErrorCurves, error_curves
 from glocal.lens.local_or_global import Verdict, locality
 from glocal.lens.locality_assumption import locality_assumption, region_radii, trajectory_radii
 from glocal.lens.perturbation import top_eigenpairs, unit_directions
 from glocal.lens.record import RecordedRun
 from glocal.lens.taylor import exact_taylor, taylor
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.paper.studies import common
 from glocal.paper.studies.common import agreement, column, distinct, median, medians_by, names, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem

@@ -34,7 +34,7 @@ from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
 from glocal.lens.record import RecordedRun
 from glocal.lens.theorems import equal_split, ground_truth_of, theorem1, theorem2
-from glocal.lens.trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace
 from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies import common
 from glocal.paper.studies.common import column, distinct, finite_median, group, mean, names, of_columns

@@ -17,7 +17,7 @@ from torch import nn
 from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, OptimalSoft
 from glocal.engine.cohort import Cohort
 from glocal.errors import GlocalError
-from glocal.lens.approximation import error_order, errors_on_rays, fit_order, own_curves
+from glocal.lens.approximation_error import error_order, errors_on_rays, fit_order, own_curves
 from glocal.lens.checkpoints import trace_checkpoints
 from glocal.lens.perturbation import unit_directions
 from glocal.lens.record import RecordedRun, Snapshot, record

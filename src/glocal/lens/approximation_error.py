@@ -37,7 +37,7 @@ from glocal.challenges.challenge import Data
 from glocal.errors import require
 from glocal.lens.record import RecordedRun, Snapshot
 from glocal.lens.taylor import Approximation
-from glocal.lens.trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
+from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance
 from glocal.networks.model import Model
 from glocal.tree import from_vector, to_vector
 
