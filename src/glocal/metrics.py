@@ -37,10 +37,10 @@ def average_accuracy(R: np.ndarray, t: int | None = None) -> float:
 
 
 def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", by: Measure = "accuracy") -> float:
-    """Compute E(t): (1/t) Σ_{o≤t} E_o(θ_t) over 't', (1/(t−1)) Σ_{o<t} E_o(θ_t) over 't-1' (NaN at t = 1).
+    """Compute E(t): for over='t-1', (1/(t−1)) Σ_{o<t} E_o(θ_t) (NaN at t = 1); for over='t', (1/t) Σ_{o≤t} E_o(θ_t).
 
-    Both sums are equal because E_t(θ_t) = 0. Averaged over T, ACC(T) + E(T) is the mean accuracy right after learning
-    and cannot exceed 1. Published tables exceed it, so they average over T − 1.
+    Both sums are equal because E_t(θ_t) = 0. With over='t', ACC(T) + E(T) is the mean accuracy right after learning and
+    cannot exceed 1. Published tables exceed it, so they average over T − 1.
     """
     R, t = _matrix(R, t)
     require_known("average of forgetting over", over, OVER)

@@ -1,4 +1,4 @@
-"""Trees of tensors: a run's parameters, buffers and memory, and a cohort's, with one leading axis for its runs."""
+"""Trees: nested dicts of tensors, such as a run's parameters. A cohort's tensors have a first axis for its runs."""
 
 from __future__ import annotations
 

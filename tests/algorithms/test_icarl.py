@@ -444,7 +444,7 @@ def test_the_memory_is_as_large_as_it_says() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slots": 0}, "slots of at least 1; 0 was given"),
+        ({"slots": 0}, "slots = 0 was given; it must be at least 1"),
         ({"features": "normalized"}, "features 'normalized'. Did you mean 'normalised'"),
     ],
 )

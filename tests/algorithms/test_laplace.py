@@ -107,5 +107,5 @@ def test_the_same_in_a_cohort_and_run_by_run(sums: str) -> None:
 
 
 def test_bad_values_are_named() -> None:
-    with pytest.raises(GlocalError, match="penalty of at least 0; -1 was given"):
+    with pytest.raises(GlocalError, match="penalty = -1 was given; it must be at least 0"):
         Laplace(penalty=-1)

@@ -489,5 +489,5 @@ def test_there_is_no_true_class_in_a_regression() -> None:
 
 @pytest.mark.parametrize("options", [{"slots": 0}, {"passes": 0}])
 def test_options_below_one_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(GlocalError, match="at least 1; 0 was given"):
+    with pytest.raises(GlocalError, match="= 0 was given; it must be at least 1"):
         OGD(**options)

@@ -137,5 +137,5 @@ def test_a_full_hessian_of_a_large_network_is_refused() -> None:
 
     with pytest.raises(GlocalError, match=r"89,610 parameters has 8,029,952,100 entries.*low-rank"):
         train_to_the_end(cohort_of(challenge, OptimalHard(structure="full"), network=wide))
-    with pytest.raises(GlocalError, match="threshold from 0 to below 1; 2 was given"):
+    with pytest.raises(GlocalError, match="threshold = 2 was given; it must be at least 0 and below 1"):
         OptimalHard(threshold=2)

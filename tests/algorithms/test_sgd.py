@@ -92,5 +92,5 @@ def test_options_may_have_types_that_only_a_type_checker_knows() -> None:
         size: NotImported = 1  # type: ignore[name-defined]  # noqa: F821
 
     assert Mine(2).size == 2
-    with pytest.raises(GlocalError, match="size of at least 1; 0 was given"):
+    with pytest.raises(GlocalError, match="size = 0 was given; it must be at least 1"):
         Mine(0)

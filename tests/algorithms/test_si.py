@@ -165,7 +165,7 @@ def test_the_same_in_a_cohort_and_run_by_run(importance: Importance) -> None:
 
 
 def test_bad_values_are_named() -> None:
-    with pytest.raises(GlocalError, match="damping above 0; 0 was given"):
+    with pytest.raises(GlocalError, match="damping = 0 was given; it must be above 0"):
         SI(damping=0)
-    with pytest.raises(GlocalError, match="penalty of at least 0; -1 was given"):
+    with pytest.raises(GlocalError, match="penalty = -1 was given; it must be at least 0"):
         SI(penalty=-1)

@@ -278,7 +278,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "locality of an unknown algorithm": (lambda p: ["locality", "ewk"], ["'ewk'", "Did you mean 'ewc'"]),
     "locality of two solutions": (
         lambda p: ["locality", "er", "--solutions", "2"],
-        ["solutions must be at least 3", "2"],
+        ["solutions = 2", "at least 3"],
     ),
     "locality with an unsupported setting": (
         lambda p: ["locality", "icarl", "--challenge", "rotated-digits"],

@@ -181,9 +181,9 @@ def test_top_of_a_networks_hessian_alone_and_mapped(network: str) -> None:
 
 
 def test_bad_requests_say_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="between 1 and 5"):
+    with pytest.raises(ValueError, match=r"k = 6 was given; .* 1 to 5"):
         lanczos(torch.eye(5), torch.ones(5), 6)
-    with pytest.raises(ValueError, match="between 1 and 3"):
+    with pytest.raises(ValueError, match=r"k = 4 was given; .* 1 to 3"):
         lanczos(torch.eye(5), torch.ones(5), 4, steps=3)
     with pytest.raises(ValueError, match="'magnitude' or 'algebraic'"):
         lanczos(torch.eye(5), torch.ones(5), 1, largest="biggest")  # type: ignore[arg-type]

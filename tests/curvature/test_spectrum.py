@@ -162,5 +162,5 @@ def test_a_matrix_that_is_not_finite_has_no_rank() -> None:
 
 
 def test_bad_requests_say_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="at least 1 random vector and 1 step; got 2 and 0"):
+    with pytest.raises(ValueError, match="2 random vectors and 0 steps were given; at least 1"):
         of(torch.eye(3), signs(2, 3), steps=0)

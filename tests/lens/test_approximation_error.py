@@ -211,7 +211,7 @@ def test_bad_input_is_said() -> None:
         record(cohort(blobs(), SGD(), hidden), every_epochs=-1)
     with pytest.raises(GlocalError, match=r"length 0\.0"):
         error_order(trace, 0, expansion, 0 * ones)
-    with pytest.raises(GlocalError, match=r"radii must be positive and finite; \[0\.0, 1\.0\]"):
+    with pytest.raises(GlocalError, match=r"radii = \[0\.0, 1\.0\] was given; they must be positive"):
         error_order(trace, 0, expansion, ones, [0.0, 1.0])
     with pytest.raises(GlocalError, match="5 was given"):
         error_order(trace, 5, expansion, ones)

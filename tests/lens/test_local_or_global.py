@@ -239,8 +239,8 @@ def test_a_single_resampled_memory_trains_as_the_algorithm() -> None:
 
 def test_invalid_options() -> None:
     for options, message in (
-        ({"solutions": 2}, "solutions must be at least 3"),
-        ({"draws": 1}, "draws must be at least 2"),
+        ({"solutions": 2}, "solutions = 2 was given; it must be at least 3"),
+        ({"draws": 1}, "draws = 1 was given; it must be at least 2"),
         ({"probes": 0}, "probes = 0 was given; it must be at least 1"),
         ({"epochs": 0}, "at least 1"),
         ({"lr": 1e30}, "diverged"),

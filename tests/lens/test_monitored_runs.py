@@ -93,7 +93,7 @@ def test_no_such_region(tmp_path: Path) -> None:
         glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor=0.1, monitor_by="diagnal")
     with pytest.raises(GlocalError, match="monitor_by='own' needs an ε"):
         glocal.sweep(two_tasks(), ["sgd"], [0.1], [1], store=tmp_path, monitor_by="own")
-    with pytest.raises(GlocalError, match="monitor must be positive; -1"):
+    with pytest.raises(GlocalError, match=r"monitor = -1.* was given; it must be positive"):
         made(tmp_path, -1)
 
 

@@ -86,7 +86,7 @@ class Algorithm:
             if get_origin(hint) is Literal:
                 require_known(f"{self.name}.{field.name}", value, get_args(hint))
             if bound is not None:
-                require(value >= bound, f"{self.name} needs {field.name} of at least {bound}; {value} was given.")
+                require(value >= bound, f"{self.name}.{field.name} = {value} was given; it must be at least {bound}.")
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         """Return the factory of the trained network, which may wrap the user's in columns, gates or dropout."""

@@ -43,7 +43,8 @@ class StableSGD(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.dropout < 1, f"stable-sgd needs a dropout of at least 0, below 1; {self.dropout} was given.")
+        allowed = 0 <= self.dropout < 1
+        require(allowed, f"stable-sgd.dropout = {self.dropout} was given; it must be at least 0 and below 1.")
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         return lambda shape, outputs: DropoutNetwork(make(shape, outputs), shape)

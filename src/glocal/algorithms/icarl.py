@@ -1,4 +1,4 @@
-r"""iCaRL (§5.2, §6.2): exemplars of every class, distillation of the last network, nearest-mean classifier. Local.
+r"""iCaRL (§5.2, §6.1): exemplars of every class, distillation of the last network, nearest-mean classifier. Local.
 
 With C the classes so far, f_c the outputs, σ the sigmoid and H(q, f) = −q log σ(f) − (1 − q) log σ(−f),
 
@@ -166,7 +166,7 @@ class ICaRL(Algorithm):
 
 @dataclass(frozen=True)
 class RandomICaRL(ICaRL):
-    r"""Minimise the objective of iCaRL with exemplars drawn uniformly at random (§6.2).
+    r"""Minimise the objective of iCaRL with exemplars drawn uniformly at random (§6.1).
 
     S_o does not depend on θ_o, but the targets are still outputs of a network trained from θ_o: local.
     """

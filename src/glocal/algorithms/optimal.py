@@ -56,7 +56,7 @@ class OptimalSoft(SumOfHessians):
     name: ClassVar[str] = "optimal-soft"
     family: ClassVar[str] = "quadratic"
     memory_contents: ClassVar[str] = "the last solution, Σ ∇L_o + v, and Σ H_o in the chosen structure"
-    memory_size: ClassVar[str] = "2 P + P (diagonal), P² (full), rank P T (low-rank), Σ in² + out² (kronecker)"
+    memory_size: ClassVar[str] = "2 P + P (diagonal), P² (full), rank P T (low-rank), Σ (in² + out²) (kronecker)"
     at_least: ClassVar[Bounds] = {"penalty": 0, "rank": 1, "samples": 0}
 
     penalty: float = 1.0
@@ -118,16 +118,16 @@ class Laplace(SumOfHessians):
 
         \hat L_o(θ) = L_o(θ_o) + (1/(t−1)) (λ/2) (θ − θ_{t−1})ᵀ Λ_{t−1} (θ − θ_{t−1}),   Λ_t = Λ_{t−1} + H_t(θ_t).
 
-    The quadratic is the negative log-density of the Gaussian posterior N(θ_{t−1}, Λ_{t−1}⁻¹), the prior of the next
-    task. H_t is the Gauss–Newton matrix with one Kronecker product G ⊗ A per layer; unlike EWC it includes interactions
-    between the parameters of a layer. A sum of Kronecker products is not a Kronecker product: sums='nearest' stores the
-    nearest one, sums='each' the factors of every task.
+    With λ = 1 and n examples per task, over which L_t and H_t average, n times the quadratic is, up to a constant, the
+    negative log-density of the Gaussian posterior N(θ_{t−1}, (n Λ_{t−1})⁻¹), the prior of the next task. H_t is the
+    Gauss–Newton matrix with one product G ⊗ A per layer; unlike EWC it includes interactions between the parameters of
+    a layer. Their sum is not such a product: sums='nearest' stores the nearest one, sums='each' all factors.
     """
 
     name: ClassVar[str] = "laplace"
     family: ClassVar[str] = "quadratic"
     memory_contents: ClassVar[str] = "the last solution and two Kronecker factors per layer (sums=each: and task)"
-    memory_size: ClassVar[str] = "P + Σ in² + out² (sums=each: times T)"
+    memory_size: ClassVar[str] = "P + Σ (in² + out²); sums=each: P + T Σ (in² + out²)"
     at_least: ClassVar[Bounds] = {"penalty": 0, "samples": 0}
 
     penalty: float = 1.0
@@ -180,7 +180,7 @@ class OptimalHard(SumOfHessians):
     def __post_init__(self) -> None:
         super().__post_init__()
         allowed = 0 <= self.threshold < 1
-        require(allowed, f"optimal-hard needs a threshold from 0 to below 1; {self.threshold} was given.")
+        require(allowed, f"optimal-hard.threshold = {self.threshold} was given; it must be at least 0 and below 1.")
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         small = sum(p.numel() for p in params.values()) <= MAX_AUTO_FULL_PARAMS

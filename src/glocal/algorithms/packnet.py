@@ -39,9 +39,9 @@ class PackNet(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.keep <= 1, f"packnet needs a keep between 0 and 1; {self.keep} was given.")
+        require(0 <= self.keep <= 1, f"packnet.keep = {self.keep} was given; it must be from 0 to 1.")
         in_range = 0 < self.prune_at <= 1
-        require(in_range, f"packnet needs a prune_at above 0 and at most 1; {self.prune_at} was given.")
+        require(in_range, f"packnet.prune_at = {self.prune_at} was given; it must be above 0 and at most 1.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         names = [f"{name}.weight" if name else "weight" for name in named_layers(model.module)]

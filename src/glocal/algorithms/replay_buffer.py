@@ -14,7 +14,7 @@ from glocal.networks.model import Model
 
 
 class Replay(NamedTuple):
-    """Examples drawn from a buffer; rows that the buffer could not fill have weight 0."""
+    """Examples drawn from a buffer; `slot` is the buffer row of each. The weight is 1, or 0 where the row is empty."""
 
     x: Tensor
     y: Tensor
@@ -35,7 +35,7 @@ def empty(slots: int, example: Batch) -> Memory:
 
 
 def reservoir(memory: Memory, batch: Batch, **extra: Tensor) -> Memory:
-    """Add a batch by Vitter's algorithm R: example n (from 0) goes to slot n, later to a random one of n + 1 slots."""
+    """Add a batch; once the buffer is full, example n (from 0) takes slot j ~ U{0, …, n} if j < slots (Vitter's R)."""
     slots, count = memory["task"].shape[0] - 1, batch.y.shape[0]
     order = torch.arange(count, device=batch.y.device)
     n = memory["count"] + order

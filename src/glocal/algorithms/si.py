@@ -49,7 +49,7 @@ class SI(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.damping > 0, f"si needs a damping above 0; {self.damping} was given.")
+        require(self.damping > 0, f"si.damping = {self.damping} was given; it must be above 0.")
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {

@@ -128,7 +128,7 @@ def digits_fingerprint() -> str:
 
 @lru_cache(maxsize=1)
 def load_digits() -> Task:
-    """Return the embedded digits as one task, uint8 (n, 1, 28, 28). It is cached: treat it as read-only."""
+    """Return the digits as one task, uint8 (n, 1, 28, 28). All calls return the same tensors: do not modify them."""
     images, labels = read_digits(find_digits())
     train, test = (_image_data(images[rows][:, None], labels[rows]) for rows in split_digits(labels))
     return Task(train, test, tuple(range(10)))
@@ -141,7 +141,7 @@ def open_mnist(data: str | Path | None = None) -> Dataset:
 
 @lru_cache(maxsize=2)
 def load_mnist(train_images: Path, train_labels: Path, test_images: Path, test_labels: Path) -> Task:
-    """Return MNIST as one task, uint8 (n, 1, 28, 28). It is cached: treat it as read-only."""
+    """Return MNIST as one task, uint8 (n, 1, 28, 28). All calls return the same tensors: do not modify them."""
     train = _image_data(read_idx(train_images)[:, None], read_idx(train_labels))
     test = _image_data(read_idx(test_images)[:, None], read_idx(test_labels))
     return Task(train, test, tuple(range(10)))
@@ -166,8 +166,8 @@ def open_cifar10(data: str | Path | None = None) -> Dataset:
 
 @lru_cache(maxsize=2)
 def load_cifar10(*batches: Path) -> Task:
-    """Return CIFAR-10 as one task, uint8 (n, 3, 32, 32); the last batch is the test set. Treat it as read-only."""
-    *train, test = (read_cifar_batch(batch) for batch in batches)
+    """Return CIFAR-10 as one task, uint8 (n, 3, 32, 32). All calls return the same tensors: do not modify them."""
+    *train, test = (read_cifar_batch(batch) for batch in batches)  # the last batch is the test set
     images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
     return Task(_image_data(images, labels), _image_data(*test), tuple(range(10)))
 
@@ -216,7 +216,7 @@ def _find_tinyimagenet(data: str | Path | None) -> tuple[Path, SourceFile, int]:
 
 @lru_cache(maxsize=1)
 def load_tinyimagenet(path: Path, md5: str, classes: int) -> Task:
-    """Return Tiny-ImageNet as one task, uint8 (n, 3, 64, 64). It is cached: treat it as read-only."""
+    """Return Tiny-ImageNet as one task, uint8 (n, 3, 64, 64). All calls return the same tensors: do not modify them."""
     tensors = decoded_tinyimagenet(path, md5)
     train, test = (Data(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
     return Task(train, test, tuple(range(classes)))

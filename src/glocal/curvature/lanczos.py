@@ -93,9 +93,9 @@ def lanczos(
     size = start.numel()
     steps = min(size, max(60, 2 * k + 20) if steps is None else steps)
     if not 1 <= k <= steps:
-        raise ValueError(f"k must be between 1 and {steps} for a matrix of size {size} in {steps} steps; got {k}.")
+        raise ValueError(f"k = {k} was given; a matrix of size {size} allows 1 to {steps} in {steps} steps.")
     if largest not in ("magnitude", "algebraic"):
-        raise ValueError(f"largest must be 'magnitude' or 'algebraic'; got {largest!r}.")
+        raise ValueError(f"largest = {largest!r} was given; it must be 'magnitude' or 'algebraic'.")
     with torch.no_grad():
 
         def top(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:

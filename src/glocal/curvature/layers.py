@@ -1,7 +1,7 @@
-r"""Layers z = W ∗ a + b, in which a sample's gradient has two factors; and how many samples fit into memory.
+r"""Per-sample gradients of linear layers and convolutions, held as two small factors: the layer's input a and δ.
 
-The gradient of an output fᵏ(x) in W is the product of the layer's input a and of δ = ∂fᵏ/∂z: δ aᵀ for a linear layer,
-the sum of δ_p a_pᵀ over positions p for a convolution. Two small tensors stand for a large one.
+In a linear layer z = W a + b, the gradient of an output fᵏ(x) in W is δ aᵀ with δ = ∂fᵏ/∂z; in a convolution it is the
+sum of δ_p a_pᵀ over positions p, with a_p the patch at p. `chunk_size` is the number of samples that fit into memory.
 """
 
 from __future__ import annotations

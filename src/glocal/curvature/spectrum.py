@@ -101,7 +101,7 @@ def density(
     """
     count, size = probes.shape
     if count < 1 or steps < 1:
-        raise ValueError(f"the spectral density needs at least 1 random vector and 1 step; got {count} and {steps}.")
+        raise ValueError(f"{count} random vectors and {steps} steps were given; at least 1 of each is needed.")
     if known is not None:
         probes = probes - (probes @ known.vectors.mT) @ known.vectors
     rest = size if known is None else size - len(known.values)
@@ -139,7 +139,7 @@ def trace(matrix: SymmetricMatrix, probes: Tensor, block_size: int = 1) -> Estim
     """
     count, size = probes.shape
     if count < 4 or count % 2:
-        raise ValueError(f"the number of random vectors must be even and at least 4; got {count}.")
+        raise ValueError(f"{count} random vectors were given; the number must be even and at least 4.")
     with torch.no_grad():
         if size <= count // 2 * 3:
             units = torch.eye(size, dtype=probes.dtype, device=probes.device)

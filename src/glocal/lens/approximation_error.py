@@ -233,7 +233,7 @@ def error_order(
     length, grid = direction.norm(), torch.tensor(radii, dtype=torch.float64)
     require(bool(0 < length < torch.inf), f"the direction has length {float(length)}; it must be finite and above 0.")
     positive = len(grid) > 0 and bool(((grid > 0) & (grid < torch.inf)).all())
-    require(positive, f"radii must be positive and finite; {radii} was given.")
+    require(positive, f"radii = {radii} was given; they must be positive and finite.")
     errors, rounding = errors_on_rays(trace, task, approximation, (direction / length)[None], grid)
     return fit_order(grid, errors[0], rounding[0])
 

@@ -81,8 +81,8 @@ def trace_checkpoints(
     for t, (before, after) in enumerate(pairwise(points) if complete else ()):
         require(
             not all(torch.equal(p, part[k]) for part, now in zip(before, after, strict=True) for k, p in now.items()),
-            f"checkpoints {t} and {t + 1} are equal. state_dict() returns references to the live tensors: keep "
-            "copy.deepcopy(module.state_dict()).",
+            f"checkpoints {t} and {t + 1} are equal, but training must have changed them. state_dict() returns "
+            "references to the live tensors: keep copy.deepcopy(module.state_dict()) after every task.",
         )
     return trace
 

@@ -126,9 +126,9 @@ def locality(
         seed: base seed. Solution i uses seed + 1 + i for its initialisation and first epoch.
         device: where to train.
     """
-    require(solutions >= 3, f"solutions must be at least 3; got {solutions}.")
-    require(draws >= 2, f"draws must be at least 2; got {draws}.")
-    require(lr > 0, f"lr must be positive; got {lr:g}.")
+    require(solutions >= 3, f"solutions = {solutions} was given; it must be at least 3.")
+    require(draws >= 2, f"draws = {draws} was given; it must be at least 2.")
+    require(lr > 0, f"lr = {lr:g} was given; it must be positive.")
     require_positive(probes=probes, epochs=epochs, batch_size=batch_size, examples=examples)
     tested = resolve.algorithm(algorithm).value
     resolved_challenge = resolve.challenge(challenge).value
@@ -142,12 +142,9 @@ def locality(
     loader.load_task(0)
     starts, snapshot = _train_solutions(cohort, loader.example())
     finite_runs = (snapshot.state.diverged < 0).nonzero().flatten().tolist()
-    num_diverged = len(cohort) - len(finite_runs)
-    require(
-        len(finite_runs) >= 3 + num_probe_runs,
-        f"{num_diverged} of {len(cohort)} runs diverged at lr={lr:g}; at least {3 + num_probe_runs} that do not are "
-        "needed. Lower lr.",
-    )
+    num_diverged, allowed = len(cohort) - len(finite_runs), solutions - 3
+    message = f"{num_diverged} of {len(cohort)} runs diverged at lr = {lr:g}; at most {allowed} may. Lower lr."
+    require(num_diverged <= allowed, message)
     probe_runs, solution_runs = finite_runs[:num_probe_runs], finite_runs[num_probe_runs:]
     theta = torch.stack([to_vector(snapshot.state.select(run).params) for run in solution_runs])
     distance = float(torch.pdist(theta).mean())

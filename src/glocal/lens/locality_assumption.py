@@ -71,7 +71,7 @@ def region_radii(
     require_epsilon(epsilon)
     require(0 < tolerance < 1, f"tolerance = {tolerance} was given; it must be between 0 and 1.")
     increasing = len(grid) > 0 and all(a < b for a, b in zip((0.0, *grid), grid, strict=False)) and grid[-1] < torch.inf
-    require(increasing, f"the grid must be of increasing radii above 0; {grid} was given.")
+    require(increasing, f"grid = {grid} was given; it must be increasing radii above 0.")
     lengths = directions.norm(dim=-1, keepdim=True)
     require(bool(((lengths > 0) & lengths.isfinite()).all()), "directions must have finite lengths above 0.")
     units = directions / lengths

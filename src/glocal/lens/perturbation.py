@@ -1,4 +1,4 @@
-r"""How far from a solution the curvature describes the loss: the perturbation score, Eq. score-ptb (§6.3, appendix).
+r"""How far from a solution the curvature describes the loss: the perturbation score, Eq. score-ptb (§6.2, appendix).
 
     s_i(r) = E_μ | ( L_t(θ_t + r v_i) − L_t(θ_t) ) / ( L_t(θ_t + r μ) − L_t(θ_t) ) |,
 
@@ -111,7 +111,7 @@ def perturbation(
     require(directions >= 2, f"directions = {directions} was given; at least 2 random directions are needed.")
     require_positive(samples=samples, examples=examples)
     positive = bool(radii) and all(0 < radius < torch.inf for radius in radii)
-    require(positive, f"radii must be positive and finite; {radii} was given.")
+    require(positive, f"radii = {radii} was given; they must be positive and finite.")
     splits: dict[Split, Data] = {"train": trace.tasks[task], **({} if test is None else {"test": test})}
     if examples is not None:
         splits = {split: evenly_spaced(data, examples) for split, data in splits.items()}
@@ -120,10 +120,11 @@ def perturbation(
         base = {split: float(_float64_losses(trace, point, data, zero, (0.0,))) for split, data in splits.items()}
     except RuntimeError as error:  # for example a network that creates float32 tensors itself
         raise GlocalError(f"perturbed losses are computed in float64, where the network fails: {error}") from error
+    problem = f"of task {task + 1} is not finite at its solution: training diverged. Use a lower learning rate."
     for split, value in base.items():
-        require(value < torch.inf, f"the {split} loss of task {task + 1} is {value} at its solution: the run diverged.")
+        require(value < torch.inf, f"the {split} loss {problem}")
     top = top_eigenpairs(trace, task, eigenvectors, samples, seed, CHUNK_SIZE)
-    require(bool(top.values.isfinite().all()), f"the Hessian of task {task + 1} is not finite at its solution.")
+    require(bool(top.values.isfinite().all()), f"the Hessian {problem}")
     vectors: dict[Kind, Tensor] = {"eigen": top.vectors, "random": unit_directions(trace, task, directions, seed)}
     losses = {
         split: {kind: _float64_losses(trace, point, data, rows, radii) for kind, rows in vectors.items()}

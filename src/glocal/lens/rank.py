@@ -108,7 +108,7 @@ def participation_ratio(spectrum: Density) -> Tensor:
 
 
 def _error(measure: Callable[[Density], Tensor], spectrum: Density) -> Tensor:
-    """Return the jackknife standard error over the random vectors."""
+    """Return the jackknife standard error of `measure` over the random vectors; 0 for an exact spectrum."""
     count = len(spectrum.nodes)
     if spectrum.exact:
         return spectrum.sum(torch.zeros_like).error

@@ -142,8 +142,8 @@ def _gated_layers(network: nn.Module) -> tuple[tuple[int, ...], tuple[GatedLayer
     read = {reads for layer, (reads, _) in declared.items() if reads and not isinstance(modules[layer], _BatchNorm)}
     require(
         read == set(sizes),
-        f"unit_groups of {name}: layers read the groups {sorted(read)} and write {sorted(sizes)}; every group must be "
-        "written by a layer and read by another one.",
+        f"unit_groups of {name}: only read: {sorted(read - set(sizes))}, only written: {sorted(set(sizes) - read)}; "
+        "every group must be written by a layer and read by another one. Correct the name or add the layer.",
     )
     numbers: dict[str | None, int] = {group: number for number, group in enumerate(sizes)}
     layers = []

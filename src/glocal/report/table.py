@@ -136,7 +136,7 @@ class Table:
         return table
 
     def _header(self, index: int) -> Text:
-        """Return the name of a column below the title of its group, if it is the first column of one."""
+        """Return a column's header: its name and, above it in the first column of a group, the group's title."""
         parts = [Text(self.columns[index].name)]
         if self._begins_group(index):
             widest = max(len(str(row[index])) for section in self.sections for row in section.rows)

@@ -77,7 +77,7 @@ class Run:
         path = None if self.path is None else self.path / "parameters.safetensors"
         if path is None or not path.exists():
             raise GlocalError("this run has not kept its parameters: repeat its command with keep_parameters.")
-        require(0 <= task <= self.tasks, f"a run has states 0 to {self.tasks}; {task} was given.")
+        require(0 <= task <= self.tasks, f"task = {task} was given; it must be 0 (initialisation) to {self.tasks}.")
         with report_damage(path, "Delete the run's folder and repeat its command."):
             tensors, _ = read_tensors(path, f"{task}/")
         return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}

@@ -64,7 +64,7 @@ class SweepOptions:
                 continue
             value = convert(field.name, hints[field.name], getattr(self, field.name))
             if type(value) in (int, float):
-                require(value > 0, f"{field.name} must be positive; {value} was given.")
+                require(value > 0, f"{field.name} = {value} was given; it must be positive.")
             object.__setattr__(self, field.name, value)
         for name in ("monitor_by", "monitor_every"):
             value = getattr(self, name)
@@ -106,4 +106,4 @@ def convert(name: str, hint: Any, value: Any) -> Any:
         return hint(value)
     except (ValueError, KeyError, TypeError):
         kinds = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
-        raise GlocalError(f"{name} must be {kinds.get(hint, hint)}; {value!r} was given.") from None
+        raise GlocalError(f"{name} = {value!r} was given; it must be {kinds.get(hint, hint)}.") from None

@@ -69,8 +69,8 @@ def sweep(
     }
     device = resolve.choose_device(chosen.device)
     lrs, seeds = _distinct("lrs", lrs, float), _distinct("seeds", seeds, int)
-    require(min(lrs) > 0, f"lr must be a positive number; {min(lrs)} was given.")
-    require(min(seeds) >= 0, f"a seed must be a whole number of at least 0; {min(seeds)} was given.")
+    require(min(lrs) > 0, f"lr = {min(lrs)} was given; it must be positive.")
+    require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
     requests: dict[str, RunRequest] = {}
     for entry in [algorithms] if isinstance(algorithms, str) else algorithms:
         name, choices = entry if isinstance(entry, tuple) else (entry, None)
@@ -103,7 +103,7 @@ def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:
     """Return the values as numbers of this kind without repetitions, in their order."""
     given = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
     flat = isinstance(given, list) and not any(isinstance(value, list | tuple) for value in given)
-    require(flat, f"{name} must be a flat list of numbers, such as {name}=[1]; {given!r} was given.")
+    require(flat, f"{name} = {given!r} was given; it must be a flat list of numbers, such as [1].")
     distinct = list(dict.fromkeys(convert(name.removesuffix("s"), kind, value) for value in given))
-    require(bool(distinct), f"{name} must contain at least one value; none was given.")
+    require(bool(distinct), f"{name} = [] was given; it must contain at least one number.")
     return distinct

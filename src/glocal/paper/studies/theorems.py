@@ -1,9 +1,9 @@
 r"""Theorems 4.1 and 5.1 on trained networks, over learning rates, and OGD-GTL.
 
-Theorem 4.1 (Eq. 18) equates E(t) with ½ Δ_tᵀ \bar H_{<t} Δ_t where every θ_o is a minimum, the solutions are close to
-each other, and nothing was forgotten before. The last premise always holds after the second task, since E(1) = 0. The
-full second-order expansion (Eq. forgetting-quadratic) is measured as well: it only needs the solutions to be close.
-Losses are training losses.
+Theorem 4.1 (Eq. forgetting-lowerbound) equates E(t) with ½ Δ_tᵀ \bar H_{<t} Δ_t where every θ_o is a minimum, the
+solutions are close to each other, and nothing was forgotten before. The last premise always holds after the second
+task, since E(1) = 0. The full second-order expansion (Eq. forgetting-quadratic) is measured as well: it only needs the
+solutions to be close. Losses are training losses.
 
 Theorem 5.1: OGD's constraint makes Δ_tᵀ G_o Δ_t, the outer-product part of Δ_tᵀ H_o Δ_t, 0 on the inputs whose
 gradients it stores, and the proof neglects the functional part of H_o (Eq. eqt:opt-cond-revisited). Measured is what is
