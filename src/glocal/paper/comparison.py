@@ -22,19 +22,9 @@ from glocal.errors import GlocalError, require_known
 from glocal.files import report_os_errors
 from glocal.metrics import END_LRS, OVER, Over, Scope, low_minus_high, scope_of
 from glocal.paper.table1 import COLUMNS, SEEDS
-from glocal.report import table
-from glocal.report.summary import (
-    Group,
-    TrendRow,
-    View,
-    diverged_note,
-    format_range,
-    round_finite,
-    split_groups,
-    trend_tables,
-    trends,
-)
-from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed, to_csv, to_json
+from glocal.report import summary, table
+from glocal.report.summary import Group, TrendRow, View
+from glocal.report.table import ABSENT, Cell, CellKey, Table, by_learning_rate, mean_std, signed, to_csv, to_json
 from glocal.store.run import Run, Runs
 
 MAX_Z = 2.0
@@ -90,7 +80,7 @@ class Difference:
         numbers = {part: getattr(self.ours, part, None) for part in ("mean", "std")}
         numbers |= {f"published_{part}": getattr(self.published, part, None) for part in ("mean", "std")}
         numbers |= {part: getattr(self, part) for part in ("difference", "standard_error", "z")}
-        record: dict[str, Any] = {f"{name}_{part}": round_finite(x) for part, x in numbers.items()}
+        record: dict[str, Any] = {f"{name}_{part}": summary.round_finite(x) for part, x in numbers.items()}
         return record | {f"{name}_differs": None if self.z is None else self.differs}
 
 
@@ -115,10 +105,6 @@ class Comparison:
     over: Over
     published: bool
 
-    @property
-    def challenges(self) -> list[str]:
-        return list(dict.fromkeys(row.challenge for row in self.rows))
-
 
 def compare(runs: Iterable[Run], over: Over = "t-1", scope: Scope | None = None, published: bool = True) -> Comparison:
     """Compare runs with the published numbers, by challenge, locality (global first), algorithm and learning rate.
@@ -142,12 +128,12 @@ def render(comparison: Comparison, format: str) -> RenderableType:
         return to_json({"cells": cells, "test": [trend.record() for trend in comparison.trends]})
     if format == "csv":
         return to_csv(cells)
-    several = len(comparison.challenges) > 1
-    tables = [paper_layout(comparison)] if several and format != "rich" else []
-    tables += [_challenge_table(rows, comparison) for rows in split_groups(comparison.rows, "challenge")]
-    if not comparison.rows:
+    tables = [_challenge_table(rows, comparison) for rows in summary.split_groups(comparison.rows, "challenge")]
+    if len(tables) > 1 and format != "rich":
+        tables.insert(0, paper_layout(comparison))
+    if not tables:
         tables = [Table((), (), notes=("No runs.",))]
-    tests = trend_tables(comparison.trends, comparison.published)
+    tests = summary.trend_tables(comparison.trends, comparison.published)
     few = Table((), (), notes=(f"The paper's test needs at least {2 * END_LRS} learning rates.",))
     return table.render([*tables, *(tests or [few])], format)
 
@@ -169,22 +155,12 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
 def paper_layout(comparison: Comparison) -> Table:
     """Lay out our numbers as the paper's Table 1: the challenges beside each other, forgetting over T−1 and over T."""
-    names = ("ACC", "FGT over T−1", "over T")
-    headers = [Column(name, challenge) for challenge in comparison.challenges for name in names]
-    by_key = {(row.challenge, row.algorithm, row.lr): row for row in comparison.rows}
-    sections = []
-    for locality, algorithm in sorted({(row.locality, row.algorithm) for row in comparison.rows}):
-        lines = []
-        for lr in sorted({row.lr for row in comparison.rows if row.algorithm == algorithm}):
-            cells = [Cell(format_lr(lr))]
-            for challenge in comparison.challenges:
-                row = by_key.get((challenge, algorithm, lr))
-                parts = (row.acc, row.forgetting["t-1"], row.forgetting["t"]) if row else ()
-                cells += [_cell(x.ours, not row.finished) for x in parts] if row else [Cell(ABSENT)] * len(names)
-            lines.append(tuple(cells))
-        sections.append(Section(algorithm, locality, tuple(lines)))
+    cells = {}
+    for row in comparison.rows:
+        parts = (row.acc, row.forgetting["t-1"], row.forgetting["t"])
+        cells[row.locality, row.algorithm, row.lr, row.challenge] = [_cell(x.ours, not row.finished) for x in parts]
     note = "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs."
-    return Table((Column("lr", align="left"), *headers), tuple(sections), "All challenges", notes=(note,))
+    return by_learning_rate(("ACC", "FGT over T−1", "over T"), cells, title="All challenges", notes=(note,))
 
 
 def relabel(runs: Iterable[Run]) -> Runs:
@@ -199,20 +175,14 @@ def angles_of(run: Run) -> str:
 
 def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> Table:
     """Lay out one challenge: ACC and FGT, each ours, published and z."""
-    names = ["ours", *(["published", "Δ"] if comparison.published else [])]
-    columns = (Column("lr", align="left"), *(Column(name, group) for group in ("ACC (↑)", "FGT (↓)") for name in names))
-
-    def cells(row: ComparisonRow) -> tuple[Cell, ...]:
-        cells = [Cell(format_lr(row.lr))]
-        for x in (row.acc, row.forgetting[comparison.over]):
-            cells.append(_cell(x.ours, not row.finished))
+    cells: dict[CellKey, list[Cell]] = {}
+    for row in rows:
+        for group, x in (("ACC (↑)", row.acc), ("FGT (↓)", row.forgetting[comparison.over])):
+            own = cells.setdefault((row.locality, row.algorithm, row.lr, group), [_cell(x.ours, not row.finished)])
             if comparison.published:
-                cells += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
-        return tuple(cells)
-
-    parts = split_groups(rows, "locality", "algorithm")
-    sections = tuple(Section(own[0].algorithm, own[0].locality, tuple(map(cells, own))) for own in parts)
-    return Table(columns, sections, rows[0].challenge, notes=_notes(rows, comparison))
+                own += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
+    names = ("ours", "published", "Δ") if comparison.published else ("ours",)
+    return by_learning_rate(names, cells, title=rows[0].challenge, notes=_notes(rows, comparison))
 
 
 def _cell(estimate: Estimate | None, diverged: bool = False) -> Cell:
@@ -224,9 +194,10 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
     name = rows[0].challenge
     compared = any(row.acc.published for row in rows)
     single = any(row.acc.ours is not None and row.acc.ours.seeds == 1 for row in rows)
+    seeds = summary.format_range((row.seeds for row in rows), "seed")
     over = "the T−1 tasks before the last, as published" if comparison.over == "t-1" else "all T tasks"
     notes = [
-        f"Mean ± standard deviation (ddof = 0) in percent, ours over {format_range((r.seeds for r in rows), 'seed')}"
+        f"Mean ± standard deviation (ddof = 0) in percent, ours over {seeds}"
         f"{'; one seed has no deviation' if single else ''}.",
         f"FGT: loss of test accuracy since each task was learnt, averaged over {over}.",
     ]
@@ -249,7 +220,7 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
             reason = f"the published numbers of {name} are of {size}{scope}"
         notes.append(f"Not compared: {reason}.")
     if any(row.diverged for row in rows):
-        notes.append(diverged_note(row.identity() for row in rows))
+        notes.append(summary.diverged_note(row.identity() for row in rows))
     return tuple(notes)
 
 
@@ -316,7 +287,7 @@ def _row(group: Group, scope: Scope | None, with_published: bool) -> ComparisonR
 
 def _trends(rows: Sequence[ComparisonRow], view: View) -> Iterator[TrendRow]:
     """Run the paper's test on each algorithm, and compute the same difference of the published numbers."""
-    for trend in trends(rows, view):
+    for trend in summary.trends(rows, view):
         own = [row for row in rows if (row.challenge, row.algorithm) == (trend.challenge, trend.algorithm)]
         ends = own[:END_LRS] + own[-END_LRS:]
         known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}

@@ -231,51 +231,39 @@ def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> Rende
 
 def results_table(rows: Sequence[Row]) -> Table:
     """Lay out rows as the paper's Table 1: ACC and FGT of each challenge, one line per algorithm and learning rate."""
-    challenges = sorted({row["challenge"] for row in rows})
     forgetting = "FGT, loss (↓)" if rows and rows[0]["forgetting_by"] == "loss" else "FGT (↓)"
-    columns = [Column(name, challenge) for challenge in challenges for name in ("ACC (↑)", forgetting)]
-    sections = []
-    for own in _by_algorithm(rows):
-        cells, lrs = _cells(own), sorted({row["lr"] for row in own})
-        lines = [(Cell(format_lr(lr)), *(x for c in challenges for x in cells.get((c, lr), NO_CELLS))) for lr in lrs]
-        sections.append(Section(own[0]["algorithm"], own[0]["locality"], tuple(lines)))
-    return Table((Column("lr", align="left"), *columns), tuple(sections), notes=_notes(rows), records=tuple(rows))
+    return table.by_learning_rate(("ACC (↑)", forgetting), _cells(rows), notes=_notes(rows), records=tuple(rows))
 
 
 def markdown_tables(rows: Sequence[Row]) -> list[Table]:
     """Lay out rows as one table per challenge: one line per algorithm, ACC and FGT by learning rate, and the cost."""
-    tables = []
+    tables, cells, key = [], _cells(rows), itemgetter("locality", "algorithm")
     for challenge in sorted({row["challenge"] for row in rows}):
         members = [row for row in rows if row["challenge"] == challenge]
         lrs = sorted({row["lr"] for row in members})
         columns = [Column(name, f"lr {format_lr(lr)}") for lr in lrs for name in ("ACC", "FGT")]
         sections = []
-        for own in _by_algorithm(members):
-            cells = _cells(own)
+        for (locality, algorithm), grouped in groupby(sorted(members, key=key), key):
+            own = list(grouped)
             memory = decimal(max(row["memory_bytes"] for row in own))
             seconds = f"{sum(row['seconds'] for row in own) / len(own):.2g} s"
-            line = (*(x for lr in lrs for x in cells.get((challenge, lr), NO_CELLS)), Cell(memory), Cell(seconds))
-            sections.append(Section(own[0]["algorithm"], own[0]["locality"], (line,)))
+            shown = (x for lr in lrs for x in cells.get((locality, algorithm, lr, challenge), NO_CELLS))
+            sections.append(Section(algorithm, locality, ((*shown, Cell(memory), Cell(seconds)),)))
         tables.append(Table((*columns, Column("memory"), Column("time")), tuple(sections), challenge))
     return [*tables, Table((), (), notes=(*_notes(rows), COST_NOTE))]
 
 
-def _by_algorithm(rows: Sequence[Row]) -> list[list[Row]]:
-    key = itemgetter("locality", "algorithm")
-    return [list(own) for _, own in groupby(sorted(rows, key=key), key)]
-
-
-def _cells(rows: Sequence[Row]) -> dict[tuple[str, float], list[Cell]]:
-    """Return ACC and FGT of one algorithm by (challenge, lr), and mark the best of each challenge."""
-    cells: dict[tuple[str, float], list[Cell]] = {}
+def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
+    """Return ACC and FGT by (locality, algorithm, lr, challenge), and mark the best of each algorithm and challenge."""
+    cells: dict[table.CellKey, list[Cell]] = {}
     for row in rows:
         finished = row["seeds"] - row["diverged"]
         for name, best in (("acc", max), ("forgetting", min)):
-            means = [r[f"{name}_mean"] for r in rows if r["challenge"] == row["challenge"]]
+            own = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
+            means = (x for r in own if (x := r[f"{name}_mean"]) is not None)
             mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
-            marked = mean == best((x for x in means if x is not None), default=None)
-            cell = mean_std(mean, std, marked) if finished else Cell("diverged")
-            cells.setdefault((row["challenge"], row["lr"]), []).append(cell)
+            cell = mean_std(mean, std, mean == best(means, default=None)) if finished else Cell("diverged")
+            cells.setdefault((row["locality"], row["algorithm"], row["lr"], row["challenge"]), []).append(cell)
     return cells
 
 

@@ -7,8 +7,8 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Literal
+from itertools import chain, groupby
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from rich import box
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from glocal.errors import unknown
 
+CellKey: TypeAlias = tuple[str, str, float, str]  # locality, algorithm, learning rate, group of columns
 ABSENT = "–"
 COLORS = {"global": "blue", "local": "red"}  # as in the paper
 MAX_LABEL_WIDTH = 24
@@ -186,6 +187,21 @@ class Table:
                 r"\end{table}",
             ]
         )
+
+
+def by_learning_rate(names: Sequence[str], cells: Mapping[CellKey, Sequence[Cell]], **options: Any) -> Table:
+    """Lay out cells as the paper's Table 1: a section per algorithm, a line per learning rate, all names in each group.
+
+    A cell without an entry is absent. `options` are fields of `Table`.
+    """
+    groups = list(dict.fromkeys(group for *_, group in cells))
+    columns = (Column("lr", align="left"), *(Column(name, group) for group in groups for name in names))
+    lines: dict[tuple[str, str], list[tuple[Cell, ...]]] = {}
+    for locality, algorithm, lr in sorted({key[:3] for key in cells}):
+        parts = (cells.get((locality, algorithm, lr, group), [Cell(ABSENT)] * len(names)) for group in groups)
+        lines.setdefault((locality, algorithm), []).append((Cell(format_lr(lr)), *chain.from_iterable(parts)))
+    sections = (Section(algorithm, locality, tuple(own)) for (locality, algorithm), own in lines.items())
+    return Table(columns, tuple(sections), **options)
 
 
 def render(tables: Sequence[Table], format: str) -> RenderableType:
