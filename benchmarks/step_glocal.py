@@ -59,12 +59,15 @@ class PreparedCohort:
         return losses.numel()
 
 
-def prepare(cohort: Cohort, execution: Execution = "auto") -> PreparedCohort:
-    """Learn the first task for one epoch, consolidate it and load the second task."""
+def prepare(cohort: Cohort, execution: Execution = "auto", strict: bool = True) -> PreparedCohort:
+    """Learn the first task for one epoch, consolidate it and load the second task.
+
+    If `strict`, raise an error where the executor has a note, such as that the cohort cannot be vectorised.
+    """
     loader = Loader(cohort)
     loader.load_task(0)
     executor = choose(cohort, loader, execution)
-    if executor.note:
+    if strict and executor.note:
         raise RuntimeError(executor.note)
     state = cohort.initial_state(loader.example())
     arrange(state, cohort.device)
@@ -85,19 +88,19 @@ def prepare_mlp(
     challenge = challenge or challenges.make(setting.CHALLENGE, tasks=setting.NUM_TASKS)
     network = partial(mlp, hidden=setting.WIDTHS[1:-1])
     prepared = prepare(Cohort(challenge, network, members, epochs=1, batch_size=setting.BATCH_SIZE))
-    _run_until_traced(prepared)
+    run_until_traced(prepared)
     return prepared
 
 
-def _run_until_traced(prepared: PreparedCohort) -> None:
+def run_until_traced(prepared: PreparedCohort, max_seconds: float = MAX_TRACING_SECONDS) -> None:
     """Run so many steps that they are traced, those of the shorter last batch too, as in all but short trainings.
 
-    Steps so long that tracing gains nothing stop after MAX_TRACING_SECONDS.
+    Steps so long that tracing gains nothing stop after `max_seconds`.
     """
     state, start = prepared.copy_state(), time.perf_counter()
     full_batches = max(1, prepared.loader.steps - 1)
     for number in range(1 + max(StepTracer.min_calls_after_first, StepTracer.min_calls // full_batches)):
-        if time.perf_counter() - start < MAX_TRACING_SECONDS:
+        if time.perf_counter() - start < max_seconds:
             prepared.epoch(state, number)
 
 
