@@ -45,8 +45,8 @@ class Run:
     def __call__(self) -> None:
         from glocal.report.summary import matrix_table
 
-        runs = _train(self.challenge, [(self.algorithm, {})], (self.lr,), (self.seed,), self.options, self.training)
-        for run in runs:
+        one: dict[str, Any] = {"algorithms": (self.algorithm,), "lrs": (self.lr,), "seeds": (self.seed,)}
+        for run in Sweep(challenge=self.challenge, **one, options=self.options, training=self.training).train():
             print_rendered(matrix_table(run))
             for note in run.info["notes"]:
                 print(f"Note: {note}")
@@ -102,39 +102,32 @@ class Sweep(SweepFile):
     def __call__(self) -> None:
         from glocal.report.summary import render
 
+        print_rendered(render(self.train(), "rich"))
+
+    def train(self) -> Runs:
+        """Train every algorithm with every combination of its options' values."""
+        from glocal.report.progress import Bars
+        from glocal.sweeps.sweep import sweep
+
         if self.challenge is None:
             raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
         entries: list[Any] = list(self.algorithms)
         if not entries and self.file is not None:
             entries = _read(self.file).get("algorithms", [])
-        require(bool(entries), "a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
+        if not entries:
+            raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
         algorithms = [_algorithm(entry) for entry in entries]
-        runs = _train(self.challenge, algorithms, self.lrs, self.seeds, self.options, self.training)
-        print_rendered(render(runs, "rich"))
-
-
-def _train(
-    challenge: str,
-    algorithms: list[tuple[str, OptionValues]],
-    lrs: tuple[float, ...],
-    seeds: tuple[int, ...],
-    options: tuple[str, ...],
-    training: TrainingOptions,
-) -> Runs:
-    """Train every algorithm with every combination of its options' values; `options` are those of the command."""
-    from glocal.report.progress import Bars
-    from glocal.sweeps.sweep import sweep
-
-    given = parse_options(options, [name for name, _ in algorithms])
-    choices: list[tuple[str, dict[str, Any]]] = []
-    for name, values in algorithms:
-        values = {**values, **given.get(_short_name(name), {})}
-        choices += [(name, dict(zip(values, choice, strict=True))) for choice in itertools.product(*values.values())]
-    runs = sweep(challenge, choices, lrs, seeds, progress=Bars(), **vars(training))
-    count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
-    if training.monitor is not None and count:
-        print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
-    return runs
+        given = parse_options(self.options, [name for name, _ in algorithms])
+        choices: list[tuple[str, dict[str, Any]]] = []
+        for name, values in algorithms:
+            values = {**values, **given.get(_short_name(name), {})}
+            combinations = itertools.product(*values.values())
+            choices += [(name, dict(zip(values, choice, strict=True))) for choice in combinations]
+        runs = sweep(self.challenge, choices, self.lrs, self.seeds, progress=Bars(), **vars(self.training))
+        count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
+        if self.training.monitor is not None and count:
+            print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
+        return runs
 
 
 def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, OptionValues]:

@@ -80,23 +80,18 @@ def sweep(
             config = RunConfig(learnt.config, network.config, algorithm.config, lr, seed, **shared)
             requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value))
     require(bool(requests), "a sweep needs at least one algorithm.")
+    if progress is None and sys.stderr.isatty():
+        from glocal.report.progress import Bars
+
+        progress = Bars()
     cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
-    context = SweepContext(cohort, chosen, Store.create(chosen.store), progress or _default_progress())
+    context = SweepContext(cohort, chosen, Store.create(chosen.store), progress or ProgressReporter())
     return train_missing(context, requests)
 
 
 def load(store: str | Path) -> Runs:
     """Return all finished runs of a store, by algorithm, learning rate and seed."""
     return Runs(sorted(Store.open(store).runs(), key=lambda run: (run.algorithm, run.lr, run.seed)))
-
-
-def _default_progress() -> ProgressReporter:
-    """Return progress bars on a terminal."""
-    if sys.stderr.isatty():
-        from glocal.report.progress import Bars
-
-        return Bars()
-    return ProgressReporter()
 
 
 def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:
