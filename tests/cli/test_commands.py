@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glocal.cli.common import TrainingOptions
 from glocal.cli.main import COMMANDS, main
+from glocal.sweeps.sweep import sweep
 
 QUICK = ["--tasks", "2", "--epochs", "1", "--batch-size", "500"]
 TABLE_KEYS = {
@@ -24,8 +26,8 @@ TABLE_KEYS = {
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("commands") / "store"
-    sweep = ["sweep", "split-digits", "--algorithms", "er", "ewc", "--lrs", "0.05", "0.2", "--seeds", "1", "2"]
-    assert main([*sweep, *QUICK, "--store", str(path)]) == 0
+    command = ["sweep", "split-digits", "--algorithms", "er", "ewc", "--lrs", "0.05", "0.2", "--seeds", "1", "2"]
+    assert main([*command, *QUICK, "--store", str(path)]) == 0
     return path
 
 
@@ -103,12 +105,11 @@ def test_demo_shows_table_figures_and_verdicts(
     elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The demo with fewer networks."""
-    from glocal.cli import show
 
-    monkeypatch.setattr(show, "LRS", (0.05, 0.1, 0.2, 0.3))
-    monkeypatch.setattr(show, "SEEDS", (11,))
-    monkeypatch.setattr(show, "TASKS", 2)
-    monkeypatch.setattr(show, "EPOCHS", 1)
+    def smaller(challenge: str, algorithms: Any, lrs: Any, seeds: Any, **options: Any) -> Any:
+        return sweep(challenge, algorithms, lrs[1:], seeds[:1], **options | {"tasks": 2, "epochs": 1})
+
+    monkeypatch.setattr("glocal.sweeps.sweep.sweep", smaller)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("sgd", "er", "agem", "ewc", "local", "global"))

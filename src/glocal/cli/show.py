@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
 from glocal.cli.common import OUTPUT, Device, command, print_rendered
 from glocal.errors import require
-
-CHALLENGE = "rotated-digits"
-ALGORITHMS = ("sgd", "er", "agem", "ewc")
-LRS = (0.005, 0.02, 0.05, 0.2, 0.5)
-SEEDS = (11, 13, 33)
-TASKS, EPOCHS = 5, 4
-TRAIN_EVAL = 500
 
 
 @command
@@ -37,8 +30,9 @@ class Demo:
         from glocal.sweeps.sweep import sweep
 
         started, store = time.perf_counter(), self.out / "runs"
-        size = {"tasks": TASKS, "epochs": EPOCHS, "train_eval": TRAIN_EVAL}
-        runs = sweep(CHALLENGE, ALGORITHMS, LRS, SEEDS, **size, store=store, device=self.device, progress=Bars())
+        algorithms, lrs, seeds = ("sgd", "er", "agem", "ewc"), (0.005, 0.02, 0.05, 0.2, 0.5), (11, 13, 33)
+        options: dict[str, Any] = {"tasks": 5, "epochs": 4, "train_eval": 500, "store": store, "device": self.device}
+        runs = sweep("rotated-digits", algorithms, lrs, seeds, **options, progress=Bars())
         print_rendered(render(runs, "rich"))
         figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("forgetting", "distance")]
         print(f"\nFigures: {', '.join(map(str, figures))}. Runs: {store}.")
