@@ -19,9 +19,11 @@ FILES = {"digits.gz": CONTENT}
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
-def get(target: Path, *mirrors: str, **more: Any) -> None:
+def get(target: Path, *mirrors: str, timeout: float = 5.0, **more: Any) -> None:
     urls = [f"{mirror}/digits.gz" for mirror in mirrors]
-    download(urls, target, size=len(CONTENT), md5=MD5, **{"timeout": 5.0, **more})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("glocal.challenges.download.TIMEOUT_SECONDS", timeout)
+        download(urls, target, size=len(CONTENT), md5=MD5, **more)
 
 
 @pytest.fixture

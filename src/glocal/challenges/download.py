@@ -28,6 +28,7 @@ from glocal.files import replacing, report_os_errors
 
 Progress = Callable[[int, int], None]
 BLOCK_BYTES = 1 << 16
+TIMEOUT_SECONDS = 30.0  # a mirror has failed after so long without a byte
 disk_errors = partial(
     report_os_errors, remedy="Free some space, or set GLOCAL_DATA and XDG_CACHE_HOME to other folders."
 )
@@ -275,13 +276,8 @@ class _MirrorFailed(Exception):
     """This mirror cannot provide the file; the next one may."""
 
 
-def download(
-    urls: Sequence[str], target: Path, *, size: int, md5: str, progress: Progress | None = None, timeout: float = 30.0
-) -> None:
-    """Download a file of known size and checksum to `target`, from the first URL that provides it.
-
-    A mirror has failed after `timeout` seconds without a byte.
-    """
+def download(urls: Sequence[str], target: Path, *, size: int, md5: str, progress: Progress | None = None) -> None:
+    """Download a file of known size and checksum to `target`, from the first URL that provides it."""
     part = target.with_name(target.name + ".part")
     failures = []
     with disk_errors("write", target):
@@ -290,7 +286,7 @@ def download(
         complete = checksum(part) == md5
         for url in () if complete else urls:
             try:
-                _complete(url, part, part.stat().st_size, size, md5, progress=progress, timeout=timeout)
+                _complete(url, part, part.stat().st_size, size, md5, progress)
                 complete = True
                 break
             except _MirrorFailed as failure:
@@ -306,13 +302,11 @@ def download(
     )
 
 
-def _complete(
-    url: str, part: Path, offset: int, size: int, md5: str, *, progress: Progress | None, timeout: float
-) -> None:
+def _complete(url: str, part: Path, offset: int, size: int, md5: str, progress: Progress | None) -> None:
     """Append what follows `offset` to `part`. If that fails without a new byte, ask for the whole file."""
     try:
         with part.open("r+b") as file:
-            for position, block in _receive(url, offset, size, timeout):
+            for position, block in _receive(url, offset, size):
                 if position == 0:
                     file.truncate(0)
                 file.seek(position)
@@ -325,10 +319,10 @@ def _complete(
     except _MirrorFailed:
         if offset == 0 or part.stat().st_size > offset:
             raise
-        _complete(url, part, 0, size, md5, progress=progress, timeout=timeout)
+        _complete(url, part, 0, size, md5, progress)
 
 
-def _receive(url: str, offset: int, size: int, timeout: float) -> Iterator[tuple[int, bytes]]:
+def _receive(url: str, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield the file in blocks with their positions, from `offset` on, or from 0 if the server cannot resume."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise _MirrorFailed("not an http or https address")
@@ -336,7 +330,7 @@ def _receive(url: str, offset: int, size: int, timeout: float) -> Iterator[tuple
     if offset:
         headers["Range"] = f"bytes={offset}-"
     try:
-        with urlopen(Request(url, headers=headers), timeout=timeout) as response:
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
             position = offset if response.status == 206 else 0
             length = response.headers.get("Content-Length", "")
             offered = position + int(length) if length.isdecimal() else size
