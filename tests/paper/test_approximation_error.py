@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from glocal.lens.training_trace import TrainingTrace
 from glocal.paper import get_study
 from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
-from glocal.paper.studies.common import column, item_traces
+from glocal.paper.studies.common import column, record_item
 from glocal.paper.study import Context
 from glocal.tree import from_vector, to_vector
 
@@ -60,7 +60,8 @@ def test_rows_are_complete(rows: pl.DataFrame) -> None:
 
 
 def test_expansions_are_those_of_the_losses(rows: pl.DataFrame) -> None:
-    for member, trace in item_traces(SGD | {"examples": 60}, CONTEXT):
+    for member, run in record_item(SGD | {"examples": 60}, CONTEXT):
+        trace = run.trace
         theta = [to_vector(point.params) for point in trace.checkpoints]
         moved = theta[3] - theta[1]
         after = rows.filter(algorithm="sgd", lr=member.lr, ray=False, learnt=3, task=0)

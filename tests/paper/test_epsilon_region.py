@@ -14,7 +14,7 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from glocal.paper import get_study
-from glocal.paper.studies.common import column, item_traces
+from glocal.paper.studies.common import column, record_item
 from glocal.paper.studies.locality import EPSILONS, SHOWN_EPSILON
 from glocal.paper.study import Context
 from glocal.tree import from_vector, to_vector
@@ -44,7 +44,8 @@ def test_rows_are_complete(rows: pl.DataFrame) -> None:
 def test_radii_end_where_the_error_is_epsilon_and_moments_have_the_error_of_the_expansion(
     rows: pl.DataFrame,
 ) -> None:
-    for member, trace in item_traces(ITEM | {"examples": 40}, CONTEXT):
+    for member, run in record_item(ITEM | {"examples": 40}, CONTEXT):
+        trace = run.trace
         points = [to_vector(point.params).double() for point in trace.checkpoints]
         like = {k: p.double() for k, p in trace.checkpoints[0].params.items()}
         x, y = trace.tasks[0].x.double(), trace.tasks[0].y

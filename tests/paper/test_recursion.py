@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from glocal.paper import get_study
-from glocal.paper.studies.common import column, item_traces, make_challenge
+from glocal.paper.studies.common import column, make_challenge, record_item
 from glocal.paper.studies.forgetting import MAX_ROUNDING, exactness_gap, regression
 from glocal.paper.study import Context
 
@@ -41,7 +41,8 @@ def test_rows_are_complete(rows: pl.DataFrame) -> None:
 
 
 def test_forgetting_is_that_of_the_losses(rows: pl.DataFrame) -> None:
-    for member, trace in item_traces(MLP | {"examples": 50}, CONTEXT):
+    for member, run in record_item(MLP | {"examples": 50}, CONTEXT):
+        trace = run.trace
         x, y = trace.tasks[0]
         losses = [float(cross_entropy(functional_call(trace.module, p.params, (x,)), y)) for p in trace.checkpoints]
         own = rows.filter(network="mlp", kind="pair", lr=member.lr, seed=member.seed, task=0)
@@ -72,8 +73,8 @@ def test_a_regression_has_the_same_inputs_and_unit_vectors_for_classes() -> None
     before, after = challenge.task(1, 0).train, regression(challenge).task(1, 0).train
     assert torch.equal(before.x, after.x) and torch.equal(after.y.argmax(1), before.y)
     assert after.y.sum() == len(before.y) and after.y.max() == 1
-    ((_, trace), *_) = item_traces(LINEAR | {"examples": 20}, CONTEXT, challenge=regression(challenge))
-    exact = trace.double()
+    ((_, run), *_) = record_item(LINEAR | {"examples": 20}, CONTEXT, challenge=regression(challenge))
+    trace, exact = run.trace, run.trace.double()
     assert {p.dtype for point in exact.checkpoints for p in point.params.values()} == {torch.float64}
     torch.testing.assert_close(exact.value(0, exact.checkpoints[1]).float(), trace.value(0, trace.checkpoints[1]))
 

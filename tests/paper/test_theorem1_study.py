@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal.paper import get_study
-from glocal.paper.studies.common import item_traces
+from glocal.paper.studies.common import record_item
 from glocal.paper.studies.theorems import DEMO
 from glocal.paper.study import Context, Row
 
@@ -41,7 +41,8 @@ def test_rows_are_what_the_theorem_names(tmp_path: Path, algorithm: str, options
     assert [(row["lr"], row["t"]) for row in rows] == [(0.05, 2), (0.05, 3), (0.3, 2), (0.3, 3)]
     assert all(row.keys() == rows[0].keys() for row in rows)
     assert {row["locality"] for row in rows} == {"global" if algorithm == "sgd" else "local"}
-    _, (_, trace) = item_traces(item, context(tmp_path))
+    _, (_, run) = record_item(item, context(tmp_path))
+    trace = run.trace
     like = trace.checkpoints[0].params
     points = [torch.cat([p.flatten() for p in s.params.values()]).double() for s in trace.checkpoints]
     x, y = trace.tasks[0]

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from glocal.lens.training_trace import TrainingTrace
 from glocal.paper import get_study
-from glocal.paper.studies.common import item_traces
+from glocal.paper.studies.common import record_item
 from glocal.paper.studies.theorems import DEMO, PANELS
 from glocal.paper.study import Context, Row
 
@@ -27,7 +27,8 @@ def test_rows_are_quadratics_along_the_updates(tmp_path: Path) -> None:
     rows = STUDY.measure(item, context)
     assert [(row["seed"], row["t"]) for row in rows] == [(13, 2), (13, 3), (33, 2), (33, 3)]
     assert all(row.keys() == rows[0].keys() for row in rows)
-    for (_, trace), row in zip(item_traces(item, context), rows[::2], strict=True):
+    for (_, run), row in zip(record_item(item, context), rows[::2], strict=True):
+        trace = run.trace
         _, before, after = (s.params for s in trace.checkpoints[:3])
         x, _ = trace.tasks[0]
         update = {k: after[k] - p for k, p in before.items()}

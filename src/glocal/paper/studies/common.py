@@ -21,7 +21,6 @@ from glocal.algorithms import ALGORITHMS
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.lens.record import RecordedRun, record
-from glocal.lens.training_trace import TrainingTrace
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
@@ -72,11 +71,6 @@ def record_item(
     cohort = Cohort(challenge, make, members, item["epochs"], batch_size, train_eval=1, device=context.device)
     recorded = record(cohort, every_epochs, keep_memory=every_epochs > 0, examples=item["examples"])
     return zip(members, recorded, strict=True)
-
-
-def item_traces(item: WorkItem, context: Context, **options: Any) -> Iterator[tuple[Member, TrainingTrace]]:
-    """Train the item's runs and return each with θ_0 … θ_T and `examples` training examples per task."""
-    return ((member, run.trace) for member, run in record_item(item, context, **options))
 
 
 def split_seeds(items: Sequence[WorkItem]) -> list[WorkItem]:

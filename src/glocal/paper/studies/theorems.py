@@ -30,7 +30,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from glocal.challenges.challenge import Challenge, Data, Task
+from glocal.challenges.challenge import Challenge, Task
+from glocal.challenges.split import select_classes
 from glocal.lens.forgetting import average, forgetting, measured_forgetting, recursion
 from glocal.lens.record import RecordedRun
 from glocal.lens.theorems import equal_split, ground_truth_of, theorem1, theorem2
@@ -245,8 +246,8 @@ class TrueLabel:
         challenge = restrict_classes(common.make_challenge(item, context), item["classes"])
         item = UNKNOWN | {"algorithm": "sgd"} | item
         if item["part"] == "entries":
-            traces = common.item_traces(item, context, challenge=challenge)
-            return [common.run_row(self.columns, item, member, _mean_entries(trace)) for member, trace in traces]
+            recorded = common.record_item(item, context, challenge)
+            return [common.run_row(self.columns, item, m, _mean_entries(run.trace)) for m, run in recorded]
         algorithm = item["algorithm"], {} if item["algorithm"] == "sgd" else {"slots": item["slots"]}
         runs = common.sweep_item(item, context, challenge, [algorithm], train_eval=item["examples"])
         return [common.run_row(self.columns, item, run, {k: 100 * summary(run)[k] for k in RUN}) for run in runs]
@@ -294,13 +295,9 @@ def restrict_classes(challenge: Challenge, classes: int) -> Challenge:
     if classes == challenge.outputs:
         return challenge
 
-    def first(data: Data) -> Data:
-        kept = data.y < classes
-        return Data(data.x[kept], data.y[kept])
-
     def make_task(index: int, seed: int, device: torch.device | None = None) -> Task:
-        task = challenge.task(index, seed, device)
-        return Task(first(task.train), first(task.test), tuple(range(classes)))
+        task, kept = challenge.task(index, seed, device), tuple(range(classes))
+        return Task(select_classes(task.train, kept), select_classes(task.test, kept), kept)
 
     options = {**challenge.options, "classes": classes}
     name = f"{challenge.name}-{classes}"
