@@ -114,8 +114,7 @@ class Sweep(SweepFile):
         entries: list[Any] = list(self.algorithms)
         if not entries and self.file is not None:
             entries = _read(self.file).get("algorithms", [])
-        if not entries:
-            raise GlocalError("a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
+        require(bool(entries), "a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
         algorithms = [_algorithm(entry) for entry in entries]
         given = parse_options(self.options, [name for name, _ in algorithms])
         choices: list[tuple[str, dict[str, Any]]] = []
@@ -140,8 +139,7 @@ def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, 
         if not option or not values:
             raise GlocalError(f"an option is written NAME=VALUE or ALGORITHM.NAME=VALUE; '{text}' was given.")
         if not dot:
-            if len(names) != 1:
-                raise GlocalError(f"with several algorithms name the one that the option is for: ALGORITHM.{text}.")
+            require(len(names) == 1, f"with several algorithms name the one that the option is for: ALGORITHM.{text}.")
             algorithm = names[0]
         require_known("algorithm in --options:", algorithm, names)
         options.setdefault(algorithm, {})[option] = values.split(",")

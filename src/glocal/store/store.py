@@ -77,8 +77,7 @@ class Store:
             raise GlocalError(f"'{self.path}' is not a glocal store: {reason}. Give another folder.")
         with files.report_damage(self.path / MARKER, "Give another folder."):
             version = files.read_json(self.path / MARKER)["format"]
-        if version != FORMAT:
-            raise GlocalError(f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
+        require(version == FORMAT, f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
 
     def finished(self, hash: str, parameters: bool = False) -> bool:
         """Return whether the store holds a run, with its parameters if they are asked for."""

@@ -184,7 +184,7 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
         for i, request in enumerate(members):
             if request.config.hash in missing:
                 arrays = {name: array[i] for name, array in last.record.arrays.items()}
-                info = _run_info(cohort, last, i) | _monitor_info(context, monitor, last, i)
+                info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, last.record.notes, i)
                 store.write(request.config, arrays, info, claim.kept_parameters(indices[i]))
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, claim.parameters) for hash in claim.hashes):
@@ -205,10 +205,9 @@ def _make_monitor(context: SweepContext, cohort: Cohort) -> TrainingMonitor | No
 
 
 def _monitor_info(
-    context: SweepContext, monitor: TrainingMonitor | None, snapshot: Snapshot, index: int
+    options: SweepOptions, monitor: TrainingMonitor | None, notes: list[str], index: int
 ) -> dict[str, Any]:
     """Return the run's notes, and the monitor's measurements if there are any."""
-    options, notes = context.options, snapshot.record.notes
     if options.monitor is None:
         return {"notes": notes}
     if monitor is None:
