@@ -167,8 +167,7 @@ def draw_errors(errors: TrainingErrors, figure: Figure) -> None:
             axes.axvline(violation.step, color=WARM[0], linewidth=1)
     for axes in list(grid)[panels:]:
         axes.set_axis_off()
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper")
 
 
 def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> None:

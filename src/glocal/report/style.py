@@ -139,16 +139,13 @@ def dark_plasma(brightest: float) -> ListedColormap:
 
 def log_lr(axes: Axes, lrs: Sequence[float], crowded: bool = False) -> None:
     """Make the x axis a logarithmic learning rate whose ticks are the rates used."""
-    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
-
     axes.set_xscale("log")
     low, high = min(lrs), max(lrs)
     margin = (high / low) ** 0.08 if high > low else 2.0
     axes.set_xlim(low / margin, high * margin)
     shown = _select_ticks(sorted(set(lrs)), max_ticks=4 if crowded else 8)
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_major_formatter(FixedFormatter([format_lr(lr) for lr in shown]))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(shown, [format_lr(lr) for lr in shown])
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("learning rate")
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator, SymmetricalLogLocator
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from glocal import challenges
@@ -268,9 +268,6 @@ def symlog(axes: Axes, values: np.ndarray, which: str) -> tuple[float, float]:
     linear = 10.0 ** (np.ceil(np.log10(float(np.abs(known).max(initial=1e-9)))) - 3)
     for name in which:
         getattr(axes, f"set_{name}scale")("symlog", linthresh=linear)
-        axis = getattr(axes, f"{name}axis")
-        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear))
-        axis.set_minor_locator(NullLocator())
     return 1.6 * min(float(known.min(initial=0)), -linear / 2), 1.6 * max(float(known.max(initial=0)), linear)
 
 

@@ -33,6 +33,7 @@ from glocal.report.style import FAINT
 
 MAX_ROUNDING = 1e-9
 """The largest relative difference that double precision explains."""
+RELATIVE_ERROR = (pl.col("predicted") - pl.col("measured")).abs() / pl.col("measured").abs()
 TERMS = {"gradient": "gradient", "quadratic": "Hessian", "remainder": "higher orders"}
 DASHES = {"measured": "-", "predicted": "--"}
 
@@ -90,7 +91,7 @@ class RecursionStudy(RecordedStudy):
         for own in ordered.partition_by("network", "lr", maintain_order=True):
             line: Row = own.select("network", "lr").row(0, named=True)
             pairs, end = own.filter(kind="pair"), own.filter(kind="average", learnt=last)
-            line |= {"relative error": common.median(_relative_errors(pairs))}
+            line |= {"relative error": common.median(column(pairs.select(error=RELATIVE_ERROR), "error"))}
             line |= {f"share, {text}": mean(pairs, f"{term}_share") for term, text in TERMS.items()}
             table.append(line | {f"E(T), {k}": common.finite_median(end, k) for k in ("predicted", "measured")})
         errors = [row["relative error"] for row in table if row["network"] == "mlp"]
@@ -120,13 +121,6 @@ def exactness_gap(pairs: pl.DataFrame) -> float:
     measured, predicted = column(known, "measured"), column(known, "predicted")
     scale = np.abs(measured).max(initial=0)
     return float(np.abs(predicted - measured).max(initial=0) / scale) if scale > 0 else np.nan
-
-
-def _relative_errors(rows: pl.DataFrame) -> np.ndarray:
-    """|predicted − measured| / |measured|."""
-    measured, predicted = column(rows, "measured"), column(rows, "predicted")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.abs(predicted - measured) / np.abs(measured)
 
 
 def _draw_average(axes: Axes, rows: pl.DataFrame) -> None:
