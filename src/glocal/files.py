@@ -128,5 +128,4 @@ def report_os_errors(action: str, path: Path, remedy: str = "Choose a folder tha
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise GlocalError(f"cannot {action} '{path}': {reason}. {remedy}") from error
+        raise GlocalError(f"cannot {action} '{path}': {error.strerror or error}. {remedy}") from error

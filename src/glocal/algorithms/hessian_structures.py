@@ -135,10 +135,8 @@ def hessian_structure(user: str, structure: str, matrix: str, rank: int) -> Hess
     }
     require_known(f"structure of {user}:", structure, structures)
     require_known(f"matrix of {user}:", matrix, ("ggn", "hessian"))
-    require(
-        matrix == "ggn" or structure in ("full", "low-rank"),
-        f"{user}: structure={structure} needs matrix=ggn; matrix=hessian requires structure=full or low-rank.",
-    )
+    message = f"{user}: structure={structure} needs matrix=ggn; matrix=hessian requires structure=full or low-rank."
+    require(matrix == "ggn" or structure in ("full", "low-rank"), message)
     return structures[structure]
 
 

@@ -30,15 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glocal.challenges.challenge import Challenge, Data, Setting, Task
-from glocal.challenges.download import (
-    Progress,
-    SourceFile,
-    data_folders,
-    disk_errors,
-    find_source,
-    fingerprint,
-    locate,
-)
+from glocal.challenges.download import Progress, SourceFile, data_folders, disk_errors, find_source, fingerprint, locate
 from glocal.errors import GlocalError, first_line, require
 from glocal.files import replacing
 

@@ -41,10 +41,8 @@ def from_tasks(
     require(named, f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.")
     require_known("setting", setting, get_args(Setting))
     require_known("loss", loss, get_args(LossName))
-    require(
-        loss != "squared-error" or setting == "domain",
-        f"setting is '{setting}' with loss 'squared-error', which has no classes; give setting='domain'.",
-    )
+    message = f"setting is '{setting}' with loss 'squared-error', which has no classes; give setting='domain'."
+    require(loss != "squared-error" or setting == "domain", message)
     listed = isinstance(tasks, list | tuple) and bool(tasks)
     require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
     checked = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
@@ -65,10 +63,8 @@ def from_tasks(
 
 
 def _read_task(number: int, task: Any, loss: LossName) -> Task:
-    require(
-        isinstance(task, list | tuple) and len(task) == 2,
-        f"task {number} is {describe(task)}; give a pair (train, test), each (x, y), a Dataset or a DataLoader.",
-    )
+    message = f"task {number} is {describe(task)}; give a pair (train, test), each (x, y), a Dataset or a DataLoader."
+    require(isinstance(task, list | tuple) and len(task) == 2, message)
     train, test = (_read_data(part, f"task {number} ({name})", loss) for part, name in zip(task, SPLITS, strict=True))
     labels = torch.cat([train.y, test.y]) if loss == "cross-entropy" else torch.zeros(0)
     return Task(train, test, tuple(int(c) for c in torch.unique(labels).tolist()))

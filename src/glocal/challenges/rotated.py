@@ -58,10 +58,9 @@ def _parse_angles(angles: Any, tasks: int) -> list[float] | dict[str, list[float
     if not isinstance(angles, Mapping):
         return _angle_list(angles, "", tasks)
     seeds = {str(seed): degrees for seed, degrees in angles.items()}
-    require(
-        bool(seeds) and all(map(str.isdecimal, seeds)),
-        f"angles are given for the seeds {list(angles)}; give them as {{seed: [degrees, ...]}}, or leave them out.",
-    )
+    allowed = "give them as {seed: [degrees, ...]}, or leave them out"
+    valid = bool(seeds) and all(map(str.isdecimal, seeds))
+    require(valid, f"angles are given for the seeds {list(angles)}; {allowed}.")
     return {seed: _angle_list(seeds[seed], f" for seed {seed}", tasks) for seed in sorted(seeds, key=int)}
 
 

@@ -17,10 +17,8 @@ def split(
     setting: 'class' or 'task', the accuracy that is reported (see `Challenge`).
     """
     size, classes, available = classes_per_task, dataset.classes, dataset.available_classes
-    require(
-        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= classes,
-        f"classes_per_task is {size!r}; {name} has {classes} classes: allowed 1 to {classes}.",
-    )
+    message = f"classes_per_task is {size!r}; {name} has {classes} classes: allowed 1 to {classes}."
+    require(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= classes, message)
     allowed = "every task brings new classes; allowed: 'class' or 'task'"
     require(setting in ("class", "task"), f"setting of {name} is {setting!r}, but {allowed}.")
     require(

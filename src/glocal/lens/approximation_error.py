@@ -240,8 +240,7 @@ def error_order(
 
 def rounding_error(trace: TrainingTrace, true: Tensor, approximate: Tensor) -> Tensor:
     """Return a bound on the rounding error of the difference of two losses."""
-    eps = torch.finfo(trace.theta(-1).dtype).eps
-    return 100 * eps * torch.maximum(true.abs(), approximate.abs())
+    return 100 * torch.finfo(trace.theta(-1).dtype).eps * torch.maximum(true.abs(), approximate.abs())
 
 
 def fit_order(radii: Tensor, errors: Tensor, threshold: Tensor | float = 0.0) -> ErrorOrder:

@@ -176,8 +176,7 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
     for t in range(1, int(finished.max())):
         axes.axvline(step[finished == t][0], color="#C8C8C8", linewidth=0.8, zorder=0)
     for o in range(tasks):
-        named = tasks <= MAX_LEGEND_TASKS or o in (0, tasks - 1)
-        label = f"task {o + 1}" if named else None
+        label = f"task {o + 1}" if tasks <= MAX_LEGEND_TASKS or o in (0, tasks - 1) else None
         shown = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
         axes.plot(step[finished > o], shown[finished > o], color=hues[o], linewidth=1.2, label=label)
     known = values[:, :tasks][finished[:, None] > np.arange(tasks)]

@@ -71,8 +71,7 @@ def line_styles(algorithms: Iterable[tuple[str, str]]) -> dict[tuple[str, str], 
     algorithms = set(algorithms)
     styles = {}
     for locality, hues in (("global", COOL), ("local", WARM)):
-        names = sorted(name for name, kind in algorithms if kind == locality)
-        for i, name in enumerate(names):
+        for i, name in enumerate(sorted(name for name, kind in algorithms if kind == locality)):
             marker = MARKERS[locality][(i + i // len(hues)) % len(hues)]
             styles[name, locality] = LineStyle(hues[i % len(hues)], DASHES[locality], marker)
     return styles

@@ -205,8 +205,7 @@ STUDIES = (RecursionStudy(), FlatMinima())
 
 def paired(rows: pl.DataFrame) -> pl.DataFrame:
     """Join plain and stable solutions of the same learning rate, seed and task whose forgetting is finite."""
-    known = rows.filter(pl.col("at_end").is_finite())
-    plain, stable = (known.filter(algorithm=name) for name in REGIMES)
+    plain, stable = (rows.filter(pl.col("at_end").is_finite(), algorithm=name) for name in REGIMES)
     return plain.join(stable, on=["lr", "seed", "task"], suffix="_stable")
 
 
