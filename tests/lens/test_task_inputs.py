@@ -330,6 +330,13 @@ def test_labels_that_are_refused(case: str) -> None:
             asked(module, loss, [task], [module.state_dict()] * 2)
 
 
+class WithFeatures(nn.Linear):
+    """Returns its inputs beside its outputs."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
 def test_other_mistakes(tmp_path: Path) -> None:
     module = nn.Linear(5, 3)
     state, task = module.state_dict(), (torch.randn(4, 5), torch.arange(4) % 3)
@@ -367,6 +374,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
         ((nn.Flatten(), "cross-entropy", [task], [{}, {}]), "Flatten has no parameters with requires_grad=True"),
         ((frozen, "cross-entropy", [task], [state, state]), "no parameters with requires_grad=True"),
         (("net", "cross-entropy", [task], [state, state]), "nn.Module; a str"),
+        ((WithFeatures(5, 3), "cross-entropy", [task], [state, moved]), "the network returns a tuple; .* one tensor"),
     ]
     for arguments, told in wrong:
         for asked in (examine, trace_checkpoints):

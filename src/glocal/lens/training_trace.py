@@ -102,7 +102,10 @@ class TrainingTrace:
         """Return f_θ(x), computed in chunks."""
         point = {**checkpoint.params, **checkpoint.buffers}
         with unfused_ops(self.module):
-            return torch.cat([functional_call(self.module, point, (part,)) for part in x.split(MAX_EXAMPLES)])
+            parts = [functional_call(self.module, point, (part,)) for part in x.split(MAX_EXAMPLES)]
+        given = type(parts[0]).__name__
+        require(isinstance(parts[0], Tensor), f"the network returns a {given}; give a module that returns one tensor.")
+        return torch.cat(parts)
 
     def value(self, task: int, checkpoint: Checkpoint) -> Tensor:
         """Return L_o(θ), the mean loss over the task's data, computed in chunks."""
