@@ -78,9 +78,20 @@ def scope_of(run: Run, scope: Scope | None = None) -> Scope:
     return scope
 
 
+def measure_of(run: Run, measure: Measure = "accuracy") -> Measure:
+    """Return what a run is measured by: 'loss' if it has no classes, otherwise `measure`."""
+    require_known("measure", measure, MEASURES)
+    return "loss" if run.config["challenge"].get("loss") == "squared-error" else measure
+
+
 def accuracy_of(run: Run, scope: Scope | None = None) -> np.ndarray:
     """Return the run's matrix R of test accuracies in its own scope, or in `scope`."""
     return run.arrays[f"test_{scope_of(run, scope)}_accuracy"]
+
+
+def shown_matrix(run: Run, scope: Scope | None = None) -> np.ndarray:
+    """Return the run's matrix R of test accuracies in percent, or of test losses if it has no classes."""
+    return run.arrays["test_class_loss"] if measure_of(run) == "loss" else 100 * accuracy_of(run, scope)
 
 
 def summary(
@@ -95,13 +106,15 @@ def summary(
         over: average forgetting over 't' or 't-1' tasks.
 
     Returns:
-        'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', 'distance' = ‖θ_T − θ_0‖₂.
+        'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', 'distance' = ‖θ_T − θ_0‖₂;
+        of a run without classes 'loss', the average test loss, forgetting by loss, and NaN for accuracies.
     """
-    require_known("measure", measure, MEASURES)
-    R = accuracy_of(run, scope)
+    R, by = accuracy_of(run, scope), measure_of(run, measure)
+    loss = {"loss": average_accuracy(run.arrays["test_class_loss"])} if measure_of(run) == "loss" else {}
     return {
+        **loss,
         "acc": average_accuracy(R),
-        "forgetting": average_forgetting(run.arrays[f"test_{scope_of(run, scope)}_{measure}"], over=over, by=measure),
+        "forgetting": average_forgetting(run.arrays[f"test_{scope_of(run, scope)}_{by}"], over=over, by=by),
         "backward_transfer": backward_transfer(R),
         "forward_transfer": forward_transfer(R),
         "learning_accuracy": learning_accuracy(R),

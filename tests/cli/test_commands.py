@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import glocal
 from glocal.cli.common import TrainingOptions
 from glocal.cli.main import COMMANDS, main
 from glocal.sweeps.sweep import sweep
@@ -71,6 +72,37 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert {"rotated-digits", "split-mnist", "mlp", "demo", "ewc"} <= names
+
+
+REGRESSION = """
+import torch
+from glocal.challenges import from_tasks
+
+def lines():
+    torch.manual_seed(0)
+    x = torch.randn(40, 4)
+    return from_tasks("lines", [((x, x @ torch.randn(4, 2)),) * 2 for _ in range(2)], "domain", loss="squared-error")
+"""
+
+
+def test_regression_is_shown_by_its_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the stored test losses: the tasks are tested on their training data."""
+    (tmp_path / "lines.py").write_text(REGRESSION)
+    challenge, store = f"{tmp_path / 'lines.py'}:lines", tmp_path / "store"
+    options = ["--epochs", "2", "--batch-size", "20", "--store", str(store)]
+    assert main(["run", challenge, "sgd", "--lr", "0.05", "--seed", "1", *options]) == 0
+    shown = capsys.readouterr().out
+    (run,) = glocal.load(store)
+    R = run.arrays["test_class_loss"]
+    assert f"Average loss {R[2].mean():.3g}; forgetting, over all tasks but the last, {R[2, 0] - R[1, 0]:.3g}." in shown
+    assert all(f"{x:.3g}" in shown for x in R[1:].ravel()) and "nan" not in shown
+    assert main(["sweep", challenge, "--algorithms", "sgd", "--lrs", "0.05", "--seeds", "1", *options]) == 0
+    shown = capsys.readouterr().out
+    assert f"{R[2].mean():.3g}" in shown and f"{R[2, 0] - R[1, 0]:.3g}" in shown and "–" not in shown
+    for kind in ("matrix", "accuracy"):
+        assert main(["plot", str(store), "--kind", kind, "-o", str(tmp_path / f"{kind}.svg")]) == 0
+        assert "(%)" not in (tmp_path / f"{kind}.svg").read_text()
+    assert all(f">{x:.2g}<" in (tmp_path / "matrix.svg").read_text() for x in R.ravel())
 
 
 def test_table_as_json_and_csv_agree(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

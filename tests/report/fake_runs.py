@@ -29,12 +29,14 @@ def fake_run(
     network: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
     label: str | None = None,
+    regression: bool = False,
 ) -> Run:
     """Every task is learnt to accuracy `learnt`, and after each later task `lost`/(T−1) less than before it.
 
     So, after T tasks, task o has lost `lost` (T−o)/(T−1): over T−1 tasks the average forgetting is
     lost (1/(T−1)²) Σ_{k=1}^{T−1} k = lost T / (2 (T−1)). Losses are 1 − accuracy; accuracies among the task's own
-    classes are halfway to 1; before a task is met its accuracy is 0.1, or 0.2 once one task has been learnt.
+    classes are halfway to 1; before a task is met its accuracy is 0.1, or 0.2 once one task has been learnt. A
+    regression has the same losses and no accuracies.
     """
     R = np.empty((tasks + 1, tasks))
     for t in range(tasks + 1):
@@ -46,8 +48,8 @@ def fake_run(
     arrays: dict[str, np.ndarray] = {}
     for name in MEASURES:
         _, scope, what = name.split("_")
-        values = R if scope == "class" else (1 + R) / 2
-        arrays[name] = values if what == "accuracy" else 1 - values
+        values = R if scope == "class" or regression else (1 + R) / 2
+        arrays[name] = (np.nan * values if regression else values) if what == "accuracy" else 1 - values
     steps = np.arange(1, tasks + 1)
     arrays["distance_from_init"] = distance * np.sqrt(steps / tasks) * (np.nan if diverged is not None else 1)
     arrays["update_norm"] = np.full(tasks, distance / tasks)
@@ -55,7 +57,8 @@ def fake_run(
     arrays["memory_bytes"] = steps * 100
     return Run(
         config={
-            "challenge": {"name": challenge, "tasks": tasks, "options": {"angles": None}},
+            "challenge": {"name": challenge, "tasks": tasks, "options": {"angles": None}}
+            | ({"loss": "squared-error"} if regression else {}),
             "network": network or {"name": "mlp", "hidden": [100, 100]},
             "algorithm": {"name": algorithm, **(options or {})},
             "lr": lr,

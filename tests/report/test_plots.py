@@ -94,10 +94,44 @@ def test_words_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
 
 def test_matrix_shows_the_most_accurate_rate_and_its_numbers(runs: list[Run], tmp_path: Path) -> None:
     svg = draw([r for r in runs if r.algorithm == "er"], "matrix", tmp_path / "figure.svg").read_text()
-    assert "learning rate 0.001" in svg  # it forgets less there, and learns the same
+    assert "lr 0.001, best of 2 on test data" in svg  # it forgets less there, and learns the same
     # seeds lose 0.101 and 0.201 of the first task's 0.9 by the end: 74.9 on average, halfway 82.45
     for number in (">90<", ">82<", ">75<", ">10<", ">20<"):
         assert number in svg, number
+
+
+def test_a_choice_of_learning_rates_by_test_data_is_stated(runs: list[Run], tmp_path: Path) -> None:
+    for kind in ("matrix", "loss"):
+        assert "on test data" in draw(runs, kind, tmp_path / "f.svg").read_text(), kind
+        one = [run for run in runs if run.lr == 0.1]
+        assert "on test data" not in draw(one, kind, tmp_path / "f.svg").read_text(), "nothing was chosen"
+
+
+def test_regression_is_drawn_by_its_loss(tmp_path: Path) -> None:
+    """With the losses 0.1 after learning and, of the first of three tasks, 0.1 more or 0.4 more at the end."""
+    lost = {0.001: 0.4, 0.1: 0.1}
+    runs = sweep(("er", "ewc"), LRS, (1, 2), lambda a, lr, s: lost[lr], regression=True)
+    svg = {kind: draw(runs, kind, tmp_path / f"{kind}.svg").read_text() for kind in KINDS}
+    assert "lr 0.1, best of 2 on test data" in svg["matrix"], "the lower loss"
+    for number in (">0.1<", ">0.15<", ">0.2<", ">0.9<"):
+        assert number in svg["matrix"], number
+    assert not any("(%)" in text or "accuracy" in text or "points," in text for text in svg.values())
+    figure = Figure()
+    KINDS["accuracy"](figure, group_runs(runs), View())
+    er = next(line for line in figure.axes[0].lines if line.get_label() == "er (global)")
+    np.testing.assert_allclose(np.asarray(er.get_ydata()), [(0.5 + 0.3 + 0.1) / 3, (0.2 + 0.15 + 0.1) / 3])
+    figure = Figure()
+    KINDS["forgetting"](figure, group_runs(runs), View())
+    er = next(line for line in figure.axes[0].lines if line.get_label() == "er (global)")
+    np.testing.assert_allclose(np.asarray(er.get_ydata()), [(0.4 + 0.2) / 2, (0.1 + 0.05) / 2])
+
+
+def test_regression_beside_classification_keeps_both_scales(runs: list[Run], tmp_path: Path) -> None:
+    both = [*runs, *sweep(("er",), LRS, (1,), lambda a, lr, s: lr, challenge="lines", regression=True)]
+    for kind in KINDS:
+        assert draw(both, kind, tmp_path / f"{kind}.png").is_file()
+    svg = draw(both, "accuracy", tmp_path / "f.svg").read_text()
+    assert "(%)" in svg and "test loss" in svg
 
 
 def test_one_run_one_rate_is_drawn(tmp_path: Path) -> None:

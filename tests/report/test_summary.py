@@ -86,6 +86,33 @@ def test_scope_and_measure(runs: list[Run]) -> None:
     assert loss["acc_mean"] == pytest.approx(80)
 
 
+def test_regression_is_measured_by_its_loss() -> None:
+    """Of three tasks learnt to the loss 0.1, the first has risen by `lost` at the end and the second by half of it."""
+    lost = {0.001: 0.4, 0.1: 0.1}
+    runs = [fake_run(lr=lr, seed=seed, lost=lost[lr], regression=True) for lr in lost for seed in (1, 2)]
+    for row in summary.rows(runs):
+        assert row["loss_mean"] == pytest.approx(0.1 + lost[row["lr"]] / 2) and row["loss_std"] == pytest.approx(0)
+        assert row["forgetting_mean"] == pytest.approx(0.75 * lost[row["lr"]])
+        assert (row["metric"], row["forgetting_by"], row["acc_mean"]) == ("loss", "loss", None)
+    for shown in (printed(runs, 80), text_of(runs, "latex"), text_of(runs, "markdown")):
+        assert "0.3" in shown and "0.15" in shown and "0.075" in shown, "the numbers"
+        assert "ACC" not in shown and "percent" not in shown and "loss" in shown
+    assert "0.15 ± 0*" in " ".join(printed(runs, 80).split()), "the lower loss is the better one"
+    text = summary.matrix_table(runs[0]).markdown()
+    assert "| `3` | 0.5 | 0.3 | **0.1** |" in text and "Average loss 0.3" in text and "but the last, 0.3." in text
+    assert "%" not in text and "nan" not in text
+
+
+def test_regression_beside_classification() -> None:
+    runs = [fake_run(seed=1), fake_run(seed=1, challenge="lines", regression=True)]
+    text = printed(runs, 120)
+    assert "ACC (↑)" in text and "loss (↓)" in text and "lines: rise in test loss" in " ".join(text.split())
+    assert {r["challenge"]: r["acc_mean"] is None for r in summary.rows(runs)} == {
+        "lines": True,
+        "rotated-digits": False,
+    }
+
+
 def test_diverged_runs_are_counted_and_left_out() -> None:
     alive, dead = fake_run(seed=1, lost=0.2), fake_run(seed=2, lost=0.9, diverged=7)
     row = summary.rows([alive, dead])[0]

@@ -50,7 +50,7 @@ class Table:
     forgetting: Literal["t-1", "t"] = "t-1"
     """Average forgetting over all tasks but the last, as the published table does, or over all tasks."""
     measure: Literal["accuracy", "loss"] = "accuracy"
-    """Measure forgetting by test accuracy, in points, or by test loss."""
+    """Measure forgetting by test accuracy, in points, or by test loss. Regression is measured by its loss."""
     scope: Literal["class", "task"] | None = None
     """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
 
@@ -68,7 +68,8 @@ class Plot:
     """Draw a figure from the runs of a store.
 
     Kinds: forgetting, accuracy and distance against the learning rate; matrix (accuracy on every task after every
-    task); loss (the objective over epochs); tradeoff (accuracy against forgetting).
+    task); loss (the objective over epochs); tradeoff (accuracy against forgetting). matrix and loss show the learning
+    rate that is best on test data. Where there are no classes, the test loss takes the place of accuracy.
     For example: glocal plot runs --kind forgetting -o forgetting.png
     """
 

@@ -25,7 +25,7 @@ OptionValues = dict[str, list[Any]]
 
 @command
 class Run:
-    """Train one run and show its accuracy on every task after every task.
+    """Train one run and show its accuracy, or its loss without classes, on every task after every task.
 
     For example: glocal run rotated-digits ewc --lr 0.1 --seed 11 --options penalty=10 fisher=exact
     """

@@ -9,26 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glocal import metrics
 from glocal.errors import GlocalError, require, require_known
-from glocal.report.style import (
-    FAINT,
-    TITLE_COLOURS,
-    LineStyle,
-    dark_plasma,
-    draw_path,
-    legend,
-    line_styles,
-    log_lr,
-    save_figure,
-)
+from glocal.report.style import FAINT, TITLE_COLOURS, dark_plasma, draw_path, legend, line_styles, log_lr, save_figure
 from glocal.report.summary import DEFAULT_VIEW, Group, View, format_range, group_runs, split_groups
 from glocal.report.table import format_lr
 from glocal.store.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure, SubFigure
+
+    from glocal.report.style import LineStyle
 
 MAX_ANNOTATED_TASKS = 10
 MAX_PANELS_PER_ROW = 4
@@ -63,23 +55,22 @@ def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str)
             else:
                 axes.errorbar(lrs, mean, std, fmt="none", ecolor=style.colour, capsize=3)
         log_lr(axes, [group.lr for group in members])
-    figure.axes[0].set_ylabel(_axis_label(name, view))
+        axes.set_ylabel(_axis_label(name, view, members[0]))
     legend(figure, _titles(groups))
 
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate."""
-    defined = _defined(groups, view, "acc", "forgetting")
+    defined = _defined(groups, view, "metric", "forgetting")
     for axes, members, lines in _challenge_panels(figure, groups, defined, 3.9, 3.8):
         lrs = sorted({group.lr for group in members})
         for own, style in lines:
-            statistics = [group.statistics(view) for group in own]
-            x, y = (np.array([s[name] for s in statistics]).T for name in ("forgetting", "acc"))
+            x, y = (np.array([group.statistics(view)[name] for group in own]).T for name in ("forgetting", "metric"))
             sizes = [16 + 64 * lrs.index(group.lr) / max(len(lrs) - 1, 1) for group in own]
             draw_path(axes, x, y, style, sizes, own[0].title)
-        axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
-        axes.set_xlabel(_axis_label("forgetting", view))
-    figure.axes[0].set_ylabel(_axis_label("acc", view))
+        better = "↖ better" if members[0].metric == "acc" else "↙ better"
+        axes.text(1, 1.02, better, transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
+        axes.set(xlabel=_axis_label("forgetting", view, members[0]), ylabel=_axis_label("metric", view, members[0]))
     several = len({group.lr for group in groups}) > 1
     legend(figure, _titles(groups), note="points grow with\nthe learning rate\n" if several else None)
 
@@ -111,33 +102,36 @@ def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 
 def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw R[t, o], the mean accuracy on task o with θ_t, at each algorithm's most accurate learning rate."""
+    """Draw R[t, o], the mean test accuracy or loss on task o with θ_t, at each algorithm's best learning rate."""
     from matplotlib import cm
     from matplotlib.colors import Normalize
 
     size = 2.6 if max(group.tasks for group in groups) > 5 else 2.2
-    scale = cm.ScalarMappable(Normalize(0, 100), "cividis")
     for section, cells in _algorithm_panels(figure, groups, width=size, height=size + 0.35):
-        for axes, own in cells:
-            best = _most_accurate(own, view)
-            name = f"test_{best.scope(view)}_accuracy"
-            _draw_heat_map(axes, 100 * np.mean([run.arrays[name] for run in best.finished], axis=0), scale)
-            colour = TITLE_COLOURS[best.locality]
-            axes.set_title(f"{best.title}\nlearning rate {format_lr(best.lr)}", color=colour, loc="left")
-        panels = [axes for axes, _ in cells]
-        bar = section.colorbar(scale, ax=panels, label="accuracy  $R[t, o]$  (%)", aspect=28, pad=0.02)
+        best = [_best(own, view) for _, own in cells]
+        matrices = [np.mean([metrics.shown_matrix(run, view.scope) for run in g.finished], axis=0) for g in best]
+        by_loss = best[0].metric == "loss"
+        largest = np.max(matrices, where=np.isfinite(matrices), initial=0) if by_loss else 100
+        scale = cm.ScalarMappable(Normalize(0, largest), "cividis")
+        for (axes, own), group, R in zip(cells, best, matrices, strict=True):
+            _draw_heat_map(axes, R, largest, ".2g" if by_loss else ".0f")
+            chosen = f", best of {len(own)} on test data" if len(own) > 1 else ""
+            title = f"{group.title}\nlr {format_lr(group.lr)}{chosen}"
+            axes.set_title(title, color=TITLE_COLOURS[group.locality], loc="left")
+        label = "loss  $R[t, o]$" if by_loss else "accuracy  $R[t, o]$  (%)"
+        bar = section.colorbar(scale, ax=[axes for axes, _ in cells], label=label, aspect=28, pad=0.02)
         bar.outline.set_visible(False)
 
 
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw the mean of obj_t over each epoch at each algorithm's most accurate learning rate."""
+    """Draw the mean of obj_t over each epoch at each algorithm's learning rate with the best test results."""
     lrs: dict[str, list[str]] = {}
     finished = [group for group in groups if group.finished]
     for axes, members, lines in _challenge_panels(figure, groups, finished, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
         for own, style in lines:
-            best = _most_accurate(own, view)
+            best = _best(own, view)
             curves = np.stack([run.arrays["epoch_loss"] for run in best.finished])
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
@@ -157,12 +151,13 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             axes.set_yscale("log")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
     shown = [title for title in _titles(groups) if title in lrs]
-    legend(figure, {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in shown})
+    chosen = "learning rates chosen\non test data\n" if len({group.lr for group in finished}) > 1 else None
+    legend(figure, {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in shown}, chosen)
 
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
     "forgetting": partial(draw_over_lr, name="forgetting"),
-    "accuracy": partial(draw_over_lr, name="acc"),
+    "accuracy": partial(draw_over_lr, name="metric"),
     "distance": draw_distance,
     "matrix": draw_matrix,
     "loss": draw_loss,
@@ -224,9 +219,10 @@ def _subtitle(groups: Sequence[Group]) -> list[str]:
     return lines + ([f"{diverged} of {total} runs diverged and are left out"] if diverged else [])
 
 
-def _draw_heat_map(axes: Axes, R: np.ndarray, scale: ScalarMappable) -> None:
+def _draw_heat_map(axes: Axes, R: np.ndarray, largest: float, spec: str) -> None:
     tasks = R.shape[1]
-    axes.imshow(R, cmap=scale.cmap, vmin=0, vmax=100, aspect="auto", extent=(0.5, tasks + 0.5, tasks + 0.5, -0.5))
+    extent = (0.5, tasks + 0.5, tasks + 0.5, -0.5)
+    axes.imshow(R, cmap="cividis", vmin=0, vmax=largest, aspect="auto", extent=extent)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     ticks = [n for n in range(tasks + 1) if tasks <= MAX_ANNOTATED_TASKS or n % 5 == 0 or n == 1]
@@ -237,31 +233,33 @@ def _draw_heat_map(axes: Axes, R: np.ndarray, scale: ScalarMappable) -> None:
     axes.step(edges, np.minimum(edges, tasks - 0.5), where="post", color="white", linewidth=1.2)
     if tasks <= MAX_ANNOTATED_TASKS:
         for (t, o), value in np.ndenumerate(R):
-            colour = "white" if value < 55 else "black"
+            colour = "white" if value < 0.55 * largest else "black"
             if np.isfinite(value):
-                axes.text(o + 1, t, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=8)
+                axes.text(o + 1, t, f"{value:{spec}}", ha="center", va="center", color=colour, fontsize=8)
 
 
 def _defined(groups: Sequence[Group], view: View, *names: str) -> list[Group]:
     """Return the groups whose statistics are finite; raise an error if there are none."""
     finite = [g for g in groups if all(np.isfinite(g.statistics(view)[name][0]) for name in names)]
     if not finite:
-        what = " and ".join({"acc": "accuracy"}.get(name, name) for name in names)
-        raise GlocalError(f"{what} is undefined for these runs (one task only, or no classes).")
+        what = " and ".join({"metric": "accuracy"}.get(name, name) for name in names)
+        raise GlocalError(f"{what} is undefined for these runs (one task only).")
     return finite
 
 
-def _axis_label(name: str, view: View) -> str:
-    if name == "acc":
-        return r"accuracy  $\mathrm{ACC}(T)$  (%)"
+def _axis_label(name: str, view: View, group: Group) -> str:
+    if name == "metric":
+        return r"accuracy  $\mathrm{ACC}(T)$  (%)" if group.metric == "acc" else "average test loss after $T$ tasks"
     tasks = "T - 1" if view.forgetting == "t-1" else "T"
-    return rf"forgetting  $E(T)$  (points, over ${tasks}$ tasks)"
+    unit = "points" if metrics.measure_of(group.runs[0], view.measure) == "accuracy" else "test loss"
+    return rf"forgetting  $E(T)$  ({unit}, over ${tasks}$ tasks)"
 
 
 def _titles(groups: Sequence[Group]) -> list[str]:
     return [title for _, title in sorted({(group.locality, group.title) for group in groups})]
 
 
-def _most_accurate(groups: Sequence[Group], view: View) -> Group:
-    """Return the group with the highest mean ACC(T), or the first if accuracy is undefined."""
-    return max(groups, key=lambda group: np.nan_to_num(group.statistics(view)["acc"][0], nan=-np.inf))
+def _best(groups: Sequence[Group], view: View) -> Group:
+    """Return the group with the highest mean ACC(T) or the lowest mean loss on test data, or the first without one."""
+    sign = 1 if groups[0].metric == "acc" else -1
+    return max(groups, key=lambda group: np.nan_to_num(sign * group.statistics(view)["metric"][0], nan=-np.inf))

@@ -28,7 +28,7 @@ Row: TypeAlias = dict[str, Any]
 MAX_MATRIX_TASKS = 12
 MAX_SETTING_LENGTH = 16
 PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learning_accuracy")
-STATISTICS = (*PERCENT, "distance")
+STATISTICS = (*PERCENT, "loss", "distance")
 SCOPE_NOTES = {
     "class": "class-incremental (among all classes)",
     "task": "task-incremental (among the task's classes)",
@@ -50,7 +50,7 @@ class View:
 
     forgetting: average forgetting over 't-1' or 't' tasks.
     scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
-    measure: measure forgetting by 'accuracy', in points, or by 'loss'.
+    measure: measure forgetting by 'accuracy', in points, or by 'loss'; by loss where there are no classes.
     """
 
     forgetting: Over = "t-1"
@@ -97,18 +97,26 @@ class Group:
         names = ("challenge", "algorithm", "locality", "lr", "tasks", "seeds", "diverged")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def metric(self) -> str:
+        """The statistic that says how well the tasks are learnt: 'acc', or 'loss' without classes."""
+        return "loss" if metrics.measure_of(self.runs[0]) == "loss" else "acc"
+
     def scope(self, view: View) -> Scope:
         return metrics.scope_of(self.runs[0], view.scope)
 
     def by_seed(self, view: View) -> dict[int, dict[str, float]]:
         """Compute the statistics of each finished run, accuracies in percent."""
-        percent = [name for name in PERCENT if name != "forgetting" or view.measure == "accuracy"]
+        by = metrics.measure_of(self.runs[0], view.measure)
+        percent = [name for name in PERCENT if name != "forgetting" or by == "accuracy"]
         values = {run.seed: metrics.summary(run, view.scope, view.measure, view.forgetting) for run in self.finished}
         return {seed: {n: 100 * x if n in percent else x for n, x in own.items()} for seed, own in values.items()}
 
     def statistics(self, view: View) -> dict[str, tuple[float, float]]:
-        """Compute (mean, standard deviation) over the finished runs; NaN if none finished."""
-        return metrics.over_seeds(list(self.by_seed(view).values())) or dict.fromkeys(STATISTICS, (math.nan, math.nan))
+        """Compute (mean, standard deviation) over the finished runs; NaN where undefined or if none finished."""
+        found = dict.fromkeys(STATISTICS, (math.nan, math.nan))
+        found |= metrics.over_seeds(list(self.by_seed(view).values()))
+        return found | {"metric": found[self.metric]}
 
 
 AnyGroup = TypeVar("AnyGroup", bound=Group)
@@ -172,8 +180,9 @@ def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
 
     Returns:
         `<name>_mean` and `<name>_std` (ddof = 0) over the seeds that did not diverge, for each of `STATISTICS`:
-        percent, except distance = ‖θ_T − θ_0‖₂. Undefined values are None. `seeds` counts all runs, `diverged` those
-        that diverged. `memory_bytes` is the algorithm's memory after the last task, `seconds` the time per run.
+        percent, except loss and distance = ‖θ_T − θ_0‖₂. Undefined values are None. `seeds` counts all runs, `diverged`
+        those that diverged. `memory_bytes` is the algorithm's memory after the last task, `seconds` the time per run.
+        `metric` is 'acc', or 'loss' without classes.
     """
     return [_row(group, view) for group in group_runs(runs)]
 
@@ -193,7 +202,8 @@ def _row(group: Group, view: View) -> Row:
         "setting": group.runs[0].setting,
         "scope": group.scope(view),
         "forgetting_over": view.forgetting,
-        "forgetting_by": view.measure,
+        "forgetting_by": metrics.measure_of(group.runs[0], view.measure),
+        "metric": group.metric,
     }
 
 
@@ -209,7 +219,7 @@ def frame(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
         **dict.fromkeys(numbers, pl.Float64),
         "memory_bytes": pl.Int64,
         "seconds": pl.Float64,
-        **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by"), pl.String),
+        **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by", "metric"), pl.String),
     }
     return pl.DataFrame(rows(runs, view), schema)
 
@@ -231,8 +241,8 @@ def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> Rende
 
 def results_table(rows: Sequence[Row]) -> Table:
     """Lay out rows as the paper's Table 1: ACC and FGT of each challenge, one line per algorithm and learning rate."""
-    forgetting = "FGT, loss (↓)" if rows and rows[0]["forgetting_by"] == "loss" else "FGT (↓)"
-    return table.by_learning_rate(("ACC (↑)", forgetting), _cells(rows), notes=_notes(rows), records=tuple(rows))
+    names = {row["challenge"]: [f"{n} ({'↑' if n == 'ACC' else '↓'})" for n in _headings(row)] for row in rows}
+    return table.by_learning_rate(names, _cells(rows), notes=_notes(rows), records=tuple(rows))
 
 
 def markdown_tables(rows: Sequence[Row]) -> list[Table]:
@@ -241,7 +251,7 @@ def markdown_tables(rows: Sequence[Row]) -> list[Table]:
     for challenge in sorted({row["challenge"] for row in rows}):
         members = [row for row in rows if row["challenge"] == challenge]
         lrs = sorted({row["lr"] for row in members})
-        columns = [Column(name, f"lr {format_lr(lr)}") for lr in lrs for name in ("ACC", "FGT")]
+        columns = [Column(name, f"lr {format_lr(lr)}") for lr in lrs for name in _headings(members[0])]
         sections = []
         for (locality, algorithm), grouped in groupby(sorted(members, key=key), key):
             own = list(grouped)
@@ -253,16 +263,22 @@ def markdown_tables(rows: Sequence[Row]) -> list[Table]:
     return [*tables, Table((), (), notes=(*_notes(rows), COST_NOTE))]
 
 
+def _headings(row: Row) -> tuple[str, str]:
+    """Return the names of the two columns of a row's challenge."""
+    return "ACC" if row["metric"] == "acc" else "loss", "FGT" if row["forgetting_by"] == "accuracy" else "FGT, loss"
+
+
 def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
-    """Return ACC and FGT by (locality, algorithm, lr, challenge), and mark the best of each algorithm and challenge."""
+    """Return metric and FGT by (locality, algorithm, lr, challenge), and mark the best of each algorithm and challenge."""
     cells: dict[table.CellKey, list[Cell]] = {}
     for row in rows:
         finished = row["seeds"] - row["diverged"]
-        for name, best in (("acc", max), ("forgetting", min)):
+        for name, best in ((row["metric"], max if row["metric"] == "acc" else min), ("forgetting", min)):
+            spec = ".2f" if name == "acc" or row["forgetting_by"] == "accuracy" else ".3g"
             own = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
             means = (x for r in own if (x := r[f"{name}_mean"]) is not None)
             mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
-            cell = mean_std(mean, std, mean == best(means, default=None)) if finished else Cell("diverged")
+            cell = mean_std(mean, std, mean == best(means, default=None), spec) if finished else Cell("diverged")
             cells.setdefault((row["locality"], row["algorithm"], row["lr"], row["challenge"]), []).append(cell)
     return cells
 
@@ -271,16 +287,19 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     if not rows:
         return ("No runs.",)
     tasks = "the T−1 tasks before the last" if rows[0]["forgetting_over"] == "t-1" else "all T tasks"
-    forgetting = "rise in test loss" if rows[0]["forgetting_by"] == "loss" else "loss of test accuracy in points"
-    scopes = {row["challenge"]: SCOPE_NOTES["domain" if row["setting"] == "domain" else row["scope"]] for row in rows}
+    changes = {"loss": "rise in test loss", "accuracy": "loss of test accuracy in points"}
+    forgetting = {row["challenge"]: changes[row["forgetting_by"]] for row in rows}
+    kinds = {row["challenge"]: "domain" if row["setting"] == "domain" else row["scope"] for row in rows}
+    scopes = {row["challenge"]: SCOPE_NOTES[kinds[row["challenge"]]] for row in rows if row["metric"] == "acc"}
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
     seeds = format_range((row["seeds"] for row in rows), "seed")
     return (
         f"Mean ± standard deviation over {seeds}; T = {_by_challenge(counts)} tasks.",
-        f"ACC: average test accuracy in percent, {_by_challenge(scopes)}.",
-        f"FGT: {forgetting} since each task was learnt, averaged over {tasks}.",
+        *([f"ACC: average test accuracy in percent, {_by_challenge(scopes)}."] if scopes else []),
+        *(["Loss: average test loss, of challenges without classes."] if len(scopes) < len(kinds) else []),
+        f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
         diverged_note(rows),
-        "Bold or *: the best ACC and the lowest FGT of each algorithm.",
+        "Bold or *: the best values of each algorithm, chosen on test data.",
     )
 
 
@@ -304,21 +323,22 @@ def diverged_note(rows: Iterable[Row]) -> str:
 
 
 def matrix_table(run: Run) -> Table:
-    """Lay out one run's test accuracies in percent: a row per task trained, a column per task tested."""
-    R = metrics.accuracy_of(run)
+    """Lay out one run's test accuracies in percent, or losses: a row per task trained, a column per task tested."""
+    by, R = metrics.measure_of(run), metrics.shown_matrix(run)
+    unit, short, exact = ("", ".3g", ".3g") if by == "loss" else (", %", ".1f", ".2f")
     tasks = range(run.tasks) if run.tasks <= MAX_MATRIX_TASKS else [*range(MAX_MATRIX_TASKS - 1), run.tasks - 1]
 
     def cell(t: int, o: int) -> Cell:
-        return Cell(ABSENT) if math.isnan(R[t, o]) else Cell(f"{100 * R[t, o]:.1f}", marked=o == t - 1)
+        return Cell(ABSENT) if math.isnan(R[t, o]) else Cell(f"{R[t, o]:{short}}", marked=o == t - 1)
 
     sections = tuple(Section(str(t), "", (tuple(cell(t, o) for o in tasks),)) for t in range(1, run.tasks + 1))
-    title = f"{run.algorithm} ({run.locality}) on {run.challenge}, lr {run.lr:g}, seed {run.seed}: test accuracy, %"
+    title = f"{run.algorithm} ({run.locality}) on {run.challenge}, lr {run.lr:g}, seed {run.seed}: test {by}{unit}"
     if run.diverged is not None:
         note = f"The run diverged at step {run.diverged}: its objective was not finite."
     else:
-        note = f"Average accuracy {100 * metrics.average_accuracy(R):.2f}"
+        note = f"Average {by} {metrics.average_accuracy(R):{exact}}"
         if run.tasks > 1:
-            note += f"; forgetting, over all tasks but the last, {100 * metrics.average_forgetting(R):.2f}"
+            note += f"; forgetting, over all tasks but the last, {metrics.average_forgetting(R, by=by):{exact}}"
         note += "."
     return Table(tuple(Column(str(o + 1)) for o in tasks), sections, title, "after task", notes=(note,))
 
@@ -331,6 +351,8 @@ class TrendRow:
     algorithm: str
     trend: LearningRateTest
     published: float | None = None
+    digits: int = 2
+    """Decimals that are shown: more for losses than for points."""
 
     def record(self) -> Row:
         trend = self.trend
@@ -358,7 +380,8 @@ def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]
         forgetting = {g.lr: {seed: x["forgetting"] for seed, x in g.by_seed(view).items()} for g in own}
         trend = metrics.learning_rate_test(forgetting, own[0].locality)
         if trend is not None:
-            found.append(TrendRow(own[0].challenge, own[0].algorithm, trend))
+            digits = 2 if metrics.measure_of(own[0].runs[0], view.measure) == "accuracy" else 4
+            found.append(TrendRow(own[0].challenge, own[0].algorithm, trend, digits=digits))
     return found
 
 
@@ -372,10 +395,11 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
     sections = []
     for row in rows:
         trend = row.trend
+        lower, upper = (signed(bound, row.digits) for bound in (trend.lower, trend.upper))
         texts = {
             "challenge": row.challenge,
-            "low − high": signed(trend.difference),
-            INTERVAL: ABSENT if math.isnan(trend.lower) else f"[{signed(trend.lower)}, {signed(trend.upper)}]",
+            "low − high": signed(trend.difference, row.digits),
+            INTERVAL: ABSENT if math.isnan(trend.lower) else f"[{lower}, {upper}]",
             "published": signed(row.published),
             "seeds": str(trend.seeds),
             "verdict": trend.verdict,

@@ -189,16 +189,20 @@ class Table:
         )
 
 
-def by_learning_rate(names: Sequence[str], cells: Mapping[CellKey, Sequence[Cell]], **options: Any) -> Table:
-    """Lay out cells as the paper's Table 1: a section per algorithm, a line per learning rate, all names in each group.
+def by_learning_rate(
+    names: Sequence[str] | Mapping[str, Sequence[str]], cells: Mapping[CellKey, Sequence[Cell]], **options: Any
+) -> Table:
+    """Lay out cells as the paper's Table 1: a section per algorithm, a line per learning rate, a column per name.
 
-    A cell without an entry is absent. `options` are fields of `Table`.
+    The groups of columns have the same names, or their own. A cell without an entry is absent. `options` are fields of
+    `Table`.
     """
     groups = list(dict.fromkeys(group for *_, group in cells))
-    columns = (Column("lr", align="left"), *(Column(name, group) for group in groups for name in names))
+    names_of = names if isinstance(names, Mapping) else dict.fromkeys(groups, names)
+    columns = (Column("lr", align="left"), *(Column(name, group) for group in groups for name in names_of[group]))
     lines: dict[tuple[str, str], list[tuple[Cell, ...]]] = {}
     for locality, algorithm, lr in sorted({key[:3] for key in cells}):
-        parts = (cells.get((locality, algorithm, lr, group), [Cell(ABSENT)] * len(names)) for group in groups)
+        parts = (cells.get((locality, algorithm, lr, group), [Cell(ABSENT)] * len(names_of[group])) for group in groups)
         lines.setdefault((locality, algorithm), []).append((Cell(format_lr(lr)), *chain.from_iterable(parts)))
     sections = (Section(algorithm, locality, tuple(own)) for (locality, algorithm), own in lines.items())
     return Table(columns, tuple(sections), **options)
@@ -234,11 +238,11 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     return polars.DataFrame(records, infer_schema_length=None).write_csv() if records else ""
 
 
-def mean_std(mean: float | None, std: float | None, marked: bool = False) -> Cell:
-    """Make a cell of a mean and a standard deviation with two decimals; None or NaN is absent."""
+def mean_std(mean: float | None, std: float | None, marked: bool = False, spec: str = ".2f") -> Cell:
+    """Make a cell of a mean and a standard deviation in a format; None or NaN is absent."""
     if mean is None or math.isnan(mean):
         return Cell(ABSENT)
-    return Cell(f"{mean:.2f}", "" if std is None or math.isnan(std) else f"{std:.2f}", marked)
+    return Cell(f"{mean:{spec}}", "" if std is None or math.isnan(std) else f"{std:{spec}}", marked)
 
 
 def signed(x: float | None, digits: int = 2) -> str:
