@@ -82,8 +82,7 @@ def region_radii(
         # The rounding of large losses is not an error and ends no region.
         return torch.where(error.isfinite() & (error <= rounding), 0.0, error)
 
-    rows = torch.arange(len(units))
-    previous = errors(rows, torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
+    previous = errors(torch.arange(len(units)), torch.zeros(len(units), 1, dtype=torch.float64))[:, 0]
     inside = torch.zeros(len(units), dtype=torch.float64)
     outside = torch.where(previous < epsilon, torch.inf, inside)
     for low, high in pairwise((0.0, *grid)):
@@ -126,8 +125,7 @@ def trajectory_radii(curves: ErrorCurves, epsilon: float) -> TrajectoryRadii:
     known = curves.known
     left = (known & ~(curves.error < epsilon)).long().cumsum(0) > 0
     before = torch.where(known & ~left, curves.distance, -torch.inf).amax(0)
-    exit_index = (left & known).long().argmax(0)
-    exit_distance = curves.distance.gather(0, exit_index.unsqueeze(0))[0]
+    exit_distance = curves.distance.gather(0, (left & known).long().argmax(0, keepdim=True))[0]
     never_left = torch.where(known.any(0), torch.inf, torch.nan)
     return TrajectoryRadii(
         torch.where(before.isinf(), torch.nan, before), torch.where(left.any(0), exit_distance, never_left)

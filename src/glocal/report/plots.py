@@ -221,8 +221,7 @@ def _subtitle(groups: Sequence[Group]) -> list[str]:
 
 def _draw_heat_map(axes: Axes, R: np.ndarray, largest: float, spec: str) -> None:
     tasks = R.shape[1]
-    extent = (0.5, tasks + 0.5, tasks + 0.5, -0.5)
-    axes.imshow(R, cmap="cividis", vmin=0, vmax=largest, aspect="auto", extent=extent)
+    axes.imshow(R, "cividis", vmin=0, vmax=largest, aspect="auto", extent=(0.5, tasks + 0.5, tasks + 0.5, -0.5))
     axes.grid(False)
     axes.spines[:].set_visible(False)
     ticks = [n for n in range(tasks + 1) if tasks <= MAX_ANNOTATED_TASKS or n % 5 == 0 or n == 1]

@@ -102,9 +102,6 @@ class Group:
         """The statistic that says how well the tasks are learnt: 'acc', or 'loss' without classes."""
         return "loss" if metrics.measure_of(self.runs[0]) == "loss" else "acc"
 
-    def scope(self, view: View) -> Scope:
-        return metrics.scope_of(self.runs[0], view.scope)
-
     def by_seed(self, view: View) -> dict[int, dict[str, float]]:
         """Compute the statistics of each finished run, accuracies in percent."""
         by = metrics.measure_of(self.runs[0], view.measure)
@@ -200,7 +197,7 @@ def _row(group: Group, view: View) -> Row:
         "memory_bytes": max(cost["memory_bytes"] for cost in costs),
         "seconds": sum(cost["seconds"] for cost in costs) / len(costs),
         "setting": group.runs[0].setting,
-        "scope": group.scope(view),
+        "scope": metrics.scope_of(group.runs[0], view.scope),
         "forgetting_over": view.forgetting,
         "forgetting_by": metrics.measure_of(group.runs[0], view.measure),
         "metric": group.metric,
@@ -269,7 +266,7 @@ def _headings(row: Row) -> tuple[str, str]:
 
 
 def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
-    """Return metric and FGT by (locality, algorithm, lr, challenge), and mark the best of each algorithm and challenge."""
+    """Return metric and FGT by (locality, algorithm, lr, challenge); mark the best of each algorithm and challenge."""
     cells: dict[table.CellKey, list[Cell]] = {}
     for row in rows:
         finished = row["seeds"] - row["diverged"]
@@ -351,8 +348,7 @@ class TrendRow:
     algorithm: str
     trend: LearningRateTest
     published: float | None = None
-    digits: int = 2
-    """Decimals that are shown: more for losses than for points."""
+    digits: int = 2  # that are shown; more for losses than for points
 
     def record(self) -> Row:
         trend = self.trend

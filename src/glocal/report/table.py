@@ -194,8 +194,7 @@ def by_learning_rate(
 ) -> Table:
     """Lay out cells as the paper's Table 1: a section per algorithm, a line per learning rate, a column per name.
 
-    The groups of columns have the same names, or their own. A cell without an entry is absent. `options` are fields of
-    `Table`.
+    Groups of columns share the names or have their own. A cell without an entry is absent. `options`: those of `Table`.
     """
     groups = list(dict.fromkeys(group for *_, group in cells))
     names_of = names if isinstance(names, Mapping) else dict.fromkeys(groups, names)

@@ -101,10 +101,8 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
         return Resolved(NETWORKS[spec][0], {"name": spec})
     make, digest = load_object(spec, "network") if isinstance(spec, str) else (spec, "")
     name = spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
-    if isinstance(make, nn.Module) or not callable(make):
-        raise GlocalError(
-            f"network '{name}' is not a function. Pass one that makes the network: (input_shape, outputs) -> nn.Module."
-        )
+    remedy = "Pass one that makes the network: (input_shape, outputs) -> nn.Module."
+    require(callable(make) and not isinstance(make, nn.Module), f"network '{name}' is not a function. {remedy}")
     try:
         inspect.signature(make).bind(challenge.input_shape, challenge.outputs)
     except TypeError as error:

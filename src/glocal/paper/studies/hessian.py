@@ -195,8 +195,7 @@ def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
     for kind, text, style in (eigen, ("random", "random directions", LineStyle(COOL[0], "--", "s"))):
         own = rows.filter(kind=kind)
         curve = radius_curve(own, name)
-        shown = np.isfinite(curve.middle)
-        x, middle, low, high = (part[shown] for part in curve)
+        x, middle, low, high = (part[np.isfinite(curve.middle)] for part in curve)
         band = Curve(x, middle, low, np.where(np.isfinite(high), high, middle))
         for direction in distinct(own, "direction") if kind == "eigen" else ():
             one = radius_curve(own.filter(direction=direction), name)
