@@ -152,11 +152,12 @@ def prepare_cohort(
     members = tuple(Member(seed, lr, ALGORITHMS[algorithm]) for seed, lr in product(range(5), (0.01, 0.02)))[:runs]
     cohort = Cohort(challenge, make, members, 1, BATCH_SIZE, train_eval=10, device=device, precision=precision)
     prepared = prepare(cohort, strict=False)
-    if device.type == "cpu":
-        run_until_traced(prepared, options.warm_up)
     numbers = count(1)
     contender = Contender(lambda: prepared.epoch(prepared.state, next(numbers)), device, prepared)
-    contender.epoch()
+    if device.type == "cpu":
+        run_until_traced(prepared, options.warm_up)
+    else:
+        contender.epoch()
     return contender
 
 
@@ -265,12 +266,12 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["fp32", "bf16"])
     parser.add_argument("--seconds", type=float, default=0.3, help="time to measure each contender for")
     parser.add_argument("--warm-up", type=float, default=3.0, help="most seconds of steps before, on a CPU")
-    parser.add_argument("--steps", type=int, help="steps per epoch; by default 20 on a GPU and 4 on a CPU")
+    parser.add_argument("--steps", type=int, help="steps per epoch; by default 20 on a GPU and 2 on a CPU")
     parser.add_argument("--tiny", action="store_true", help="small networks; writes no file")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     options = parser.parse_args()
     device = options.torch_device = choose_device(options.device)
-    options.steps = options.steps or (20 if device.type == "cuda" else 4)
+    options.steps = options.steps or (20 if device.type == "cuda" else 2)
     console, file = Console(), options.out / f"gallery-{device.type}.json"
     rows: list[Row] = [] if options.tiny else earlier_rows(file, device)
     for new in benchmark(options, console):
