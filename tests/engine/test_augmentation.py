@@ -90,22 +90,22 @@ class Watches(Algorithm):
     name: ClassVar[str] = "watches-inputs"
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        return {k: torch.zeros(example.x.shape) for k in ("first", "second", "last", "end")}
+        return {k: torch.zeros(example.x.shape) for k in ("first", "second", "last", "observed", "end")}
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
-        first, second = model.prepare(batch.x), model.prepare(batch.x)
-        return model.loss(params, first, batch.y), {"first": first, "second": second, "last": model.prepare(batch.x)}
+        second, last = model.prepare(batch.stored), model.prepare(batch.stored)
+        return model.loss(params, batch.x, batch.y), {"first": batch.x, "second": second, "last": last}
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         """A gradient in which the direction's images can be recognised."""
-        bright = model.prepare(batch.x).sum()
+        bright = model.prepare(batch.stored).sum()
         return {k: torch.zeros_like(g) + bright for k, g in grads.items()}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        return {**step.aux, "end": memory["end"]}
+        return {**step.aux, "observed": step.batch.x, "end": memory["end"]}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        return {**memory, "end": model.prepare(data.x[:BATCH])}
+        return {**memory, "end": model.prepare(data.stored[:BATCH])}
 
 
 def given(of: Cohort, execution: Execution, task: int = 0, epoch: int = 0, steps: int = 2) -> list[Memory]:
@@ -200,12 +200,9 @@ def words(key: int) -> Iterator[int]:
         yield z ^ (z >> 31)
 
 
-def seen_by_hand(x: Tensor, key: int, number: int = 0) -> Tensor:
-    """Batch `number` of a step with this key: cut, mirrored, scaled and normalised."""
-    calls = words(key + purpose("augmentation"))
-    for _ in range(number):
-        next(calls)
-    draws = words(next(calls))
+def seen_by_hand(x: Tensor, key: int, of: str = "augmentation") -> Tensor:
+    """The step's first batch for this purpose: cut, mirrored, scaled and normalised."""
+    draws = words(next(words(key + purpose(of))))
     made = []
     for image in x.numpy():
         top, left, coin = (((next(draws) >> 32) * bound) >> 32 for bound in (2 * PADDING + 1, 2 * PADDING + 1, 2))
@@ -230,14 +227,15 @@ def by_hand(of: Challenge, seed: int, lr: float, start: Params, replays: int = 0
             steps = -(-len(own.y) // BATCH)
             keys = torch.randint(2**63 - 1, (steps + 1,), generator=generator(seed, "step", task, epoch))
             for step, rows in enumerate(order.split(BATCH)):
-                batch_x, batch_y = own.x[rows], own.y[rows]
+                batch_y = own.y[rows]
+                seen = seen_by_hand(own.x[rows], int(keys[step]))
                 if replays and len(y):
                     ranks = words(int(keys[step]) + purpose("replay"))
                     signed = torch.tensor([next(ranks) - 2**63 for _ in y]) ^ -(2**63)  # as int64
                     drawn = signed.topk(min(BATCH, len(y))).indices
-                    batch_x, batch_y = torch.cat([batch_x, x[drawn]]), torch.cat([batch_y, y[drawn]])
+                    replayed = seen_by_hand(x[drawn], int(keys[step]), "objective")
+                    seen, batch_y = torch.cat([seen, replayed]), torch.cat([batch_y, y[drawn]])
                 optimiser.zero_grad()
-                seen = seen_by_hand(batch_x, int(keys[step]))
                 functional.cross_entropy(net(seen), batch_y).backward()
                 optimiser.step()
                 x, y = torch.cat([x, own.x[rows]]), torch.cat([y, own.y[rows]])

@@ -29,11 +29,17 @@ Approximation: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # \hat L_o 
 class Batch(NamedTuple):
     """Examples of the current task, and the key of all random numbers that a method may use (`glocal.rng`)."""
 
-    x: Tensor
+    x: Tensor  # as the network takes them; in a training step augmented, once for all its passes
     y: Tensor
     task: Tensor  # index of the task, from 0
     key: Tensor  # random key of the run, task, epoch and step; `consolidate` has its own
     progress: Tensor = torch.ones(())  # through the epoch: 0 at the first step, 1 at the last and in `consolidate`
+    raw: Tensor | None = None  # the inputs as the challenge stores them; None: x itself
+
+    @property
+    def stored(self) -> Tensor:
+        """The inputs as the challenge stores them, for buffers: bytes, which `model.prepare` augments anew."""
+        return self.x if self.raw is None else self.raw
 
 
 class Step(NamedTuple):

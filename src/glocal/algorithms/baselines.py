@@ -75,13 +75,14 @@ class Joint(Algorithm):
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         return {
-            "x": example.x[:0].clone(),
+            "x": example.stored[:0].clone(),
             "y": example.y[:0].clone(),
             "ends": torch.zeros(1, dtype=torch.long, device=example.y.device),  # end of every task in x and y
         }
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         finished = memory["ends"].shape[0] - 1
+        model.statistics = "every pass"
         loss = model.loss(params, batch.x, batch.y)
         if finished == 0:
             return loss
@@ -89,13 +90,13 @@ class Joint(Algorithm):
         task = rng.below(finished, words[: model.batch_size])
         begin, end = memory["ends"][task], memory["ends"][task + 1]
         rows = begin + rng.below(end - begin, words[model.batch_size :])
-        past = model.loss(params, take(memory["x"], rows), take(memory["y"], rows))
+        past = model.loss(params, model.prepare(take(memory["x"], rows)), take(memory["y"], rows))
         return (loss + finished * past) / (finished + 1)
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         end = memory["ends"][-1:] + data.y.shape[0]
         return {
-            "x": torch.cat([memory["x"], data.x]),
+            "x": torch.cat([memory["x"], data.stored]),
             "y": torch.cat([memory["y"], data.y]),
             "ends": torch.cat([memory["ends"], end]),
         }

@@ -42,12 +42,13 @@ BATCHNORM_PASSES = 200
 
 def disturb_batchnorm(model: Model, params: Params, x: Tensor) -> None:
     """Update BatchNorm's running statistics by training-mode passes over single images, augmented as in training."""
+    model.statistics, x = "every pass", model.prepare(x[-BATCHNORM_PASSES:])
     norms = [part for part in model.module.modules() if isinstance(part, _BatchNorm)]
     if norms and all(type(part) is BatchNorm2d for part in norms):
         module = per_image_batchnorm(model.module, update_statistics=True)
-        model.outputs_of(module, params, x[-BATCHNORM_PASSES:])
+        model.outputs_of(module, params, x)
     elif norms:
-        for image in x[-BATCHNORM_PASSES:]:
+        for image in x:
             model.outputs(params, image.unsqueeze(0))
 
 
@@ -62,16 +63,13 @@ def task_fisher(model: Model, params: Params, data: Batch, variant: Fisher, stat
     per_image = statistics == "published" and model.has_batchnorm
     evaluated, cotangents = model.eval_mode(), partial(_cotangents, variant, model.criterion)
     module = per_image_batchnorm(evaluated.module) if per_image else evaluated.module
-    x, y = model.augment(data.x) if per_image else data.x, data.y
+    x, y = model.prepare(data.stored) if per_image else data.x, data.y
     if variant == "sampled":  # `_cotangents` draws the labels
         y = rng.uniform(rng.fold_in(data.key, "labels"), y.shape[0])
 
-    def prepared(part: Risk) -> Risk:  # only a chunk at a time: floats take four times the memory
-        return replace(part, x=evaluated.prepare(part.x))
-
     risk = Risk(module, params, evaluated.buffers, x, y, model.criterion)
-    size = chunk_size(prepared(next(risk.chunks(1))), cotangents, max_chunk_size(y.device))
-    return risk.mean_over_chunks(size, lambda part: diagonal(replace(prepared(part), chunk_size=size), cotangents))
+    size = chunk_size(next(risk.chunks(1)), cotangents, max_chunk_size(y.device))
+    return risk.mean_over_chunks(size, lambda part: diagonal(replace(part, chunk_size=size), cotangents))
 
 
 def _cotangents(variant: Fisher, loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
@@ -143,7 +141,7 @@ class EWC(Algorithm):
         updated: Memory = {"anchor": params, "fisher": {k: old[k] + new[k] for k in new}, "loss_at_solution": losses}
         if self.statistics == "published":
             rows = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], BATCHNORM_PASSES)
-            disturb_batchnorm(model, params, data.x[rows])
+            disturb_batchnorm(model, params, data.stored[rows])
         return updated | self._add_anchor(memory, old, params, new) if self.anchors == "each" else updated
 
     def _add_anchor(self, memory: Memory, old: Params, params: Params, new: Params) -> Memory:

@@ -60,7 +60,7 @@ class GEM(Algorithm):
         require(enough, f"gem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
         share = self.slots // model.tasks
         return {
-            "x": example.x.new_zeros(0, share, *example.x.shape[1:]),
+            "x": example.stored.new_zeros(0, share, *example.stored.shape[1:]),
             "y": example.y.new_zeros(0, share, *example.y.shape[1:]),
             "weight": torch.zeros(0, share, device=example.y.device),  # 0 where a task has fewer examples
         }
@@ -68,6 +68,7 @@ class GEM(Algorithm):
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         if memory["y"].shape[0] == 0:
             return grads
+        model.statistics = "every pass"  # after the stream's batch, task by task
         past = self._gradients(model, params, memory)
         products = _products(past, grads)
         gram, overlaps = products[:-1, :-1], products[:-1, -1]
@@ -81,7 +82,7 @@ class GEM(Algorithm):
         position = torch.arange(share, device=data.y.device)
         rows = chosen[position % chosen.shape[0]]
         weight = (position < chosen.shape[0]).to(memory["weight"])
-        new = {"x": take(data.x, rows), "y": take(data.y, rows), "weight": weight}
+        new = {"x": take(data.stored, rows), "y": take(data.y, rows), "weight": weight}
         return {k: torch.cat([memory[k], part.unsqueeze(0)]) for k, part in new.items()}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:
@@ -133,6 +134,7 @@ class AGEM(Algorithm):
         return replay_buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        model.statistics = "every pass"  # after the stream's batch, as published
         key = rng.fold_in(batch.key, "replay")
         replay = replay_buffer.sample_replay(model, batch, memory, self.replay or model.batch_size, key)
         reference = model.grad(params, replay.x, replay.y, replay.weight)
@@ -145,7 +147,7 @@ class AGEM(Algorithm):
         memory = {k: v.clone() for k, v in memory.items()}
         count = model.batch_size if self.filling == "batch" else self.slots // model.tasks
         rows = rng.choose(rng.fold_in(data.key, "examples"), data.y.shape[0], count)
-        examples = data._replace(x=data.x[rows], y=data.y[rows])
+        examples = data._replace(x=data.stored[rows], y=data.y[rows], raw=None)
         if self.filling == "batch":
             return replay_buffer.reservoir(memory, examples)
         slot = memory["count"] + torch.arange(rows.shape[0], device=rows.device)

@@ -92,12 +92,11 @@ class ICaRL(Algorithm):
         return x, y
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
-        x = model.prepare(batch.x)  # once, so that both networks get the same augmentation
-        outputs = model.outputs(params, x)
+        outputs = model.outputs(params, batch.x)
         classes = torch.arange(outputs.shape[-1], device=outputs.device)
         targets = (batch.y.unsqueeze(-1) == classes).to(outputs.dtype)
         if _exemplars(memory):
-            targets = torch.where(memory["old"] & ~memory["new"], _last_outputs(model, memory, x), targets)
+            targets = torch.where(memory["old"] & ~memory["new"], _last_outputs(model, memory, batch.x), targets)
         return _cross_entropy(outputs, targets, memory["old"] | memory["new"]).mean()
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
@@ -141,7 +140,7 @@ class ICaRL(Algorithm):
         share = min(share, data.y.shape[0])
         counts = members.sum(1).clamp(max=share)
         rows = repeat(self._rank(model, params, data, members, share), counts)
-        return {"x": take(data.x, rows), "y": take(data.y, rows), "counts": counts}
+        return {"x": take(data.stored, rows), "y": take(data.y, rows), "counts": counts}
 
     def _rank(self, model: Model, params: Params, data: Batch, members: Tensor, count: int) -> Tensor:
         return herd(self._features(model, params, data.x), members, count)

@@ -237,7 +237,7 @@ class OGDPublished(Algorithm):
         }
         gradients = {k: torch.cat([memory["gradients"][k], v]) for k, v in stored.items()}
         if self.statistics == "published":
-            disturb_batchnorm(model, params, x)
+            disturb_batchnorm(model, params, data.stored[rows])
         return {"gradients": gradients, **{k: torch.cat([memory[k], part]) for k, part in new.items()}}
 
     def approximation(self, model: Model, memory: Memory, task: int) -> Approximation:

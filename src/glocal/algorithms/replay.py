@@ -81,6 +81,7 @@ class DER(ER):
         return super().init(model, params, example) | {"logits": logits.new_zeros(self.slots + 1, *logits.shape[1:])}
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> tuple[Tensor, Memory]:
+        model.statistics = "every pass"  # of the stream and of both replays, as published
         outputs = model.outputs(params, batch.x)
         stream = model.criterion.per_sample(outputs, batch.y).mean()
         return stream + self._past(model, params, memory, batch), {"logits": outputs}

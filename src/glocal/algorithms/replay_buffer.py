@@ -27,7 +27,7 @@ def empty(slots: int, example: Batch) -> Memory:
     rows = slots + 1
     device = example.y.device
     return {
-        "x": torch.zeros(rows, *example.x.shape[1:], dtype=example.x.dtype, device=device),
+        "x": torch.zeros(rows, *example.stored.shape[1:], dtype=example.stored.dtype, device=device),
         "y": torch.zeros(rows, *example.y.shape[1:], dtype=example.y.dtype, device=device),
         "task": torch.full((rows,), -1, dtype=torch.long, device=device),
         "count": torch.zeros((), dtype=torch.long, device=device),
@@ -50,7 +50,7 @@ def reservoir(memory: Memory, batch: Batch, **extra: Tensor) -> Memory:
 def write(memory: Memory, batch: Batch, slot: Tensor, **extra: Tensor) -> Memory:
     """Write a batch, and values that are stored with it, to slots in place; only the spare row may occur twice."""
     return {
-        **{k: put(memory[k], slot, values) for k, values in {"x": batch.x, "y": batch.y, **extra}.items()},
+        **{k: put(memory[k], slot, values) for k, values in {"x": batch.stored, "y": batch.y, **extra}.items()},
         "task": memory["task"].index_put_((slot,), batch.task.expand_as(slot)),
         "count": memory["count"] + batch.y.shape[0],
     }
@@ -68,17 +68,17 @@ def draw(memory: Memory, count: int, key: Tensor, ordered: bool = False) -> Repl
 
 
 def sample_replay(model: Model, batch: Batch, memory: Memory, count: int, key: Tensor) -> Replay:
-    """Draw a replay batch for a forward pass.
+    """Draw a replay batch for a forward pass, augmented anew.
 
     BatchNorm's statistics include rows of weight 0, so with BatchNorm such rows are copied from the current batch.
     """
     # Augmentation uses random numbers by position, so the order must not depend on the device.
     replay = draw(memory, count, key, ordered=model.transform.augmentation is not None)
-    if not model.has_batchnorm:
-        return replay
-    substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
-    stored = (replay.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
-    return replay._replace(x=torch.where(stored, replay.x, take(batch.x, substitutes)))
+    if model.has_batchnorm:
+        substitutes = torch.arange(replay.weight.shape[0], device=batch.y.device) % batch.y.shape[0]
+        stored = (replay.weight > 0).view(-1, *[1] * (batch.x.dim() - 1))
+        replay = replay._replace(x=torch.where(stored, replay.x, take(batch.stored, substitutes)))
+    return replay._replace(x=model.prepare(replay.x))
 
 
 def task_loss(model: Model, memory: Memory, task: int) -> Approximation:

@@ -100,6 +100,7 @@ class Cohort:
         """Return every run's M_1, for batches like `example`, with θ_0 and the buffers of `initial` or of `start`."""
         params, buffers = start or self.initial()
         model = self.model(vectorised=False)
+        example = example._replace(x=model.transform.normalize(example.x), raw=example.x)
         memories = []
         for run, member in enumerate(self.members):
             own = tree.select(params, run)
@@ -130,10 +131,11 @@ def constants(network: nn.Module) -> Params:
     return {**dict(network.named_buffers()), **frozen}
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Increment when the same configuration gives different results (beyond rounding) than before.
 
 2: the random numbers inside a step come from its key. They have the distributions of protocol 1.
+3: a step's batch is augmented once, and apart from replayed images.
 """
 
 

@@ -22,7 +22,7 @@ from glocal.tree import Params, Tree
 
 Hyper: TypeAlias = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters, one value per run
 Map: TypeAlias = Callable[..., Callable[..., Any]]  # `vmap`, or `unmapped`
-BATCH_DIMS = Batch(0, 0, None, 0, None)  # type: ignore[arg-type]
+BATCH_DIMS = Batch(0, 0, None, 0, None, 0)  # type: ignore[arg-type]
 STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
 UNCHANGED = ()  # what a mapped method returns if the algorithm returned its very argument
 
@@ -37,10 +37,11 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         program: the algorithm's methods, bound to the network and the optimiser.
         state: θ, buffers, memory and optimiser state; with a leading axis for the runs where `map` is `vmap`.
         hyper: lr and the algorithm's scalars.
-        batch: the mini-batch of every run.
+        batch: the mini-batch of every run, as the loader makes it.
         map: `torch.func.vmap` for stacked runs, `unmapped` for a single one.
     """
     params, memory = state.params, state.memory
+    batch = batch._replace(x=map(program.prepare)(batch.x, batch.key), raw=batch.x)
     leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
     with torch.enable_grad():
         objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
@@ -83,10 +84,13 @@ class Program:
         new = self._with(hyper).before_epoch(self.model.bind(buffers), params, memory, epoch, epochs)
         return changed(new[0], params), changed(new[1], memory)
 
+    def prepare(self, x: Tensor, key: Tensor) -> Tensor:
+        return self.model.bind({}, key=key).prepare(x)
+
     def objective(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Tensor, Params, Memory]:
-        model = self.model.bind(buffers, key=batch.key)
+        model = self.model.bind(buffers, key=batch.key, purpose="objective", statistics="first pass", memory=memory)
         value = self._with(hyper).objective(model, params, memory, batch)
         loss, aux = value if isinstance(value, tuple) else (value, {})
         return loss, model.buffers, aux
@@ -94,7 +98,7 @@ class Program:
     def direction(
         self, grads: Params, params: Params, buffers: Params, memory: Memory, hyper: Hyper, batch: Batch
     ) -> tuple[Any, Params]:
-        model = self.model.bind(buffers, key=batch.key, purpose="direction")
+        model = self.model.bind(buffers, key=batch.key, purpose="direction", statistics="kept")
         return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
@@ -103,12 +107,14 @@ class Program:
     def consolidate(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch
     ) -> tuple[Any, Params]:
-        model = self.model.bind(buffers, key=random["key"])
-        new = self._with(hyper).consolidate(model, params, memory, data._replace(**random))
+        model = self.model.bind(buffers, key=random["key"], statistics="kept")
+        data = data._replace(**random, x=model.transform.normalize(data.x), raw=data.x)
+        new = self._with(hyper).consolidate(model, params, memory, data)
         return changed(new, memory), model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
-        return self._with(hyper).predict(self.model.bind(buffers, training=False), params, memory, x, task)
+        model = self.model.bind(buffers, training=False)
+        return self._with(hyper).predict(model, params, memory, model.prepare(x), task)
 
     def _with(self, hyper: Mapping[str, Tensor]) -> Algorithm:
         """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""

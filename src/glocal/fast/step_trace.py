@@ -35,7 +35,7 @@ class StepTracer:
 
     def __call__(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
         held = tree.flatten(state.parts())
-        given = [*held.values(), *hyper.values(), *batch]
+        given = [*held.values(), *hyper.values(), *(t for t in batch if t is not None)]
         shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
         replay = self._traces.get(shapes)
         if replay is None:

@@ -236,6 +236,7 @@ def _evaluate(
         with torch.random.fork_rng(devices=[cohort.device] if cohort.device.type == "cuda" else []):
             torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
             (params, buffers), batch = copy_checkpoint(snapshot.state, run), data._replace(key=keys[draw])
+            batch = batch._replace(x=model.transform.normalize(batch.x), raw=batch.x)
             memory = tested.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
             values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
         return torch.stack(values).cpu()

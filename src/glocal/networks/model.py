@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,21 @@ from glocal.networks.layer_calls import hooked
 from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
 from glocal.rng import fold_in, split
-from glocal.tree import Params
+from glocal.tree import Params, Tree, flatten
 
+Statistics: TypeAlias = Literal["first pass", "every pass", "kept"]
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
 
 
 class Model:
     """A network as an algorithm uses it: pure functions of θ.
 
-    Inputs are as the challenge stores them. The model applies the input transform: it scales uint8 images to [0, 1]
-    and normalizes them, so that replay buffers stay as small as the data. In training mode, bound to a step's key, it
-    also augments them; every batch in the step draws its own random numbers from that key.
+    Algorithms get inputs as the network takes them. What a buffer has stored, bytes as in the challenge, goes through
+    `prepare`, which augments it anew in training; without that, bytes are only scaled to [0, 1] and normalized.
 
-    A train-mode forward pass of BatchNorm changes the network's buffers. The model keeps the new ones in `buffers`,
-    beside the network's frozen parameters, and the engine carries them from step to step.
+    `buffers` are the network's buffers and frozen parameters; the engine carries them from step to step. A pass in
+    training mode updates BatchNorm's running statistics there, as `statistics` says: 'first pass' (set in `objective`:
+    the first one whose parameters are not from the memory), 'kept' (set in other methods) or 'every pass'.
 
     Args:
         module: The network.
@@ -70,6 +71,8 @@ class Model:
         self.transform = transform or InputTransform()
         self.key: Tensor | None = None
         self._batch_numbers = count()
+        self.statistics: Statistics = "every pass"
+        self._remembered: frozenset[int] = frozenset()
         self.training = True
         self.buffers: Params = {}
         self._mutable_buffers = _mutable_buffers(module)
@@ -86,6 +89,8 @@ class Model:
         training: bool = True,
         key: Tensor | None = None,
         purpose: str = "augmentation",
+        statistics: Statistics | None = None,
+        memory: Tree | None = None,
     ) -> Model:
         """Return the model with one run's buffers. The given tensors are not modified.
 
@@ -95,6 +100,8 @@ class Model:
             key: The step's random key, for augmentation. Without one, the returned model continues this model's
                 sequence of augmentations.
             purpose: The purpose that augmentation folds into the key.
+            statistics: Which passes update running statistics.
+            memory: The memory, whose networks do not update them.
         """
         if self.transform.augmentation is None:
             key = None
@@ -106,6 +113,9 @@ class Model:
         mutable = self._mutable_buffers if training else ()
         bound.buffers = {k: b.clone() if k in mutable else b for k, b in buffers.items()}
         bound.training = training
+        bound.statistics = statistics or self.statistics
+        if memory is not None:
+            bound._remembered = frozenset(map(id, flatten(memory).values()))
         return bound
 
     def eval_mode(self) -> Model:
@@ -113,14 +123,13 @@ class Model:
         return self.bind(self.buffers, training=False)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return inputs as the network takes them; inputs that are not bytes pass unchanged."""
-        return self.transform.normalize(self.augment(x))
+        """Return stored inputs as the network takes them, in training augmented anew at every call.
 
-    def augment(self, x: Tensor) -> Tensor:
-        """Augment raw inputs as in a training step."""
-        if self.training and self.key is not None and x.dtype == torch.uint8:
-            return self.transform.augment(x, split(self.key, next(self._batch_numbers)))
-        return x
+        Inputs that are not bytes pass unchanged.
+        """
+        if self.training and self.key is not None:
+            x = self.transform.augment(x, split(self.key, next(self._batch_numbers)))
+        return self.transform.normalize(x)
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """Return f_θ(x), one row per input. `args` are passed on to the network."""
@@ -131,12 +140,17 @@ class Model:
         return self._call(FunctionalModule(module), params, x)
 
     def _call(self, function: FunctionalModule, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
-        tensors, x = {**params, **self.buffers}, self.prepare(x)
+        update = self.statistics == "every pass"
+        if self.statistics == "first pass" and not any(id(p) in self._remembered for p in params.values()):
+            update, self.statistics = True, "kept"
+        tensors, x = {**params, **self.buffers}, self.transform.normalize(x)
+        if self.training and not update:
+            tensors |= {k: self.buffers[k].clone() for k in self._mutable_buffers}
         if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
             tensors = {k: t.bfloat16() if k in self._bf16_params else t for k, t in tensors.items()}
             x = x.bfloat16() if x.is_floating_point() else x
         outputs, changed = function(tensors, x, *args)
-        if changed:
+        if changed and update:
             self.buffers = {**self.buffers, **changed}
         return outputs.float() if self._bf16_params else outputs
 
