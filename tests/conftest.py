@@ -25,7 +25,7 @@ QUICK = ("paper/test_table1_grid",)
 SLOW_CASES = (
     *("optimal-hard structure=full", "low-rank rank=4", "SmallResidual", "test_other_exact_structures"),
     *("test_the_same_in_a_cohort_and_run_by_run", "test_concurrent_writers", "test_a_large_penalty_keeps"),
-    "torchvision-",
+    *("torchvision-", "test_as_run_by_run"),
 )
 """Parts of the names of other tests that take long."""
 

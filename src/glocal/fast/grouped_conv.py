@@ -61,7 +61,7 @@ def conv_input_grad(y: Tensor, w: Tensor, stride: int, padding: int, groups: int
         if stride == 1 and channels <= MAX_MIRRORED_CHANNELS:
             return torch.conv2d(y, _mirrored(w, groups), None, 1, k - 1 - padding, 1, groups)
         x = shape_only((y.shape[0], groups * channels, *size), y)
-        return convolution_backward(y, x, w, stride, padding, groups, 0)
+        return convolution_backward(y, x, w, stride, padding, groups, index=0)
     rows = torch.bmm(_as_rows(y, groups), _as_matrices(w, groups))
     return scatter(rows, Patches(y.shape[0], groups, channels, *size, k, stride, padding))
 
@@ -77,7 +77,7 @@ def conv_weight_grad(x: Tensor, y: Tensor, stride: int, padding: int, groups: in
     if cudnn_is_fast(channels, width, k, stride):
         x, y = _channels_last(x), _channels_last(y)
         w = shape_only((groups * width, channels, k, k), x)
-        return convolution_backward(y, x, w, stride, padding, groups, 1)
+        return convolution_backward(y, x, w, stride, padding, groups, index=1)
     x = _pad_channels(x, groups)
     rows = gather(x, Patches(x.shape[0], groups, x.shape[1] // groups, x.shape[2], x.shape[3], k, stride, padding))
     dw = torch.bmm(_as_rows(y, groups).mT, rows)

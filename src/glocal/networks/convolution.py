@@ -84,14 +84,14 @@ def conv(x: Tensor, w: Tensor, stride: int, padding: int, groups: int) -> Tensor
 def conv_input_grad(y: Tensor, w: Tensor, stride: int, padding: int, groups: int, size: tuple[int, int]) -> Tensor:
     """∂x = D(y, w), (n, groups · channels, *size)."""
     x = shape_only((y.shape[0], groups * w.shape[1], *size), y)
-    return convolution_backward(y, x, w, stride, padding, groups, 0)
+    return convolution_backward(y, x, w, stride, padding, groups, index=0)
 
 
 @accelerated("layers.conv_weight_grad")
 def conv_weight_grad(x: Tensor, y: Tensor, stride: int, padding: int, groups: int, k: int) -> Tensor:
     """∂w = W(x, y), (groups · width, channels, k, k)."""
     w = shape_only((y.shape[1], x.shape[1] // groups, k, k), x)
-    return convolution_backward(y, x, w, stride, padding, groups, 1)
+    return convolution_backward(y, x, w, stride, padding, groups, index=1)
 
 
 def shape_only(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -101,7 +101,9 @@ def shape_only(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def convolution_backward(y: Tensor, x: Tensor, w: Tensor, stride: int, padding: int, groups: int, index: int) -> Tensor:
+def convolution_backward(
+    y: Tensor, x: Tensor, w: Tensor, stride: int, padding: int, groups: int, *, index: int
+) -> Tensor:
     """Return the gradient in x (index 0) or in w (index 1)."""
     mask = [index == 0, index == 1, False]
     options = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
