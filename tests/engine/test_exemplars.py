@@ -19,6 +19,7 @@ from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loader import Loader
 from glocal.engine.loop import Execution, Snapshot, train
 from glocal.engine.state import State
+from glocal.errors import GlocalError
 from glocal.networks import Model, mlp
 from glocal.rng import generator
 from glocal.tree import Params, flatten, select, unflatten
@@ -35,19 +36,19 @@ class KeepsSome(Algorithm):
     name: ClassVar[str] = "keeps-some"
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        return {"x": example.x[:0], "y": example.y[:0]}
+        return {"x": example.stored[:0], "y": example.y[:0]}
 
     def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
         return (memory["x"], memory["y"]) if len(memory["y"]) else None
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         chosen = rng.choose(data.key, len(data.y), KEPT)
-        return {"x": torch.cat([memory["x"], data.x[chosen]]), "y": torch.cat([memory["y"], data.y[chosen]])}
+        return {"x": torch.cat([memory["x"], data.stored[chosen]]), "y": torch.cat([memory["y"], data.y[chosen]])}
 
 
 @dataclass(frozen=True)
 class KeepsAndObserves(KeepsSome):
-    """The same, counting the examples it sees: who observes gets inputs as the challenge keeps them."""
+    """The same, summing the bytes of the examples it sees."""
 
     name: ClassVar[str] = "keeps-and-observes"
 
@@ -55,10 +56,23 @@ class KeepsAndObserves(KeepsSome):
         return {**super().init(model, params, example), "brightness": torch.zeros(())}
 
     def observe(self, memory: Memory, step: Step) -> Memory:
-        return {**memory, "brightness": memory["brightness"] + step.batch.x.float().sum()}
+        return {**memory, "brightness": memory["brightness"] + step.batch.stored.float().sum()}
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         return {**super().consolidate(model, params, memory, data), "brightness": memory["brightness"]}
+
+
+@dataclass(frozen=True)
+class KeepsPrepared(KeepsSome):
+    """Keeps inputs as the network takes them, which would be mixed with the challenge's bytes."""
+
+    name: ClassVar[str] = "keeps-prepared"
+
+    def init(self, model: Model, params: Params, example: Batch) -> Memory:
+        return {"x": example.x[:0], "y": example.y[:0]}
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        return {"x": torch.cat([memory["x"], data.x[:KEPT]]), "y": torch.cat([memory["y"], data.y[:KEPT]])}
 
 
 def network(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -128,6 +142,12 @@ def test_an_epoch_is_the_runs_own_permutation_of_both(algorithm: Algorithm, dtyp
                 ]:
                     assert batch_x.dtype == x.dtype
                     assert torch.equal(batch_x, x[rows]) and torch.equal(batch_y, y[rows])
+
+
+def test_exemplars_of_another_type_are_refused() -> None:
+    with pytest.raises(GlocalError, match=r"keeps-prepared .* store batch\.stored"):
+        finish(cohort(challenge(), KeepsPrepared()))
+    assert finish(cohort(challenge(torch.float32), KeepsPrepared())).finished == 3
 
 
 def test_progress_and_random_keys_follow_the_joined_length() -> None:

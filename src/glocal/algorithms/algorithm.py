@@ -109,7 +109,7 @@ class Algorithm:
         return params, memory
 
     def exemplars(self, memory: Memory) -> tuple[Tensor, Tensor] | None:
-        """Return stored examples (x, y) that join the task's training set, or None."""
+        """Return stored examples (x, y) that join the task's training set, with x from `batch.stored`, or None."""
         return None
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Any:

@@ -55,7 +55,7 @@ class Loader:
         self.examples = parts[0].y.shape[0]
         same = all(p.y.shape[0] == self.examples for p in parts)
         require(same, f"task {task + 1} of {challenge.name} must have equally many examples for every seed.")
-        exemplars = {} if memory is None else self._exemplars(memory)
+        exemplars = {} if memory is None else self._exemplars(memory, parts[0].x.dtype)
         joint = self.examples + (exemplars["exemplars_y"].shape[1] if exemplars else 0)
         self.steps = -(-joint // self.cohort.batch_size)
         new = {
@@ -117,13 +117,15 @@ class Loader:
         size = min(self.cohort.batch_size, self.examples)
         return Batch(self.x[:size], self.y[:size], self.task, self.task.new_zeros(()))
 
-    def _exemplars(self, memory: Memory) -> Params:
-        """Return every run's stored examples that join the training set; {} if there are none."""
+    def _exemplars(self, memory: Memory, dtype: torch.dtype) -> Params:
+        """Return every run's stored examples that join the training set of this type; {} if there are none."""
         stored = [m.algorithm.exemplars(tree.select(memory, run)) for run, m in enumerate(self.cohort.members)]
         parts = [part for part in stored if part is not None]
         if not parts or not parts[0][1].shape[0]:
             return {}
         x, y = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+        types = f"{x.dtype}, but inputs of {self.cohort.challenge.name} have {dtype}"
+        require(x.dtype == dtype, f"the exemplars of {self.cohort.algorithm.name} have {types}: store batch.stored.")
         return {"exemplars_x": x, "exemplars_y": y}
 
     def _place(self, tensor: Tensor, held: Tensor | None) -> Tensor:
