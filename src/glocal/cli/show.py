@@ -14,7 +14,7 @@ from glocal.errors import require
 
 @command
 class Demo:
-    """Compare sgd, er, agem and ewc at five learning rates with three seeds: one to two minutes on two cores.
+    """Compare sgd, er, agem and ewc at five learning rates with three seeds: about two minutes on two cores.
 
     Trains 60 networks on the embedded digits, prints a table like the paper's Table 1 and the paper's test of each
     algorithm, and plots forgetting and distance against the learning rate.
