@@ -41,6 +41,10 @@ class Batch(NamedTuple):
         """The inputs as the challenge stores them, for buffers: bytes, which `model.prepare` augments anew."""
         return self.x if self.raw is None else self.raw
 
+    def with_inputs(self, x: Tensor) -> Batch:
+        """Return the batch with its inputs as the network takes them; `stored` stays as it is."""
+        return self._replace(x=x, raw=self.stored)
+
 
 class Step(NamedTuple):
     """The result of one training step, passed to `observe`."""

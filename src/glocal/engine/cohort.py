@@ -100,7 +100,7 @@ class Cohort:
         """Return every run's M_1, for batches like `example`, with θ_0 and the buffers of `initial` or of `start`."""
         params, buffers = start or self.initial()
         model = self.model(vectorised=False)
-        example = example._replace(x=model.transform.normalize(example.x), raw=example.x)
+        example = example.with_inputs(model.transform.normalize(example.x))
         memories = []
         for run, member in enumerate(self.members):
             own = tree.select(params, run)

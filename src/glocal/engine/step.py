@@ -41,7 +41,7 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         map: `torch.func.vmap` for stacked runs, `unmapped` for a single one.
     """
     params, memory = state.params, state.memory
-    batch = batch._replace(x=map(program.prepare)(batch.x, batch.key), raw=batch.x)
+    batch = batch.with_inputs(map(program.prepare)(batch.x, batch.key))
     leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
     with torch.enable_grad():
         objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
@@ -108,7 +108,7 @@ class Program:
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch
     ) -> tuple[Any, Params]:
         model = self.model.bind(buffers, key=random["key"], statistics="kept")
-        data = data._replace(**random, x=model.transform.normalize(data.x), raw=data.x)
+        data = data._replace(**random).with_inputs(model.transform.normalize(data.x))
         new = self._with(hyper).consolidate(model, params, memory, data)
         return changed(new, memory), model.buffers
 

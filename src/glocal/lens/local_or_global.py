@@ -224,6 +224,7 @@ def _evaluate(
     assert isinstance(resampled, ResampledMemory)
     tested, seed, draws = resampled.algorithm, cohort.members[0].seed, range(resampled.draws)
     model = cohort.model(vectorised=False)
+    data = data.with_inputs(model.transform.normalize(data.x))
     # A probe has its own BatchNorm statistics, the same for all solutions.
     probe_models = [model.bind(p.buffers, training=False) for p in probes]
     streams = [generator(seed, "locality", "consolidate", draw) for draw in draws]
@@ -236,7 +237,6 @@ def _evaluate(
         with torch.random.fork_rng(devices=[cohort.device] if cohort.device.type == "cuda" else []):
             torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
             (params, buffers), batch = copy_checkpoint(snapshot.state, run), data._replace(key=keys[draw])
-            batch = batch._replace(x=model.transform.normalize(batch.x), raw=batch.x)
             memory = tested.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
             values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]
         return torch.stack(values).cpu()

@@ -21,7 +21,7 @@ from glocal.precision import Precision
 from glocal.rng import fold_in, split
 from glocal.tree import Params, Tree, flatten
 
-Statistics: TypeAlias = Literal["first pass", "every pass", "kept"]
+StatisticsUpdates: TypeAlias = Literal["first pass", "every pass", "kept"]
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
 
 
@@ -71,7 +71,7 @@ class Model:
         self.transform = transform or InputTransform()
         self.key: Tensor | None = None
         self._batch_numbers = count()
-        self.statistics: Statistics = "every pass"
+        self.statistics: StatisticsUpdates = "every pass"
         self._remembered: frozenset[int] = frozenset()
         self.training = True
         self.buffers: Params = {}
@@ -89,7 +89,7 @@ class Model:
         training: bool = True,
         key: Tensor | None = None,
         purpose: str = "augmentation",
-        statistics: Statistics | None = None,
+        statistics: StatisticsUpdates | None = None,
         memory: Tree | None = None,
     ) -> Model:
         """Return the model with one run's buffers. The given tensors are not modified.
