@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.torchvision_import import without_compiled_operators
 from glocal.networks.model import MakeNetwork
 
 VOCABULARY = 100
@@ -152,26 +153,11 @@ def frozen_backbone(shape: Sequence[int], outputs: int, width: int = 32) -> nn.M
     return nn.Sequential(backbone, nn.ReLU(), nn.Linear(4 * width, 2 * width), nn.ReLU(), nn.Linear(2 * width, outputs))
 
 
-def import_torchvision_models() -> Any:
-    """Import torchvision's networks with a PyTorch that its compiled operators were not built for; none is used."""
-    register_fake = torch.library.register_fake
-
-    def patched(op: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(op, str) and op.startswith("torchvision::"):
-            return lambda function: function
-        return register_fake(op, *args, **kwargs)
-
-    torch.library.register_fake = patched
-    try:
-        from torchvision import models
-    finally:
-        torch.library.register_fake = register_fake
-    return models
-
-
 def torchvision_network(shape: Sequence[int], outputs: int, name: str) -> nn.Module:
     """Return one of torchvision's networks without trained parameters."""
-    return getattr(import_torchvision_models(), name)(num_classes=outputs)
+    with without_compiled_operators():
+        from torchvision import models
+    return getattr(models, name)(num_classes=outputs)
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,14 @@ from torch import nn
 
 from benchmarks import setting
 from benchmarks.setting import TaskData
+from benchmarks.torchvision_import import without_compiled_operators
 from benchmarks.worker import serve
 
-
-def skip_torchvision_operators() -> None:
-    """Let torchvision be imported with a PyTorch that its compiled operators were not built for; none is used."""
-    register_fake = torch.library.register_fake
-
-    def patched(op: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(op, str) and op.startswith("torchvision::"):
-            return lambda function: function
-        return register_fake(op, *args, **kwargs)
-
-    torch.library.register_fake = patched
-
-
-skip_torchvision_operators()
-
-from avalanche.benchmarks import tensors_benchmark  # noqa: E402
-from avalanche.core import SupervisedPlugin  # noqa: E402
-from avalanche.training.plugins import ReplayPlugin  # noqa: E402
-from avalanche.training.supervised import AGEM, EWC, Naive  # noqa: E402
+with without_compiled_operators():
+    from avalanche.benchmarks import tensors_benchmark
+    from avalanche.core import SupervisedPlugin
+    from avalanche.training.plugins import ReplayPlugin
+    from avalanche.training.supervised import AGEM, EWC, Naive
 
 
 class Stopwatch(SupervisedPlugin):

@@ -157,7 +157,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = " ".join(capsys.readouterr().out.split())
     assert "equals the stored one" in said and "50 of 4,000 examples per task" in said
     rows = pl.read_parquet(figure.with_suffix(".parquet"))
-    # After task 1: its end, four steps of task 2 that are looked at, and its end twice; of task 2 the last one.
+    # One row per snapshot and finished task: task 1 is measured until the end of task 2, task 2 only at its end.
     assert rows.filter(approximation="own")["task"].value_counts().sort("task").rows() == [(1, 6), (2, 1)]
     text = figure.read_text()
     assert "task 1" in text and "task 0" not in text
