@@ -80,13 +80,15 @@ def check_finite(values: Tensor, name: str) -> None:
 
 
 def as_inputs(x: Tensor, name: str) -> Tensor:
-    """Return x (n, *input_shape) on the CPU: uint8 images unchanged, finite floats as float32."""
-    allowed = "give one row per example: (n, features) or (n, channels, height, width)"
+    """Return x (n, *input_shape) on the CPU: uint8 images unchanged, finite floats as float32, tokens as int64."""
+    allowed = "give one row per example: (n, features), (n, tokens) or (n, channels, height, width)"
     require(x.ndim >= 2, f"{name} has shape {tuple(x.shape)}; {allowed}.")
-    allowed = "give uint8 (images, 0 to 255) or floats, such as x.astype('float32')"
-    require(x.dtype == torch.uint8 or x.is_floating_point(), f"{name} has dtype {x.dtype}; {allowed}.")
+    allowed = "give uint8 (images, 0 to 255), floats, or integers of another type (tokens)"
+    require(x.dtype != torch.bool and not x.is_complex(), f"{name} has dtype {x.dtype}; {allowed}.")
     check_finite(x, name)
-    return x.cpu() if x.dtype == torch.uint8 else x.to("cpu", torch.float32)
+    if x.dtype == torch.uint8:
+        return x.cpu()
+    return x.to("cpu", torch.float32 if x.is_floating_point() else torch.int64)
 
 
 def as_labels(y: Tensor, name: str) -> Tensor:

@@ -51,7 +51,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning"),
 ]
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-integer_inputs = pytest.mark.xfail(strict=True, reason="challenges refuse integer inputs")
 
 
 def cases() -> list:
@@ -61,8 +60,7 @@ def cases() -> list:
     """
     listed = []
     for (name, network), algorithm in product(GALLERY.items(), ALGORITHMS):
-        marks = [integer_inputs] if network.tokens else []
-        marks += [] if network.available else [pytest.mark.skip(reason=f"{network.needs} is not installed")]
+        marks = [] if network.available else [pytest.mark.skip(reason=f"{network.needs} is not installed")]
         if network.needs is None or algorithm == "sgd":
             listed.append(pytest.param(name, algorithm, "cpu", "fp32", marks=marks))
         if (name, algorithm) in BF16_ON_A_CPU:

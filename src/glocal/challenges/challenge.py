@@ -18,7 +18,8 @@ LossName = Literal["cross-entropy", "squared-error"]
 class Data(NamedTuple):
     """Examples as two tensors.
 
-    `x` is (n, *input_shape): uint8 images, which the model scales to [0, 1], or floats, which it takes as they are.
+    `x` is (n, *input_shape): uint8 images, which the model scales to [0, 1], or floats or int64 tokens, which it takes
+    as they are.
     `y` is (n,) int64 class labels, or (n, outputs) floats for squared error.
     """
 
@@ -62,6 +63,7 @@ class Challenge:
     options: the arguments that the challenge was made with; they are stored with every run.
     epochs, batch_size: the defaults of training on one task.
     normalise, augment: transformations between the data of a task, which are as published, and the network.
+    input_dtype: the dtype of the network's inputs: float32, also for uint8 images, or int64 for tokens.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Challenge:
     normalise: Normalise | None = None
     augment: Augment | None = None
     on_device: bool = False
+    input_dtype: torch.dtype = torch.float32
 
     def task(self, index: int, seed: int, device: torch.device | None = None) -> Task:
         """Return task `index`, counted from 0, of the run with this seed; on `device` if the challenge supports it."""

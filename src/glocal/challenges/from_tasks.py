@@ -31,8 +31,8 @@ def from_tasks(
     Args:
         name: the challenge's name in tables and stored runs.
         tasks: one pair (train, test) per task; each part is a pair (x, y), a data set of such pairs, or a DataLoader.
-            x is (n, *input_shape): uint8 images, or floats, which become float32. y is (n,) class labels counted
-            from 0, or (n, outputs) targets for squared error.
+            x is (n, *input_shape): uint8 images; floats, which become float32; or integers of another type, which are
+            tokens and become int64. y is (n,) class labels counted from 0, or (n, outputs) targets for squared error.
         setting: 'class' or 'task' if every task brings new classes, 'domain' if all tasks have the same classes.
         outputs: the network's number of outputs; by default the smallest that fits the labels.
         loss: 'cross-entropy' or 'squared-error'.
@@ -59,6 +59,7 @@ def from_tasks(
         seeded=False,
         fingerprint=_fingerprint(checked),
         loss=loss,
+        input_dtype=torch.int64 if checked[0].train.x.dtype == torch.int64 else torch.float32,
     )
 
 

@@ -37,7 +37,12 @@ def layer_calls(module: nn.Module, shape: Sequence[int]) -> list[LayerCall]:
 
     hooks = (layer.register_forward_pre_hook(partial(record, name)) for name, layer in named_layers(module).items())
     with hooked(hooks), torch.no_grad(), eval_mode(module.modules()):
-        module(torch.zeros(1, *shape, dtype=dtype_of(module)))
+        zeros = torch.zeros(1, *shape, dtype=dtype_of(module))
+        try:
+            module(zeros)
+        except RuntimeError:  # embeddings take integers only
+            calls.clear()
+            module(zeros.long())
     return calls
 
 

@@ -98,6 +98,8 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
     """
     if isinstance(spec, str) and not is_file_spec(spec):
         require_known("network", spec, NETWORKS)
+        tokens = f"'{spec}' takes images or floats, but {challenge.name} has integer tokens: give a network for them."
+        require(challenge.input_dtype.is_floating_point, tokens)
         return Resolved(NETWORKS[spec][0], {"name": spec})
     make, digest = load_object(spec, "network") if isinstance(spec, str) else (spec, "")
     name = spec.rpartition(":")[2] if isinstance(spec, str) else getattr(spec, "__name__", type(spec).__name__)
@@ -113,21 +115,33 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
 
 
 def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
-    """Check that one example gives one row of outputs."""
+    """Check that every example gives one row of outputs."""
     require(isinstance(module, nn.Module), f"network '{name}' returned a {type(module).__name__}, not an nn.Module.")
     require(any(p.requires_grad for p in module.parameters()), f"network '{name}' has no trainable parameters.")
+    examples = _example_inputs(challenge)
     try:
         with torch.no_grad():
-            outputs = module.eval()(torch.zeros(1, *challenge.input_shape))
+            outputs = module.eval()(examples)
     except Exception as error:
         raise GlocalError(
             f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}): "
             f"{first_line(error)}."
         ) from error
-    is_tensor, expected = isinstance(outputs, torch.Tensor), (1, challenge.outputs)
+    is_tensor, expected = isinstance(outputs, torch.Tensor), (len(examples), challenge.outputs)
     given = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
-    message = f"network '{name}' returns {given} for one input; {challenge.name} needs one tensor of shape {expected}."
+    count = "one input" if len(examples) == 1 else f"{len(examples)} inputs"
+    message = f"network '{name}' returns {given} for {count}; {challenge.name} needs one tensor of shape {expected}."
     require(is_tensor and outputs.shape == expected, message)
+
+
+def _example_inputs(challenge: Challenge) -> torch.Tensor:
+    """Return one input of zeros, or the smallest and the largest token at every position."""
+    if challenge.input_dtype.is_floating_point:
+        return torch.zeros(1, *challenge.input_shape)
+    tasks = [challenge.task(index, 0) for index in range(challenge.tasks)]
+    splits = [data for task in tasks for data in (task.train, task.test)]
+    rows = torch.stack([extreme for data in splits for extreme in data.x.aminmax(dim=0)])
+    return torch.stack(rows.aminmax(dim=0))
 
 
 def _fingerprint(module: nn.Module) -> str:
