@@ -1,4 +1,4 @@
-"""CIFAR-10 batches: pickles written opcode by opcode as Python 2 does, and hostile ones."""
+"""Batches of CIFAR-10 and CIFAR-100: pickles written opcode by opcode as Python 2 does, and hostile ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from glocal.errors import GlocalError
 from glocal.sweeps import resolve
 
 HOME = "cifar-10-batches-py"
-CIFAR10 = SOURCES["cifar10"]
+CIFAR10, CIFAR100 = SOURCES["cifar10"], SOURCES["cifar100"]
 BATCHES = tuple(file.name for file in CIFAR10.files)
 
 
@@ -56,11 +56,12 @@ def batch(*items: tuple[bytes, bytes]) -> bytes:
     return b"\x80\x02}(" + b"".join(string(key) + value for key, value in items) + b"u."
 
 
-def written(images: np.ndarray, labels: list[int]) -> bytes:
+def written(images: np.ndarray, labels: list[int], key: bytes = b"labels", **more: list[int]) -> bytes:
     flat = images.reshape(len(images), -1)
     return batch(
         (b"batch_label", string(b"a batch")),
-        (b"labels", labels_of(labels)),
+        (key, labels_of(labels)),
+        *((other.encode(), labels_of(values)) for other, values in more.items()),
         (b"data", array(flat.tobytes(), flat.shape)),
     )
 
@@ -71,7 +72,8 @@ GOOD = written(IMAGES, [0, 9, 3, 3])
 
 def read(tmp_path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     (tmp_path / "data_batch_1").write_bytes(content)
-    return read_cifar_batch(tmp_path / "data_batch_1")
+    images, labels = read_cifar_batch(tmp_path / "data_batch_1", b"labels")
+    return images, labels
 
 
 def loaded(content: bytes) -> dict[bytes, Any]:
@@ -259,6 +261,88 @@ def test_a_file_with_the_right_md5_and_the_wrong_sha256_is_refused(
         locate("cifar10", tmp_path)
 
 
+@dataclass
+class TinyCifar100:
+    """A small replacement of CIFAR-100: fine class c has the superclass SUPERCLASS[c]."""
+
+    source: Source
+    contents: dict[str, bytes]
+    images: dict[str, np.ndarray]
+    fine: dict[str, np.ndarray]
+
+
+SUPERCLASS = np.random.default_rng(9).permutation(np.arange(100) % 20)
+
+
+@pytest.fixture
+def tiny_cifar100(tmp_path: Path, only_source: Callable[[Source], None]) -> TinyCifar100:
+    random, contents, images, fine = np.random.default_rng(5), {}, {}, {}
+    for name, repeats in (("train", 3), ("test", 1)):
+        images[name] = random.integers(0, 256, (100 * repeats, 3, 32, 32), dtype=np.uint8)
+        fine[name] = random.permutation(np.repeat(np.arange(100), repeats))
+        coarse = SUPERCLASS[fine[name]].tolist()
+        contents[name] = written(images[name], fine[name].tolist(), b"fine_labels", coarse_labels=coarse)
+        (tmp_path / name).write_bytes(contents[name])
+    source = replace(CIFAR100, files=tuple(described(*item) for item in contents.items()), archive=None)
+    only_source(source)
+    return TinyCifar100(source, contents, images, fine)
+
+
+@pytest.mark.parametrize(("name", "tasks", "size"), [("split-cifar100", 20, 5), ("split-cifar100-by-10", 10, 10)])
+def test_cifar100_is_split_by_its_fine_classes(
+    tmp_path: Path, tiny_cifar100: TinyCifar100, name: str, tasks: int, size: int
+) -> None:
+    challenge = make(name, data=tmp_path)
+    assert (challenge.tasks, challenge.outputs, challenge.setting) == (tasks, 100, "class")
+    assert challenge.fingerprint == fingerprint(*tiny_cifar100.source.files)
+    for index in range(tasks):
+        task = challenge.task(index, 0)
+        assert task.classes == tuple(range(size * index, size * index + size))
+        for data, part in ((task.train, "train"), (task.test, "test")):
+            rows = tiny_cifar100.fine[part] // size == index
+            np.testing.assert_array_equal(data.x.numpy(), tiny_cifar100.images[part][rows], strict=True)
+            np.testing.assert_array_equal(data.y.numpy(), tiny_cifar100.fine[part][rows])
+    assert make("split-cifar100", data=tmp_path, classes_per_task=10).task(9, 0).classes == tuple(range(90, 100))
+
+
+def test_superclasses_are_learnt_from_other_classes_in_every_task(tmp_path: Path, tiny_cifar100: TinyCifar100) -> None:
+    challenge = make("cifar100-superclass", data=tmp_path)
+    assert (challenge.tasks, challenge.outputs, challenge.setting) == (5, 20, "domain")
+    fine_of: dict[bytes, int] = {}
+    for images, fine in zip(tiny_cifar100.images.values(), tiny_cifar100.fine.values(), strict=True):
+        fine_of |= {image.tobytes(): c for image, c in zip(images, fine, strict=True)}
+    seen: set[int] = set()
+    for index in range(5):
+        task = challenge.task(index, 0)
+        classes = []
+        for data in (task.train, task.test):
+            fine = np.array([fine_of[image.numpy().tobytes()] for image in data.x])
+            np.testing.assert_array_equal(data.y.numpy(), SUPERCLASS[fine])
+            classes.append(set(fine.tolist()))
+        assert task.classes == tuple(range(20)) and classes[0] == classes[1] and len(classes[0]) == 20
+        assert not seen & classes[0]
+        seen |= classes[0]
+        assert classes[0] == {np.flatnonzero(s == SUPERCLASS)[index] for s in range(20)}  # in their natural order
+    with pytest.raises(GlocalError, match="6 tasks of cifar100-superclass were requested; allowed: 1 to 5"):
+        make("cifar100-superclass", 6, data=tmp_path)
+
+
+def test_damaged_and_hostile_files_of_cifar100_are_refused(
+    tmp_path: Path, tiny_cifar100: TinyCifar100, only_source: Callable[[Source], None]
+) -> None:
+    (tmp_path / "test").write_bytes(tiny_cifar100.contents["test"][:-1])
+    with pytest.raises(GlocalError, match=r"no good test; damaged: .*test has \d+ bytes instead of"):
+        make("cifar100-superclass", data=tmp_path)
+    hostile = pickle.dumps({"data": Canary(os.system, f"touch {tmp_path / 'called'}")}, 2)
+    (tmp_path / "test").write_bytes(hostile)
+    files = tiny_cifar100.source.files[0], described("test", hostile)
+    only_source(replace(tiny_cifar100.source, files=files))
+    challenge = make("split-cifar100", data=tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match=r"system, which is not data and was not run"):
+        challenge.task(0, 0)
+    assert not (tmp_path / "called").exists()
+
+
 def test_the_real_files(cifar_folder: Path) -> None:
     for file in CIFAR10.files:
         content = (cifar_folder / HOME / file.name).read_bytes()
@@ -279,6 +363,6 @@ def test_the_real_files(cifar_folder: Path) -> None:
 def test_real_files_equal_numpys_reader(cifar_folder: Path) -> None:
     path = cifar_folder / HOME / "test_batch"
     theirs = loaded(path.read_bytes())
-    images, labels = read_cifar_batch(path)
+    images, labels = read_cifar_batch(path, b"labels")
     np.testing.assert_array_equal(images.reshape(10_000, -1), theirs[b"data"])
     assert labels.tolist() == theirs[b"labels"]

@@ -168,7 +168,6 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
             {"x": (x6 * 255).astype(np.uint8)},
             r"inputs of task 2 \(train\) have shape \(3,\) and torch.uint8",
         ),
-        ({"x": x6 > 0}, r"x of task 2 \(train\) has dtype torch.bool; give uint8"),
         ({"x": x6 > 0.5}, r"x of task 2 \(train\) has dtype torch.bool; give uint8"),
         ({"x": nan}, r"x of task 2 \(train\) contains NaN or infinity in 6 of 6 examples, the first at index 0"),
         ({"x": x6[:5]}, r"x of task 2 \(train\) has shape \(5, 3\) and y \(6,\)"),

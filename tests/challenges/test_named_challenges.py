@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from PIL import Image
 
 from glocal.challenges import catalogue, make
 from glocal.challenges.datasets import load_digits, load_mnist
-from glocal.challenges.download import SOURCES, fingerprint
+from glocal.challenges.download import SOURCES, Source, fingerprint
 from glocal.challenges.rotated import random_angle
 from glocal.errors import GlocalError
 
 MNIST = SOURCES["mnist"]
+FASHION = SOURCES["fashion-mnist"]
 FILES = [file.name for file in MNIST.files]
 DIGITS = ("rotated-digits", "permuted-digits", "split-digits")
 
@@ -35,7 +38,12 @@ def test_the_catalogue_describes_every_challenge_correctly(mnist_folder: Path) -
         ("rotated-mnist", 20),
         ("permuted-mnist", 10),
         ("split-mnist", 5),
+        ("permuted-fashion-mnist", 10),
+        ("split-fashion-mnist", 5),
         ("split-cifar10", 5),
+        ("split-cifar100", 20),
+        ("split-cifar100-by-10", 10),
+        ("cifar100-superclass", 5),
         ("split-tinyimagenet", 10),
     ]
     for entry in (entry for entry in catalogue() if entry.source in ("digits", "mnist")):
@@ -226,6 +234,27 @@ def test_mnist_files_are_read_as_tensors(tmp_path: Path, tiny_mnist: Any, unzipp
         np.testing.assert_array_equal(data.x[:, 0].numpy(), tiny_mnist.arrays[f"{part}-images-idx3-ubyte"])
         np.testing.assert_array_equal(data.y.numpy(), tiny_mnist.arrays[f"{part}-labels-idx1-ubyte"])
         assert data.y.dtype == torch.int64
+
+
+def test_fashion_mnist_is_read_from_a_folder_of_its_own(
+    tmp_path: Path, tiny_mnist: Any, only_source: Callable[[Source], None]
+) -> None:
+    """Its files have the names of MNIST's, so neither data set may be taken for the other."""
+    only_source(replace(SOURCES["mnist"], name="fashion-mnist", search=FASHION.search, folder=FASHION.folder))
+    tiny_mnist.write(tmp_path / "mnist")
+    with pytest.raises(GlocalError, match=r"fashion-mnist is not complete: no good .*/fashion-mnist,"):
+        make("split-fashion-mnist", data=tmp_path)
+    tiny_mnist.write(tmp_path / "FashionMNIST" / "raw")
+    images, labels = (tiny_mnist.arrays[f"train-{part}-ubyte"] for part in ("images-idx3", "labels-idx1"))
+    for index in range(5):
+        task = make("split-fashion-mnist", data=tmp_path).task(index, 0)
+        np.testing.assert_array_equal(task.train.x[:, 0].numpy(), images[labels // 2 == index])
+    permuted = make("permuted-fashion-mnist", data=tmp_path)
+    assert (permuted.tasks, permuted.setting) == (10, "domain")
+    np.testing.assert_array_equal(permuted.task(0, 1).train.x[:, 0].numpy(), images)
+    (tmp_path / "FashionMNIST" / "raw" / FILES[1]).write_bytes(b"damaged")
+    with pytest.raises(GlocalError, match=r"damaged: .*FashionMNIST/raw"):
+        make("split-fashion-mnist", data=tmp_path)
 
 
 def test_fingerprints_differ_between_data_sets(tmp_path: Path, tiny_mnist: Any) -> None:

@@ -56,10 +56,11 @@ class Dataset:
         return Challenge(name, setting, tasks, make_task=make, **fields)
 
 
-def _open(name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task]) -> Dataset:
-    return Dataset(
-        10, input_shape, fingerprint(*find_source(name).files), partial(load, *locate(name, data).values()), 10
-    )
+def _open(
+    name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task], classes: int = 10
+) -> Dataset:
+    load = partial(load, *locate(name, data).values())
+    return Dataset(classes, input_shape, fingerprint(*find_source(name).files), load, classes)
 
 
 def _read(path: Path) -> bytes:
@@ -131,9 +132,14 @@ def open_mnist(data: str | Path | None = None) -> Dataset:
     return _open("mnist", data, (1, 28, 28), load_mnist)
 
 
+def open_fashion_mnist(data: str | Path | None = None) -> Dataset:
+    """Find and verify the files of Fashion-MNIST, which have the names and the format of MNIST's."""
+    return _open("fashion-mnist", data, (1, 28, 28), load_mnist)
+
+
 @lru_cache(maxsize=2)
 def load_mnist(train_images: Path, train_labels: Path, test_images: Path, test_labels: Path) -> Task:
-    """Return MNIST as one task, uint8 (n, 1, 28, 28). All calls return the same tensors: do not modify them."""
+    """Return (Fashion-)MNIST as one task, uint8 (n, 1, 28, 28), always the same tensors: do not modify them."""
     train = _image_data(read_idx(train_images)[:, None], read_idx(train_labels))
     test = _image_data(read_idx(test_images)[:, None], read_idx(test_labels))
     return Task(train, test, tuple(range(10)))
@@ -159,9 +165,42 @@ def open_cifar10(data: str | Path | None = None) -> Dataset:
 @lru_cache(maxsize=2)
 def load_cifar10(*batches: Path) -> Task:
     """Return CIFAR-10 as one task, uint8 (n, 3, 32, 32). All calls return the same tensors: do not modify them."""
-    *train, test = (read_cifar_batch(batch) for batch in batches)  # the last batch is the test set
+    *train, test = (read_cifar_batch(batch, b"labels") for batch in batches)  # the last batch is the test set
     images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
     return Task(_image_data(images, labels), _image_data(*test), tuple(range(10)))
+
+
+CIFAR100_SUPERCLASSES = 20
+
+
+def open_cifar100(data: str | Path | None = None) -> Dataset:
+    """Find and verify the files of CIFAR-100."""
+    return _open("cifar100", data, (3, 32, 32), load_cifar100, classes=100)
+
+
+def open_cifar100_superclasses(data: str | Path | None = None) -> Dataset:
+    """The same, with classes in groups of 20 that `load_cifar100_superclasses` describes."""
+    return _open("cifar100", data, (3, 32, 32), load_cifar100_superclasses, classes=100)
+
+
+@lru_cache(maxsize=2)
+def load_cifar100(*files: Path) -> Task:
+    """Return CIFAR-100 as one task, uint8 (n, 3, 32, 32). All calls return the same tensors: do not modify them."""
+    train, test = (_image_data(*read_cifar_batch(file, b"fine_labels")) for file in files)
+    return Task(train, test, tuple(range(100)))
+
+
+@lru_cache(maxsize=2)
+def load_cifar100_superclasses(*files: Path) -> Task:
+    """Return the same images with class 20 r + s for the r-th of the five classes of superclass s."""
+    task = load_cifar100(*files)
+    _, fine, coarse = read_cifar_batch(files[0], b"fine_labels", b"coarse_labels")
+    superclass = np.zeros(100, dtype=np.int64)
+    superclass[fine] = coarse
+    rank = [int((superclass[:c] == superclass[c]).sum()) for c in range(100)]
+    classes = torch.from_numpy(np.array(rank) * CIFAR100_SUPERCLASSES + superclass)
+    train, test = (Data(data.x, classes[data.y]) for data in (task.train, task.test))
+    return Task(train, test, task.classes)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -173,16 +212,16 @@ class _ArrayUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the uint8 images (n, 3, 32, 32) and int64 labels (n,) of a batch.
+def read_cifar_batch(path: Path, *labels: bytes) -> tuple[np.ndarray, ...]:
+    """Return the uint8 images (n, 3, 32, 32) and int64 labels (n,) of a batch, for each of these keys.
 
     The pickle is a dict with the bytes keys `data`, a uint8 array (n, 3072) whose rows are the red, the green and the
-    blue plane of an image, and `labels`, a list of n integers.
+    blue plane of an image, and `labels`, in CIFAR-100 `fine_labels` and `coarse_labels`, lists of n integers.
     """
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about numpy's old names and arguments
         batch = _ArrayUnpickler(file, encoding="bytes").load()
-    return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], dtype=np.int64)
+    return batch[b"data"].reshape(-1, 3, 32, 32), *(np.array(batch[key], dtype=np.int64) for key in labels)
 
 
 TINYIMAGENET_CLASSES = 200

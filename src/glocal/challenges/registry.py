@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glocal.challenges.challenge import Augment, Challenge, Normalise, Setting
-from glocal.challenges.datasets import Dataset, open_cifar10, open_digits, open_mnist, open_tinyimagenet
+from glocal.challenges.datasets import (
+    Dataset,
+    open_cifar10,
+    open_cifar100,
+    open_cifar100_superclasses,
+    open_digits,
+    open_fashion_mnist,
+    open_mnist,
+    open_tinyimagenet,
+)
 from glocal.challenges.permuted import permuted
 from glocal.challenges.rotated import rotated
-from glocal.challenges.split import split
+from glocal.challenges.split import split, superclasses
 from glocal.errors import require, require_known
 
 
@@ -42,45 +51,58 @@ class _Source(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A way to make tasks of a data set; its options are the keyword-only arguments of `build`."""
+    """A way to make tasks of a data set; its options are the keyword-only arguments of `build`.
 
-    name: str
+    disjoint: whether every task has examples of its own, rather than all of them.
+    """
+
     setting: Setting
     description: str
     build: Callable[..., Challenge]
+    disjoint: bool = True
 
 
 _PHOTOGRAPHS = {"batch_size": 32, "augment": Augment(padding=4, flip=True)}
 _CIFAR10_STATISTICS = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
+_CIFAR100_STATISTICS = Normalise((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _TINYIMAGENET_STATISTICS = Normalise((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
 _CIFAR10_TRAINING = {**_PHOTOGRAPHS, "epochs": 50, "normalise": _CIFAR10_STATISTICS}
+_CIFAR100_TRAINING = {**_PHOTOGRAPHS, "epochs": 50, "normalise": _CIFAR100_STATISTICS}
 _TINYIMAGENET_TRAINING = {**_PHOTOGRAPHS, "epochs": 100, "normalise": _TINYIMAGENET_STATISTICS}
 
 _DIGITS = _Source("digits", "5,000 embedded digits", 4_000, 1_000, open_digits)
 _MNIST = _Source("mnist", "MNIST digits", 60_000, 10_000, open_mnist)
+_FASHION_MNIST = _Source("fashion-mnist", "Fashion-MNIST articles", 60_000, 10_000, open_fashion_mnist)
 _CIFAR10 = _Source("cifar10", "CIFAR-10 photographs", 50_000, 10_000, open_cifar10, _CIFAR10_TRAINING)
+_CIFAR100 = _Source("cifar100", "CIFAR-100 photographs", 50_000, 10_000, open_cifar100, _CIFAR100_TRAINING)
+_CIFAR100_SUPERCLASSES = _CIFAR100._replace(open=open_cifar100_superclasses)
 _TINYIMAGENET = _Source(
     "tinyimagenet", "Tiny-ImageNet photographs", 100_000, 10_000, open_tinyimagenet, _TINYIMAGENET_TRAINING
 )
 
-_ROTATED = _Kind("rotated", "domain", "each task rotated by a random angle in [0, 180) degrees", rotated)
-_PERMUTED = _Kind("permuted", "domain", "each task with its pixels permuted, except the first", permuted)
-_SPLIT = _Kind("split", "class", "two new classes in every task", split)
+_ROTATED = _Kind("domain", "each task rotated by a random angle in [0, 180) degrees", rotated, disjoint=False)
+_PERMUTED = _Kind("domain", "each task with its pixels permuted, except the first", permuted, disjoint=False)
+_SPLIT = _Kind("class", "two new classes in every task", split)
+_SPLIT_BY_5 = _Kind("class", "five new classes in every task", partial(split, classes_per_task=5))
+_SPLIT_BY_10 = _Kind("class", "ten new classes in every task", partial(split, classes_per_task=10))
+_SUPERCLASSES = _Kind("domain", "another of the five classes of every superclass in each task", superclasses)
 _TWENTY_CLASSES = "twenty new classes in every task, as many tasks as the file on this machine has classes for"
-_SPLIT_BY_20 = _Kind("split", "class", _TWENTY_CLASSES, partial(split, classes_per_task=20))
+_SPLIT_BY_20 = _Kind("class", _TWENTY_CLASSES, partial(split, classes_per_task=20))
 
 _REGISTRY: Mapping[str, tuple[_Kind, _Source, int]] = {
-    f"{kind.name}-{source.name}": (kind, source, tasks)
-    for kind, source, tasks in (
-        (_ROTATED, _DIGITS, 5),
-        (_PERMUTED, _DIGITS, 5),
-        (_SPLIT, _DIGITS, 5),
-        (_ROTATED, _MNIST, 20),
-        (_PERMUTED, _MNIST, 10),
-        (_SPLIT, _MNIST, 5),
-        (_SPLIT, _CIFAR10, 5),
-        (_SPLIT_BY_20, _TINYIMAGENET, 10),
-    )
+    "rotated-digits": (_ROTATED, _DIGITS, 5),
+    "permuted-digits": (_PERMUTED, _DIGITS, 5),
+    "split-digits": (_SPLIT, _DIGITS, 5),
+    "rotated-mnist": (_ROTATED, _MNIST, 20),
+    "permuted-mnist": (_PERMUTED, _MNIST, 10),
+    "split-mnist": (_SPLIT, _MNIST, 5),
+    "permuted-fashion-mnist": (_PERMUTED, _FASHION_MNIST, 10),
+    "split-fashion-mnist": (_SPLIT, _FASHION_MNIST, 5),
+    "split-cifar10": (_SPLIT, _CIFAR10, 5),
+    "split-cifar100": (_SPLIT_BY_5, _CIFAR100, 20),
+    "split-cifar100-by-10": (_SPLIT_BY_10, _CIFAR100, 10),
+    "cifar100-superclass": (_SUPERCLASSES, _CIFAR100_SUPERCLASSES, 5),
+    "split-tinyimagenet": (_SPLIT_BY_20, _TINYIMAGENET, 10),
 }
 
 
@@ -88,7 +110,7 @@ def catalogue() -> list[ChallengeInfo]:
     """Describe every named challenge, with its default number of tasks. Reads no data."""
     rows = []
     for name, (kind, source, tasks) in _REGISTRY.items():
-        parts = 1 if kind.setting == "domain" else tasks
+        parts = tasks if kind.disjoint else 1
         sizes = source.train // parts, source.test // parts
         description = f"{source.description}, {kind.description}"
         rows.append(ChallengeInfo(name, kind.setting, tasks, *sizes, description, source.name))

@@ -1,11 +1,13 @@
-"""Split by classes: every task brings the next few classes, in their natural order."""
+"""Split by classes: every task brings the next few classes, in their natural order, or other kinds of each."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from glocal.challenges.challenge import Challenge, Data, Setting, Task
-from glocal.challenges.datasets import Dataset
+from glocal.challenges.datasets import CIFAR100_SUPERCLASSES, Dataset
 from glocal.errors import require
 
 
@@ -34,6 +36,20 @@ def split(
 
     options = {"classes_per_task": size, "setting": setting}
     return dataset.challenge(name, setting, tasks, make_task, seeded=False, options=options)
+
+
+def superclasses(name: str, dataset: Dataset, tasks: int) -> Challenge:
+    """Learn the 20 superclasses of CIFAR-100 in every task, each time from another class of every superclass."""
+    groups = dataset.classes // CIFAR100_SUPERCLASSES
+    require(tasks <= groups, f"{tasks} tasks of {name} were requested; allowed: 1 to {groups}.")
+    by_group = split(name, dataset, tasks, classes_per_task=CIFAR100_SUPERCLASSES)
+
+    def make_task(index: int, seed: int) -> Task:
+        task = by_group.task(index, seed)
+        train, test = (Data(data.x, data.y % CIFAR100_SUPERCLASSES) for data in (task.train, task.test))
+        return Task(train, test, tuple(range(CIFAR100_SUPERCLASSES)))
+
+    return replace(by_group, setting="domain", outputs=CIFAR100_SUPERCLASSES, make_task=make_task, options={})
 
 
 def select_classes(data: Data, classes: tuple[int, ...]) -> Data:
