@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Over: TypeAlias = Literal["t", "t-1"]
 Measure: TypeAlias = Literal["accuracy", "loss"]
 Scope: TypeAlias = Literal["task", "class"]
+Split: TypeAlias = Literal["test", "validation"]
 
 OVER: tuple[Over, ...] = ("t", "t-1")
 MEASURES: tuple[Measure, ...] = ("accuracy", "loss")
@@ -84,18 +85,27 @@ def measure_of(run: Run, measure: Measure = "accuracy") -> Measure:
     return "loss" if run.config["challenge"].get("loss") == "squared-error" else measure
 
 
-def accuracy_of(run: Run, scope: Scope | None = None) -> np.ndarray:
-    """Return the run's matrix R of test accuracies in its own scope, or in `scope`."""
-    return run.arrays[f"test_{scope_of(run, scope)}_accuracy"]
+def choice_split(run: Run) -> Split:
+    """Return the data on which a choice between this run and others is made: validation data if it has any."""
+    return "validation" if "validation_class_loss" in run.arrays else "test"
 
 
-def shown_matrix(run: Run, scope: Scope | None = None) -> np.ndarray:
-    """Return the run's matrix R of test accuracies in percent, or of test losses if it has no classes."""
-    return run.arrays["test_class_loss"] if measure_of(run) == "loss" else 100 * accuracy_of(run, scope)
+def accuracy_of(run: Run, scope: Scope | None = None, split: Split = "test") -> np.ndarray:
+    """Return the run's matrix R of accuracies on test or validation data in its own scope, or in `scope`."""
+    return run.arrays[f"{split}_{scope_of(run, scope)}_accuracy"]
+
+
+def shown_matrix(run: Run, scope: Scope | None = None, split: Split = "test") -> np.ndarray:
+    """Return the run's matrix R of accuracies in percent, or of losses if it has no classes."""
+    return run.arrays[f"{split}_class_loss"] if measure_of(run) == "loss" else 100 * accuracy_of(run, scope, split)
 
 
 def summary(
-    run: Run, scope: Scope | None = None, measure: Measure = "accuracy", over: Over = "t-1"
+    run: Run,
+    scope: Scope | None = None,
+    measure: Measure = "accuracy",
+    over: Over = "t-1",
+    split: Split = "test",
 ) -> dict[str, float]:
     """Compute a run's test statistics after its last task, accuracies as fractions.
 
@@ -104,17 +114,18 @@ def summary(
         scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
         measure: measure forgetting by 'accuracy' or by 'loss'; everything else is accuracy.
         over: average forgetting over 't' or 't-1' tasks.
+        split: 'test', or 'validation' where the run has validation data.
 
     Returns:
         'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', 'distance' = ‖θ_T − θ_0‖₂;
         of a run without classes 'loss', the average test loss, forgetting by loss, and NaN for accuracies.
     """
-    R, by = accuracy_of(run, scope), measure_of(run, measure)
-    loss = {"loss": average_accuracy(run.arrays["test_class_loss"])} if measure_of(run) == "loss" else {}
+    R, by = accuracy_of(run, scope, split), measure_of(run, measure)
+    loss = {"loss": average_accuracy(run.arrays[f"{split}_class_loss"])} if measure_of(run) == "loss" else {}
     return {
         **loss,
         "acc": average_accuracy(R),
-        "forgetting": average_forgetting(run.arrays[f"test_{scope_of(run, scope)}_{by}"], over=over, by=by),
+        "forgetting": average_forgetting(run.arrays[f"{split}_{scope_of(run, scope)}_{by}"], over=over, by=by),
         "backward_transfer": backward_transfer(R),
         "forward_transfer": forward_transfer(R),
         "learning_accuracy": learning_accuracy(R),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glocal.errors import require
+from glocal.rng import generator
 
 Setting = Literal["task", "class", "domain"]
 LossName = Literal["cross-entropy", "squared-error"]
@@ -43,11 +44,18 @@ class Augment(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Training data, test data, and the classes that occur in them."""
+    """Training data, test data, the classes that occur in them, and validation data where there are any."""
 
     train: Data
     test: Data
     classes: tuple[int, ...]
+    validation: Data | None = None
+
+    @property
+    def splits(self) -> dict[str, Data]:
+        """The data by name: 'train', 'test' and, where there are any, 'validation'."""
+        splits = {"train": self.train, "test": self.test}
+        return splits if self.validation is None else {**splits, "validation": self.validation}
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class Challenge:
     options: the arguments that the challenge was made with; they are stored with every run.
     epochs, batch_size: the defaults of training on one task.
     normalise, augment: transformations between the data of a task, which are as published, and the network.
+    validation: the share of each task's training data that is held out as validation data; 'own' where the tasks bring
+        their own; None: there are none.
     input_dtype: the dtype of the network's inputs: float32, also for uint8 images, or int64 for tokens.
     """
 
@@ -81,15 +91,38 @@ class Challenge:
     normalise: Normalise | None = None
     augment: Augment | None = None
     on_device: bool = False
+    validation: float | Literal["own"] | None = None
     input_dtype: torch.dtype = torch.float32
 
     def task(self, index: int, seed: int, device: torch.device | None = None) -> Task:
         """Return task `index`, counted from 0, of the run with this seed; on `device` if the challenge supports it."""
         require(0 <= index < self.tasks, f"{self.name} has no task of index {index}; allowed: 0 to {self.tasks - 1}.")
-        return self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
+        task = self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
+        return hold_out(task, self.validation) if isinstance(self.validation, float) else task
 
     def first(self, tasks: int) -> Challenge:
         """Return this challenge with only its first `tasks` tasks."""
         allowed = f"allowed: 1 to {self.tasks}"
         require(1 <= tasks <= self.tasks, f"{tasks} tasks of {self.name} were requested; {allowed}.")
         return replace(self, tasks=tasks)
+
+    def with_validation(self, share: float) -> Challenge:
+        """Return this challenge with a share of each task's training data held out as validation data."""
+        own = f"{self.name} has validation data already ({self.validation}): leave validation={share} out."
+        require(self.validation is None, own)
+        require(0 < share < 1, f"validation = {share} was given; it is a share of the training data: 0.1, for example.")
+        return replace(self, validation=share)
+
+
+def hold_out(task: Task, share: float) -> Task:
+    """Move a random share of a task's training data to its validation data.
+
+    The rows depend on the number of examples alone: the same for all seeds, and for tasks that show the same images.
+    """
+    (x, y), n = task.train, len(task.train.y)
+    count = max(1, round(share * n))
+    require(count < n, f"validation = {share} holds out {count} of {n} training examples; at least one must be left.")
+    held = torch.zeros(n, dtype=torch.bool)
+    held[torch.randperm(n, generator=generator(0, "validation"))[:count]] = True
+    held = held.to(y.device)
+    return replace(task, train=Data(x[~held], y[~held]), validation=Data(x[held], y[held]))

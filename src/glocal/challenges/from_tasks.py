@@ -13,7 +13,7 @@ from glocal.challenges.challenge import Challenge, Data, LossName, Setting, Task
 from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import as_inputs, as_labels, as_targets, describe, read_examples
 
-SPLITS = "train", "test"
+SPLITS = {2: ("train", "test"), 3: ("train", "validation", "test")}
 
 
 def from_tasks(
@@ -23,14 +23,14 @@ def from_tasks(
     outputs: int | None = None,
     loss: LossName = "cross-entropy",
 ) -> Challenge:
-    """Make a challenge from a list of tasks, each a pair (train, test).
+    """Make a challenge from a list of tasks, each a pair (train, test) or a triple (train, validation, test).
 
     All data are read and checked at once. Arrays are kept, not copied: do not change them afterwards, because the
     challenge's fingerprint is computed from their bytes.
 
     Args:
         name: the challenge's name in tables and stored runs.
-        tasks: one pair (train, test) per task; each part is a pair (x, y), a data set of such pairs, or a DataLoader.
+        tasks: one pair or triple per task; each part is a pair (x, y), a data set of such pairs, or a DataLoader.
             x is (n, *input_shape): uint8 images; floats, which become float32; or integers of another type, which are
             tokens and become int64. y is (n,) class labels counted from 0, or (n, outputs) targets for squared error.
         setting: 'class' or 'task' if every task brings new classes, 'domain' if all tasks have the same classes.
@@ -46,7 +46,7 @@ def from_tasks(
     listed = isinstance(tasks, list | tuple) and bool(tasks)
     require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
     checked = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
-    _check_shapes(checked)
+    _check_splits(checked)
     if loss == "cross-entropy":
         _check_classes(checked, setting)
     return Challenge(
@@ -59,16 +59,18 @@ def from_tasks(
         seeded=False,
         fingerprint=_fingerprint(checked),
         loss=loss,
+        validation=None if checked[0].validation is None else "own",
         input_dtype=torch.int64 if checked[0].train.x.dtype == torch.int64 else torch.float32,
     )
 
 
 def _read_task(number: int, task: Any, loss: LossName) -> Task:
-    message = f"task {number} is {describe(task)}; give a pair (train, test), each (x, y), a Dataset or a DataLoader."
-    require(isinstance(task, list | tuple) and len(task) == 2, message)
-    train, test = (_read_data(part, f"task {number} ({name})", loss) for part, name in zip(task, SPLITS, strict=True))
-    labels = torch.cat([train.y, test.y]) if loss == "cross-entropy" else torch.zeros(0)
-    return Task(train, test, tuple(int(c) for c in torch.unique(labels).tolist()))
+    allowed = "give a pair (train, test) or a triple (train, validation, test), each (x, y), a Dataset or a DataLoader"
+    require(isinstance(task, list | tuple) and len(task) in SPLITS, f"task {number} is {describe(task)}; {allowed}.")
+    parts = zip(SPLITS[len(task)], task, strict=True)
+    splits = {name: _read_data(part, f"task {number} ({name})", loss) for name, part in parts}
+    labels = torch.cat([data.y for data in splits.values()]) if loss == "cross-entropy" else torch.zeros(0)
+    return Task(**splits, classes=tuple(int(c) for c in torch.unique(labels).tolist()))
 
 
 def _read_data(source: Any, name: str, loss: LossName) -> Data:
@@ -77,11 +79,13 @@ def _read_data(source: Any, name: str, loss: LossName) -> Data:
     return Data(as_inputs(x, f"x of {name}"), convert(y, f"y of {name}"))
 
 
-def _check_shapes(tasks: Sequence[Task]) -> None:
+def _check_splits(tasks: Sequence[Task]) -> None:
     """Require one shape and dtype of all inputs, because one network reads them all, and of all targets."""
     first = tasks[0].train
     for number, task in enumerate(tasks, 1):
-        for split, data in zip(SPLITS, (task.train, task.test), strict=True):
+        mixed = f"task {number} and task 1 differ in whether they have validation data; give it for all tasks or none."
+        require((task.validation is None) == (tasks[0].validation is None), mixed)
+        for split, data in task.splits.items():
             for kind, values, expected in (("inputs", data.x, first.x), ("targets", data.y, first.y)):
                 require(
                     values.shape[1:] == expected.shape[1:] and values.dtype == expected.dtype,
@@ -122,7 +126,7 @@ def _fingerprint(tasks: Sequence[Task]) -> str:
     """Return the SHA-256 of every tensor's dtype, shape and bytes, in order."""
     digest = sha256()
     for task in tasks:
-        for tensor in (*task.train, *task.test):
+        for tensor in (tensor for data in task.splits.values() for tensor in data):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(np.ascontiguousarray(tensor.numpy()).data)
     return "sha256:" + digest.hexdigest()

@@ -18,13 +18,16 @@ from glocal.engine.executors import Executor
 from glocal.engine.loader import evenly_spaced
 from glocal.engine.state import State
 
-MEASURES = tuple(
-    f"{split}_{scope}_{what}"
-    for split in ("train", "test")
-    for scope in ("class", "task")
-    for what in ("accuracy", "loss")
-)
+
+def _measures(*splits: str) -> tuple[str, ...]:
+    return tuple(f"{s}_{scope}_{what}" for s in splits for scope in ("class", "task") for what in ("accuracy", "loss"))
+
+
+MEASURES = _measures("train", "test")
 """'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
+
+VALIDATION_MEASURES = _measures("validation")
+"""The same on validation data, of challenges that have them."""
 
 ARRAYS = (*MEASURES, "distance_from_init", "update_norm", "epoch_loss", "memory_bytes")
 
@@ -34,7 +37,8 @@ class Record:
     """Measurements of a cohort.
 
     arrays, with the runs along the first axis:
-        m[run, t, o] for every m of MEASURES: on task o with θ_t, the parameters after t tasks; t = 0: initialisation.
+        m[run, t, o] for every m of MEASURES, and of VALIDATION_MEASURES where there are validation data: on task o
+            with θ_t, the parameters after t tasks; t = 0: initialisation.
         distance_from_init[run, t − 1] = ‖θ_t − θ_0‖₂ and update_norm[run, t − 1] = ‖θ_t − θ_{t−1}‖₂ for t = 1…T.
         epoch_loss[run, t, e]: the mean objective over epoch e of task t.
         memory_bytes[run, t]: the size of the algorithm's memory after t + 1 tasks.
@@ -49,8 +53,9 @@ class Record:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def blank(cls, runs: int, tasks: int, epochs: int) -> Record:
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(MEASURES, (runs, tasks + 1, tasks))
+    def blank(cls, runs: int, tasks: int, epochs: int, validation: bool = False) -> Record:
+        measures = (*MEASURES, *VALIDATION_MEASURES) if validation else MEASURES
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(measures, (runs, tasks + 1, tasks))
         shapes |= {"distance_from_init": (runs, tasks), "update_norm": (runs, tasks)}
         shapes |= {"epoch_loss": (runs, tasks, epochs)}
         arrays = {k: torch.full(shape, torch.nan, dtype=torch.float64) for k, shape in shapes.items()}
@@ -110,7 +115,7 @@ class Evaluator:
     def _load_group(self, task: int, runs: slice) -> EvaluationGroup:
         device, challenge = self.cohort.device, self.cohort.challenge
         made = challenge.task(task, self.cohort.members[runs.start].seed if challenge.seeded else 0, device)
-        splits = {"train": evenly_spaced(made.train, self.cohort.train_eval), "test": made.test}
+        splits = {**made.splits, "train": evenly_spaced(made.train, self.cohort.train_eval)}
         mask = None
         if 0 < len(made.classes) < challenge.outputs:
             mask = torch.zeros(challenge.outputs, dtype=torch.bool, device=device)
@@ -131,7 +136,7 @@ class Evaluator:
                         record.arrays[f"{split}_{name}"][runs, row, task] = values
         losses = record.arrays["train_class_loss"][:, row].mean(1)
         lost = (state.diverged >= 0).cpu() | ~losses.isfinite()
-        for name in MEASURES:
+        for name in record.arrays.keys() & {*MEASURES, *VALIDATION_MEASURES}:
             record.arrays[name][lost, row] = torch.nan
         return losses
 

@@ -80,7 +80,8 @@ def train(
         executor = choose(cohort, loader, execution)
         theta_0, _ = cohort.initial()
         if begin is None:
-            record = Record.blank(len(cohort), cohort.challenge.tasks, cohort.epochs)
+            sizes = len(cohort), cohort.challenge.tasks, cohort.epochs
+            record = Record.blank(*sizes, validation=cohort.challenge.validation is not None)
             begin = Snapshot(0, cohort.initial_state(loader.example()), record)
             evaluator.measure(executor, begin.state, record, row=0)
             record.notes = [executor.note] if executor.note else []

@@ -241,11 +241,13 @@ def open_run(
     require((path / "config.json").exists(), f"'{path}' is not a run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config
+    share = config["challenge"].get("validation")
+    share = None if share == "own" else share
     if challenge is None:
         name, options = _built_in("challenge", config), config["challenge"]["options"]
-        resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options))
+        resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options), validation=share)
     else:
-        resolved = resolve.challenge(challenge, run.tasks, data, run.setting)
+        resolved = resolve.challenge(challenge, run.tasks, data, run.setting, share)
     make = resolve.network(network or _built_in("network", config), resolved.value)
     trained = resolve.algorithm(algorithm or _built_in("algorithm", config), config["algorithm"]["options"])
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):

@@ -115,7 +115,7 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
         scale = cm.ScalarMappable(Normalize(0, largest), "cividis")
         for (axes, own), group, R in zip(cells, best, matrices, strict=True):
             _draw_heat_map(axes, R, largest, ".2g" if by_loss else ".0f")
-            chosen = f", best of {len(own)} on test data" if len(own) > 1 else ""
+            chosen = f", best of {len(own)} on {group.choice_split} data" if len(own) > 1 else ""
             title = f"{group.title}\nlr {format_lr(group.lr)}{chosen}"
             axes.set_title(title, color=TITLE_COLOURS[group.locality], loc="left")
         label = "loss  $R[t, o]$" if by_loss else "accuracy  $R[t, o]$  (%)"
@@ -124,7 +124,7 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw the mean of obj_t over each epoch at each algorithm's learning rate with the best test results."""
+    """Draw the mean of obj_t over each epoch at each algorithm's best learning rate."""
     lrs: dict[str, list[str]] = {}
     finished = [group for group in groups if group.finished]
     for axes, members, lines in _challenge_panels(figure, groups, finished, 4.6, 3.4):
@@ -151,7 +151,8 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             axes.set_yscale("log")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
     shown = [title for title in _titles(groups) if title in lrs]
-    chosen = "learning rates chosen\non test data\n" if len({group.lr for group in finished}) > 1 else None
+    splits = " and ".join(sorted({group.choice_split for group in finished}))
+    chosen = f"learning rates chosen\non {splits} data\n" if len({group.lr for group in finished}) > 1 else None
     legend(figure, {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in shown}, chosen)
 
 
@@ -259,6 +260,7 @@ def _titles(groups: Sequence[Group]) -> list[str]:
 
 
 def _best(groups: Sequence[Group], view: View) -> Group:
-    """Return the group with the highest mean ACC(T) or the lowest mean loss on test data, or the first without one."""
+    """Return the group with the highest mean ACC(T) or the lowest mean loss on `choice_split`, or the first."""
     sign = 1 if groups[0].metric == "acc" else -1
-    return max(groups, key=lambda group: np.nan_to_num(sign * group.statistics(view)["metric"][0], nan=-np.inf))
+    means = [sign * group.statistics(view, group.choice_split)["metric"][0] for group in groups]
+    return groups[int(np.argmax(np.nan_to_num(means, nan=-np.inf)))]

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.filesize import decimal
 
 from glocal import metrics, tree
-from glocal.metrics import CONFIDENCE, LearningRateTest, Measure, Over, Scope
+from glocal.metrics import CONFIDENCE, LearningRateTest, Measure, Over, Scope, Split
 from glocal.report import table
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed
 from glocal.store.run import Run
@@ -102,17 +102,23 @@ class Group:
         """The statistic that says how well the tasks are learnt: 'acc', or 'loss' without classes."""
         return "loss" if metrics.measure_of(self.runs[0]) == "loss" else "acc"
 
-    def by_seed(self, view: View) -> dict[int, dict[str, float]]:
+    @property
+    def choice_split(self) -> Split:
+        """The data on which a learning rate is chosen: validation data if the runs have any, otherwise test data."""
+        return metrics.choice_split(self.runs[0])
+
+    def by_seed(self, view: View, split: Split = "test") -> dict[int, dict[str, float]]:
         """Compute the statistics of each finished run, accuracies in percent."""
         by = metrics.measure_of(self.runs[0], view.measure)
         percent = [name for name in PERCENT if name != "forgetting" or by == "accuracy"]
-        values = {run.seed: metrics.summary(run, view.scope, view.measure, view.forgetting) for run in self.finished}
+        options = view.scope, view.measure, view.forgetting, split
+        values = {run.seed: metrics.summary(run, *options) for run in self.finished}
         return {seed: {n: 100 * x if n in percent else x for n, x in own.items()} for seed, own in values.items()}
 
-    def statistics(self, view: View) -> dict[str, tuple[float, float]]:
+    def statistics(self, view: View, split: Split = "test") -> dict[str, tuple[float, float]]:
         """Compute (mean, standard deviation) over the finished runs; NaN where undefined or if none finished."""
         found = dict.fromkeys(STATISTICS, (math.nan, math.nan))
-        found |= metrics.over_seeds(list(self.by_seed(view).values()))
+        found |= metrics.over_seeds(list(self.by_seed(view, split).values()))
         return found | {"metric": found[self.metric]}
 
 
@@ -179,13 +185,15 @@ def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
         `<name>_mean` and `<name>_std` (ddof = 0) over the seeds that did not diverge, for each of `STATISTICS`:
         percent, except loss and distance = ‖θ_T − θ_0‖₂. Undefined values are None. `seeds` counts all runs, `diverged`
         those that diverged. `memory_bytes` is the algorithm's memory after the last task, `seconds` the time per run.
-        `metric` is 'acc', or 'loss' without classes.
+        `metric` is 'acc', or 'loss' without classes; `chosen_on` the data on which the best learning rate is chosen,
+        'validation' or 'test', and `choice_metric` and `choice_forgetting` the means there.
     """
     return [_row(group, view) for group in group_runs(runs)]
 
 
 def _row(group: Group, view: View) -> Row:
     statistics, costs = group.statistics(view), [run.info["cost"] for run in group.runs]
+    choice = group.statistics(view, group.choice_split)
     numbers = {
         f"{name}_{suffix}": value if math.isfinite(value) else None
         for name in STATISTICS
@@ -201,6 +209,8 @@ def _row(group: Group, view: View) -> Row:
         "forgetting_over": view.forgetting,
         "forgetting_by": metrics.measure_of(group.runs[0], view.measure),
         "metric": group.metric,
+        "chosen_on": group.choice_split,
+        **{f"choice_{n}": m if math.isfinite(m := choice[n][0]) else None for n in ("metric", "forgetting")},
     }
 
 
@@ -216,7 +226,8 @@ def frame(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
         **dict.fromkeys(numbers, pl.Float64),
         "memory_bytes": pl.Int64,
         "seconds": pl.Float64,
-        **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by", "metric"), pl.String),
+        **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by", "metric", "chosen_on"), pl.String),
+        **dict.fromkeys(("choice_metric", "choice_forgetting"), pl.Float64),
     }
     return pl.DataFrame(rows(runs, view), schema)
 
@@ -273,9 +284,10 @@ def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
         for name, best in ((row["metric"], max if row["metric"] == "acc" else min), ("forgetting", min)):
             spec = ".2f" if name == "acc" or row["forgetting_by"] == "accuracy" else ".3g"
             own = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
-            means = (x for r in own if (x := r[f"{name}_mean"]) is not None)
+            choice = "choice_forgetting" if name == "forgetting" else "choice_metric"
+            chosen = row[choice] == best((x for r in own if (x := r[choice]) is not None), default=None)
             mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
-            cell = mean_std(mean, std, mean == best(means, default=None), spec) if finished else Cell("diverged")
+            cell = mean_std(mean, std, chosen, spec) if finished else Cell("diverged")
             cells.setdefault((row["locality"], row["algorithm"], row["lr"], row["challenge"]), []).append(cell)
     return cells
 
@@ -289,6 +301,7 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     kinds = {row["challenge"]: "domain" if row["setting"] == "domain" else row["scope"] for row in rows}
     scopes = {row["challenge"]: SCOPE_NOTES[kinds[row["challenge"]]] for row in rows if row["metric"] == "acc"}
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
+    chosen_on = {row["challenge"]: row["chosen_on"] for row in rows}
     seeds = format_range((row["seeds"] for row in rows), "seed")
     return (
         f"Mean ± standard deviation over {seeds}; T = {_by_challenge(counts)} tasks.",
@@ -296,7 +309,7 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
         *(["Loss: average test loss, of challenges without classes."] if len(scopes) < len(kinds) else []),
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
         diverged_note(rows),
-        "Bold or *: the best values of each algorithm, chosen on test data.",
+        f"Bold or *: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data.",
     )
 
 
@@ -334,6 +347,9 @@ def matrix_table(run: Run) -> Table:
         note = f"The run diverged at step {run.diverged}: its objective was not finite."
     else:
         note = f"Average {by} {metrics.average_accuracy(R):{exact}}"
+        if metrics.choice_split(run) == "validation":
+            held_out = metrics.average_accuracy(metrics.shown_matrix(run, split="validation"))
+            note += f", on validation data {held_out:{exact}}"
         if run.tasks > 1:
             note += f"; forgetting, over all tasks but the last, {metrics.average_forgetting(R, by=by):{exact}}"
         note += "."

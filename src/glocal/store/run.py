@@ -23,8 +23,8 @@ class Run:
     """A run's configuration, measurements and information about its training.
 
     arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `evaluate.MEASURES` (t = 0 is the
-        initialisation; NaN where the run had diverged), 'distance_from_init' and 'update_norm' (T,), 'epoch_loss'
-        (T, epochs), 'memory_bytes' (T,).
+        initialisation; NaN where the run had diverged), four more with validation data (`VALIDATION_MEASURES`),
+        'distance_from_init' and 'update_norm' (T,), 'epoch_loss' (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged'
         (the step, or None), 'steps', 'cost', 'versions', 'notes', 'finished' (when).
     """

@@ -201,7 +201,7 @@ class Claim:
             tensors, metadata = files.read_tensors(path)
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
-            arrays = {name: parts["record"][name] for name in ARRAYS}
+            arrays = {name: parts["record"][name] for name in (*ARRAYS, *parts["record"])}
             record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS})
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)

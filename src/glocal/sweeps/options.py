@@ -28,6 +28,8 @@ class SweepOptions:
     """Setting in which a split challenge is reported: task or class. The challenge sets the default."""
     tasks: int | None = None
     """Train on the first N tasks only."""
+    validation: float | None = None
+    """Share of each task's training data, such as 0.1, that is held out: the best learning rate is chosen on it."""
     epochs: int | None = None
     """Passes over each task. The challenge sets the default."""
     batch_size: int | None = None

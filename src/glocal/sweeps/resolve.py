@@ -38,11 +38,16 @@ class Resolved:
 
 
 def challenge(
-    spec: str | Challenge, tasks: int | None = None, data: str | Path | None = None, setting: str | None = None
+    spec: str | Challenge,
+    tasks: int | None = None,
+    data: str | Path | None = None,
+    setting: str | None = None,
+    validation: float | None = None,
 ) -> Resolved:
     """Resolve a challenge: a name, path.py:function where the function returns a `Challenge`, or a `Challenge`.
 
-    Take only its first `tasks`, search the folder `data` first, and report a split challenge in this setting.
+    Take only its first `tasks`, search the folder `data` first, report a split challenge in this setting, and hold out
+    a share of the training data for `validation`.
     """
     value: Any = spec
     if isinstance(spec, str) and is_file_spec(spec):
@@ -53,12 +58,15 @@ def challenge(
     require(isinstance(value, Challenge), f"a challenge must be a name or a Challenge, not a {type(value).__name__}.")
     value = value if tasks is None else value.first(tasks)
     value = value if setting is None else _in_setting(value, setting)
+    value = value if validation is None else value.with_validation(validation)
     config = {k: getattr(value, k) for k in ("name", "setting", "tasks", "outputs", "loss", "fingerprint")}
     config["options"] = dict(value.options)
     if value.normalise is not None:
         config["normalise"] = {"mean": list(value.normalise.mean), "std": list(value.normalise.std)}
     if value.augment is not None:
         config["augment"] = value.augment._asdict()
+    if value.validation is not None:
+        config["validation"] = value.validation
     return Resolved(value, config)
 
 
@@ -139,7 +147,7 @@ def _example_inputs(challenge: Challenge) -> torch.Tensor:
     if challenge.input_dtype.is_floating_point:
         return torch.zeros(1, *challenge.input_shape)
     tasks = [challenge.task(index, 0) for index in range(challenge.tasks)]
-    splits = [data for task in tasks for data in (task.train, task.test)]
+    splits = [data for task in tasks for data in task.splits.values()]
     rows = torch.stack([extreme for data in splits for extreme in data.x.aminmax(dim=0)])
     return torch.stack(rows.aminmax(dim=0))
 
