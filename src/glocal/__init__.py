@@ -56,6 +56,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `glocal --help` does not wait for PyTorch."""
+    if name in ("curvature", "lens"):
+        return import_module(f"glocal.{name}")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(module), name)

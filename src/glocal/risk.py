@@ -20,6 +20,7 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
+from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.model import Model
 from glocal.tree import Params, Tree, map_tree
@@ -115,6 +116,15 @@ class Risk:
 
         with torch.no_grad(), unfused_ops(self.module):
             return self.mean_over_chunks(self.chunk_size or MAX_CHUNK_SIZE, chunk_gradient)
+
+
+def outputs_in_chunks(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return f_θ(x) for a network's parameters and buffers, computed in chunks."""
+    with unfused_ops(module):
+        parts = [functional_call(module, dict(tensors), (part,)) for part in x.split(MAX_CHUNK_SIZE)]
+    given = type(parts[0]).__name__
+    require(isinstance(parts[0], Tensor), f"the network returns a {given}; give a module that returns one tensor.")
+    return torch.cat(parts)
 
 
 def is_recurrent(module: nn.Module) -> bool:

@@ -301,7 +301,7 @@ def test_mistakes_are_told() -> None:
         ((module, "cross-entropy", [3], states[:2]), "task 1 is a int"),
         ((module, "cross-entropy", [[3]], states[:2]), "batches must be pairs"),
         ((module, "cross-entropy", [[]], states[:2]), "no examples"),
-        ((module, "cross-entropy", [(torch.ones(3, 9), torch.zeros(3).long())], states[:2]), "data of task 1"),
+        ((module, "cross-entropy", [(torch.ones(3, 9), torch.zeros(3).long())], states[:2]), "fails on task 1"),
         ((module, "cross-entropy", tasks, states, -1.0), r"epsilon = -1\.0 was given; it must be finite and above 0"),
     ]
     for arguments, told in wrong:

@@ -20,15 +20,17 @@ from torch import Tensor, nn
 
 from glocal.curvature.jacobian import MAX_CHUNK_BYTES, dense_jacobian_chunks, output_hessian_sqrt
 from glocal.curvature.layers import Cotangents, affine_layers, chunk_size, layer_factors, params_outside
+from glocal.curvature.network import takes_network
 from glocal.risk import Risk
 from glocal.tree import Params, map_tree
 
 
+@takes_network
 def diagonal(risk: Risk, cotangents: Cotangents | None = None, wrt: Mapping[str, Tensor] | None = None) -> Params:
-    """Return F, shaped as θ.
+    """Return F, the diagonal of the Gauss–Newton matrix or of a Fisher matrix, as a dict shaped as θ.
 
     Args:
-        risk: The network and the data. The network should be in evaluation mode.
+        model, loss, data: As in `network_risk`; or one `Risk`, whose network should be in evaluation mode.
         cotangents: From outputs (n, K) and labels to the vectors u, (n, C, K); by default the root of ∇²_f ℓ.
         wrt: The parameters whose F is computed, by default all.
     """

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from glocal.curvature.jacobian import dense_jacobian_chunks, output_hessian_sqrt
+from glocal.curvature.network import takes_network
 from glocal.curvature.operators import Operator, check_eval_mode, functional_operator, ggn_operator, hessian_operator
 from glocal.risk import Risk, is_recurrent
 from glocal.tree import to_vector
@@ -26,16 +27,22 @@ CHUNK_SIZE = 500
 """Samples that are differentiated at once, unless the risk has a chunk size."""
 
 
+@takes_network
 def hessian(risk: Risk, block_size: int = 64) -> Tensor:
-    """Return ∇²L, (P, P), computed `block_size` columns at a time; peak memory is one such matrix."""
+    """Return ∇²L, (P, P), of a model, loss and data, or of one `Risk`.
+
+    It is computed `block_size` columns at a time; peak memory is one such matrix.
+    """
     return _mean_over_chunks(risk, hessian_operator, block_size)
 
 
+@takes_network
 def functional_hessian(risk: Risk, block_size: int = 64) -> Tensor:
     """Return the functional Hessian, (P, P), computed `block_size` columns at a time."""
     return _mean_over_chunks(risk, functional_operator, block_size)
 
 
+@takes_network
 def ggn(risk: Risk) -> Tensor:
     """Return the Gauss–Newton matrix, (P, P). Labels are not used."""
     if is_recurrent(risk.module):  # `vmap` cannot batch its samples

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from glocal.curvature.layers import AffineLayer, Cotangents, affine_layers, layer_factors, params_outside
+from glocal.curvature.network import takes_network
 from glocal.losses import Loss
 from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params, from_vector, map_tree, stack, to_vector
@@ -72,8 +73,16 @@ def output_hessian_sqrt(loss: Loss) -> Cotangents:
     return lambda outputs, y: loss.output_hessian_sqrt(outputs)
 
 
+@takes_network
 def dense_jacobian(risk: Risk, cotangents: Cotangents, wrt: Mapping[str, Tensor] | None = None) -> Params:
-    """Return the gradients in the parameters `wrt`, by default all, each (n, C, ...)."""
+    """Return the per-sample gradients of outputs in the parameters `wrt`, by default all, each (n, C, ...).
+
+    Args:
+        model, loss, data: As in `network_risk`, or one `Risk`. The loss is not used.
+        cotangents: Which outputs: `every_output`, `label_output`, `mean_output`, or a function from outputs (n, K) and
+            labels to vectors in output space, (n, C, K).
+        wrt: The parameters, a dict of some of θ.
+    """
     parts = list(dense_jacobian_chunks(risk, cotangents, wrt))
     return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
 

@@ -27,6 +27,7 @@ from glocal.curvature.diagonal import diagonal
 from glocal.curvature.jacobian import output_hessian_sqrt
 from glocal.curvature.lanczos import eigh_or_nan
 from glocal.curvature.layers import Cotangents, affine_layers, chunk_size, layer_factors, memory_budget, params_outside
+from glocal.curvature.network import takes_network
 from glocal.risk import Risk
 from glocal.tree import Params
 
@@ -35,11 +36,12 @@ MAX_CHUNK_SIZE = 500
 """Samples that are differentiated at once, unless the risk has a chunk size."""
 
 
+@takes_network
 def kronecker_factors(risk: Risk, cotangents: Cotangents | None = None) -> KroneckerFactors:
     """Return the Kronecker factors, and the diagonal for all other parameters, averaged over chunks of the data.
 
     Args:
-        risk: The network and the data. The network should be in evaluation mode.
+        model, loss, data: As in `network_risk`; or one `Risk`, whose network should be in evaluation mode.
         cotangents: From outputs (n, K) and labels to the vectors u, (n, C, K); by default the root of ∇²_f ℓ.
     """
     cotangents = cotangents or output_hessian_sqrt(risk.loss)

@@ -24,10 +24,10 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from glocal.curvature.operators import SymmetricMatrix, hessian_operator
+from glocal.curvature.network import takes_network
+from glocal.curvature.operators import SymmetricMatrix, as_matrix, vector_like
 from glocal.precision import full_precision
 from glocal.risk import Risk
-from glocal.tree import to_vector
 
 Largest: TypeAlias = Literal["magnitude", "algebraic"]
 ROUNDING = 10
@@ -44,9 +44,10 @@ class Eigenpairs(NamedTuple):
     residuals: Tensor  # (k,), ‖A v − λ v‖ including the estimated rounding of products
 
 
+@takes_network
 @full_precision()
 def eigenpairs(
-    risk: Risk,
+    matrix: Risk | SymmetricMatrix,
     k: int,
     *,
     steps: int | None = None,
@@ -54,21 +55,20 @@ def eigenpairs(
     tolerance: float = 0.0,
     start: Tensor | None = None,
 ) -> Eigenpairs:
-    """Return the top k eigenpairs of the Hessian ∇²L.
+    """Return the top k eigenpairs of the Hessian ∇²L, or of another matrix.
 
     Args:
-        risk: L, at the parameters where its Hessian is taken.
+        model, loss, data: As in `network_risk`; or one `Risk`, `Operator` or dense matrix in place of all three.
         k: How many eigenpairs.
         steps, largest, tolerance: As in `lanczos`.
         start: The start vector, (P,); by default a random one, always the same.
     """
-    theta = to_vector(risk.params)
+    matrix = as_matrix(matrix)
     if start is None:
         # A random direction almost surely has a component along every eigenvector.
-        start = torch.randn(theta.numel(), dtype=theta.dtype, generator=torch.Generator().manual_seed(0)).to(
-            theta.device
-        )
-    return lanczos(hessian_operator(risk), start, k, steps=steps, largest=largest, tolerance=tolerance)
+        like, generator = vector_like(matrix), torch.Generator().manual_seed(0)
+        start = torch.randn(like.numel(), dtype=like.dtype, generator=generator).to(like.device)
+    return lanczos(matrix, start, k, steps=steps, largest=largest, tolerance=tolerance)
 
 
 def lanczos(

@@ -29,6 +29,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from glocal.curvature.layers import chunk_size, memory_budget
+from glocal.curvature.network import takes_network
 from glocal.networks.convolution import ReplaceConv2d
 from glocal.risk import MAX_CHUNK_SIZE, Risk, unfused_ops
 from glocal.tree import Params, from_vector, to_vector
@@ -42,6 +43,20 @@ class SymmetricMatrix(Protocol):
     """Anything that multiplies flat vectors by `A @ v`: an `Operator` or a dense tensor."""
 
     def __matmul__(self, v: Tensor, /) -> Tensor: ...
+
+
+def as_matrix(matrix: SymmetricMatrix | Risk) -> SymmetricMatrix:
+    """Return a matrix as it is, and the Hessian of a risk as an operator."""
+    return hessian_operator(matrix) if isinstance(matrix, Risk) else matrix
+
+
+def vector_like(matrix: SymmetricMatrix) -> Tensor:
+    """Return a vector (P,) of the dtype and on the device of an operator's or a dense matrix's vectors."""
+    if isinstance(matrix, Operator):
+        return to_vector(matrix.like)
+    if isinstance(matrix, Tensor):
+        return matrix[0]
+    raise ValueError(f"a {type(matrix).__name__} does not tell its size; give the start vector or the random vectors.")
 
 
 class Operator:
@@ -58,12 +73,14 @@ class Operator:
         return to_vector(self.product(from_vector(v, self.like))) if isinstance(v, Tensor) else self.product(v)
 
 
+@takes_network
 def hessian_operator(risk: Risk) -> Operator:
-    """Return v ↦ ∇²L v."""
+    """Return v ↦ ∇²L v, of a model, loss and data, or of one `Risk`."""
     n = len(risk)
     return _sum_over_chunks(risk, lambda part: _second_derivative(lambda params: part.losses(params).sum() / n, part))
 
 
+@takes_network
 def functional_operator(risk: Risk) -> Operator:
     """Return the product with the functional Hessian: that of ⟨∇_f ℓ, f_θ⟩ with the first factor held constant."""
     n = len(risk)
@@ -75,6 +92,7 @@ def functional_operator(risk: Risk) -> Operator:
     return _sum_over_chunks(risk, prepare)
 
 
+@takes_network
 def ggn_operator(risk: Risk) -> Operator:
     """Return the product with the Gauss–Newton matrix. Labels are not used, unless ∇²_f ℓ of an `AutogradLoss` depends
     on them."""

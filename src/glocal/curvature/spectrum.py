@@ -32,7 +32,10 @@ from torch.func import vmap
 from torch.nn import functional
 
 from glocal.curvature.lanczos import Eigenpairs, eigh_or_nan, tridiagonalize
-from glocal.curvature.operators import SymmetricMatrix
+from glocal.curvature.network import takes_network
+from glocal.curvature.operators import SymmetricMatrix, as_matrix, vector_like
+from glocal.precision import full_precision
+from glocal.risk import Risk
 
 
 class Estimate(NamedTuple):
@@ -87,18 +90,26 @@ class Density:
         return self.nodes.abs().max()
 
 
+@takes_network
+@full_precision()
 def density(
-    matrix: SymmetricMatrix, probes: Tensor, steps: int = 100, block_size: int = 1, known: Eigenpairs | None = None
+    matrix: Risk | SymmetricMatrix,
+    probes: int | Tensor = 8,
+    steps: int = 100,
+    block_size: int = 1,
+    known: Eigenpairs | None = None,
 ) -> Density:
-    """Estimate the spectral density.
+    """Estimate the spectral density of the Hessian ∇²L, or of another matrix.
 
     Args:
-        matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
-        probes: Random signs (`random_signs`), (n, P).
+        model, loss, data: As in `network_risk`; or one `Risk`, or anything that multiplies vectors by `matrix @ v`.
+        probes: How many random vectors, always the same ones, or random signs (`random_signs`), (n, P).
         steps: The number of products for each probe.
         block_size: How many probes are processed together by `vmap`.
         known: Eigenpairs that are known; the probes sample the rest.
     """
+    matrix = as_matrix(matrix)
+    probes = _probes(matrix, probes)
     count, size = probes.shape
     if count < 1 or steps < 1:
         raise ValueError(f"{count} random vectors and {steps} steps were given; at least 1 of each is needed.")
@@ -129,14 +140,18 @@ def quadrature(matrix: SymmetricMatrix, start: Tensor, steps: int) -> tuple[Tens
         return values, s[0].square()
 
 
-def trace(matrix: SymmetricMatrix, probes: Tensor, block_size: int = 1) -> Estimate:
-    """Estimate the trace.
+@takes_network
+@full_precision()
+def trace(matrix: Risk | SymmetricMatrix, probes: int | Tensor = 32, block_size: int = 1) -> Estimate:
+    """Estimate the trace of the Hessian ∇²L, or of another matrix.
 
     Args:
-        matrix: The matrix, or anything that multiplies vectors by `matrix @ v`.
-        probes: Random signs (`random_signs`), (2k, P) with k ≥ 2.
+        model, loss, data: As in `network_risk`; or one `Risk`, or anything that multiplies vectors by `matrix @ v`.
+        probes: How many random vectors, always the same ones, or random signs (`random_signs`), (2k, P) with k ≥ 2.
         block_size: How many products are computed together by `vmap`.
     """
+    matrix = as_matrix(matrix)
+    probes = _probes(matrix, probes)
     count, size = probes.shape
     if count < 4 or count % 2:
         raise ValueError(f"{count} random vectors were given; the number must be even and at least 4.")
@@ -158,6 +173,14 @@ def random_signs(count: int, size: int, generator: torch.Generator, dtype: torch
     """Return vectors of ±1 as rows, on the generator's device."""
     bits = torch.randint(2, (count, size), dtype=torch.int8, device=generator.device, generator=generator)
     return bits.to(dtype).mul_(2).sub_(1)
+
+
+def _probes(matrix: SymmetricMatrix, probes: int | Tensor) -> Tensor:
+    """Return the given random vectors, or that many random signs, the same on every device."""
+    if isinstance(probes, Tensor):
+        return probes
+    like = vector_like(matrix)
+    return random_signs(probes, like.numel(), torch.Generator().manual_seed(0), like.dtype).to(like.device)
 
 
 def _products(matrix: SymmetricMatrix, rows: Tensor, block_size: int) -> Tensor:

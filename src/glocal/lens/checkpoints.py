@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from glocal import losses
 from glocal.challenges.challenge import Data
+from glocal.curvature.network import (
+    AnyLoss,
+    check_deterministic,
+    check_losses,
+    diverse_examples,
+    resolve_loss,
+    trainable_copy,
+)
 from glocal.engine.cohort import constants
-from glocal.errors import GlocalError, first_line, require
+from glocal.errors import GlocalError, require
 from glocal.files import read_tensors, report_damage
-from glocal.inputs import check_finite, describe, evenly_spaced_indices, is_tensor_pair, read_examples
-from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace
-from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
-from glocal.precision import full_precision
+from glocal.inputs import check_finite, describe, is_tensor_pair, read_examples
+from glocal.lens.training_trace import Checkpoint, TrainingTrace
+from glocal.losses import AutogradLoss
 
 TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
-AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
-MAX_CLASSES = 64
-"""Classes of which an `AutogradLoss` is shown an example."""
-NOT_A_MEAN = "the loss must be the unweighted mean over samples; this one sums or weighs them."
 
 
 def trace_checkpoints(
@@ -44,24 +42,16 @@ def trace_checkpoints(
 
     `complete` requires θ_0 and one checkpoint per task, and that every task changed something.
     """
-    require(isinstance(module, nn.Module), f"the network must be an nn.Module; a {type(module).__name__} was given.")
+    module = trainable_copy(module)
     states, task_list = _as_list("checkpoints", checkpoints), _as_list("tasks", tasks)
     require(
         not complete or len(states) == len(task_list) + 1,
         f"tasks: {len(task_list)}, checkpoints: {len(states)}; give θ_0, the initialization, and one checkpoint after "
         "every task. If training is still running, give the finished tasks only.",
     )
-    module = copy.deepcopy(module)
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding):
-            layer.sparse = False  # sparse gradients have no second derivatives
-    learned = [p for p in module.parameters() if p.requires_grad]
-    name = type(module).__name__
-    require(bool(learned), f"the network {name} has no parameters with requires_grad=True.")
-    half = next((p.dtype for p in learned if p.dtype in (torch.bfloat16, torch.float16)), None)
-    require(half is None, f"the network {name} has {half} parameters, too coarse for curvature: give module.float().")
     pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list, 1)]
-    data = [Data(*(part.to(learned[0].device) for part in pair)) for pair in pairs]
+    device = next(p.device for p in module.parameters() if p.requires_grad)
+    data = [Data(*(part.to(device) for part in pair)) for pair in pairs]
     points = [_read_state_dict(module, state) for state in states]
     frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
     for t, (params, constant) in enumerate(points):
@@ -75,7 +65,7 @@ def trace_checkpoints(
                 f"'{changed[0]}' has requires_grad=False in the given network but differs between checkpoints 0 and "
                 f"{t}: give the network as it was trained."
             )
-    trace = TrainingTrace(module, _resolve_loss(loss), data, points)
+    trace = TrainingTrace(module, resolve_loss(loss), data, points)
     for o in range(len(data)):
         _check_task(trace, o)
     for t, (before, after) in enumerate(pairwise(points) if complete else ()):
@@ -87,40 +77,12 @@ def trace_checkpoints(
     return trace
 
 
-@contextmanager
-def explain_missing_derivatives() -> Iterator[None]:
-    """Turn torch's error about layers without second derivatives into one sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = first_line(error)
-        if isinstance(error, NotImplementedError) or "derivative" in reason or "autograd" in reason:
-            raise GlocalError(f"curvature needs layers that can be differentiated twice: {reason}") from error
-        raise
-
-
 def _as_list(what: str, given: Any) -> list[Any]:
     """Return tasks or checkpoints as a list, and refuse a single one."""
     single = isinstance(given, str | Mapping | Tensor | Dataset | DataLoader | nn.Module) or is_tensor_pair(given)
     message = f"{what} must be a list with one item per {what.removesuffix('s')}; {describe(given)} was given."
     require(isinstance(given, Iterable) and not single, message)
     return list(given)
-
-
-def _resolve_loss(given: AnyLoss) -> Loss:
-    """Return the loss of a name or of a function."""
-    if isinstance(given, str):
-        return losses.get(given)
-    if isinstance(given, AutogradLoss):
-        return AutogradLoss(given.mean)  # a fresh one: it stores examples of these tasks
-    if hasattr(given, "per_sample"):
-        return given  # type: ignore[return-value]
-    if isinstance(given, type):
-        raise GlocalError(f"the loss is the class {given.__name__}; give an instance, {given.__name__}().")
-    if not callable(given):
-        allowed = ", ".join(map(repr, LOSSES))
-        raise GlocalError(f"the loss must be {allowed}, or a function of outputs and y; {given!r} was given.")
-    return AutogradLoss(given)
 
 
 def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
@@ -161,93 +123,8 @@ def _check_task(trace: TrainingTrace, task: int) -> None:
     (x, y), last = trace.tasks[task], len(trace.checkpoints) - 1
     check_finite(x, f"x of task {task + 1}")
     for t in sorted({0, min(task + 1, last), last}) if isinstance(trace.loss, AutogradLoss) else (0,):
-        outputs, sample_losses = _outputs_and_losses(trace, task, t)
+        outputs, sample_losses = check_losses(trace.risk(task, trace.checkpoints[t]), f"task {task + 1}")
         if isinstance(trace.loss, AutogradLoss) and t == 0:
-            rows = _diverse_examples(sample_losses, y)
+            rows = diverse_examples(sample_losses, y)
             trace.loss.examples.append((outputs[rows], y[rows]))
-    _check_deterministic(trace, x[:MAX_EXAMPLES])
-
-
-@torch.no_grad()
-def _outputs_and_losses(trace: TrainingTrace, task: int, t: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs and losses of a task's examples at checkpoint t; check labels, losses and their mean."""
-    (x, y), name = trace.tasks[task], f"task {task + 1}"
-    half = len(y) // 2
-    parts = (slice(None), slice(half), slice(half, None)) if half else (slice(None),)  # together they reveal weights
-    try:
-        outputs = trace.outputs(trace.checkpoints[t], x)
-        _check_labels(name, trace.loss, outputs, y)
-        sample_losses = trace.loss.per_sample(outputs, y)
-        mean = trace.loss.mean if isinstance(trace.loss, AutogradLoss) else None
-        means = [(mean(outputs[part], y[part]), sample_losses[part].mean()) for part in parts] if mean else []
-    except GlocalError:
-        raise
-    except Exception as error:
-        raise GlocalError(f"the network or the loss fails on the data of {name}: {first_line(error)}") from error
-    nan = sample_losses.isnan()
-    if outputs.isfinite().all():  # outputs that are not finite say nothing about the data
-        if nan.any():
-            first = int(nan.int().argmax())
-            raise GlocalError(
-                f"the loss of {int(nan.sum())} examples of {name} is NaN, first of example {first}, whose y is "
-                f"{y[first].tolist()!r:.60}: remove them."
-            )
-        equal = (a.numel() == 1 and torch.allclose(a.flatten(), b.flatten(), rtol=1e-3) for a, b in means)
-        require(all(equal), NOT_A_MEAN)
-    return outputs, sample_losses
-
-
-def _check_labels(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> None:
-    shapes = f"outputs {tuple(outputs.shape)} and y {tuple(y.shape)}"
-    if isinstance(loss, CrossEntropy | SquaredError):
-        expected = outputs.shape if isinstance(loss, SquaredError) else outputs.shape[:1]
-        allowed = "(n, K) and (n, K)" if isinstance(loss, SquaredError) else "(n, K) and (n,)"
-        fits = outputs.dim() == 2 and y.shape == expected
-        require(fits, f"{loss.name} takes outputs and y of the shapes {allowed}; {name} has {shapes}.")
-    elif y.is_floating_point() and y.numel() == outputs.numel():
-        # Many functions would broadcast (n, 1) and (n,) to (n, n).
-        require(y.shape == outputs.shape, f"{name} has {shapes}: give both the same shape.")
-    if isinstance(loss, CrossEntropy):
-        integers = y.dtype == torch.int64
-        require(integers, f"cross-entropy takes classes of torch.int64; those of {name} are {y.dtype}.")
-    function = loss.mean if isinstance(loss, AutogradLoss) else loss
-    takes_classes = isinstance(function, CrossEntropy | nn.CrossEntropyLoss | nn.NLLLoss)
-    takes_classes = takes_classes or function in (functional.cross_entropy, functional.nll_loss)
-    if takes_classes and y.dtype == torch.int64 and outputs.dim() > 1:
-        low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
-        message = f"{name} has labels {low} to {high}; the network's {classes} outputs allow 0 to {classes - 1}."
-        require(low >= 0 and high < classes, message)
-
-
-def _diverse_examples(sample_losses: Tensor, y: Tensor) -> Tensor:
-    """Return indices of examples with losses from the smallest to the largest, and of every class."""
-    rows = evenly_spaced_indices(len(sample_losses), MAX_CHECKED_OUTPUTS).to(sample_losses.device)
-    rows = sample_losses.argsort()[rows]
-    if y.dim() == 1 and not y.is_floating_point():
-        classes = y.unique()
-        classes = classes[evenly_spaced_indices(len(classes), MAX_CLASSES).to(y.device)]
-        rows = torch.cat([rows, (y == classes.unsqueeze(1)).int().argmax(1)])
-    return rows
-
-
-@full_precision()
-@torch.no_grad()
-def _check_deterministic(trace: TrainingTrace, x: Tensor) -> None:
-    """Check that the outputs are a function of θ and of their own sample: repeat them, alone and in another batch."""
-    checkpoint, half = trace.checkpoints[-1], (len(x) + 1) // 2
-    outputs, repeated = (trace.outputs(checkpoint, x) for _ in range(2))
-    close = partial(torch.allclose, rtol=1e-2, atol=1e-2 * float(outputs.abs().max()), equal_nan=True)
-    require(
-        close(repeated, outputs),
-        "the network's outputs change between two passes: it is random in eval mode too, for example "
-        "functional.dropout without training=self.training.",
-    )
-    try:
-        fewer = trace.outputs(checkpoint, x[:half])
-    except Exception:  # a network for batches of some sizes only may raise anything
-        return
-    require(
-        fewer.shape != outputs[:half].shape or close(fewer, outputs[:half]),
-        "an example's outputs depend on the other examples of its batch, for example BatchNorm with "
-        "track_running_stats=False: the loss would depend on the batch size.",
-    )
+    check_deterministic(trace.risk(task, trace.checkpoints[-1]))

@@ -31,9 +31,10 @@ from torch import Tensor, nn
 
 from glocal.algorithms.algorithm import Locality
 from glocal.curvature.lanczos import lanczos
+from glocal.curvature.network import AnyLoss, explain_missing_derivatives
 from glocal.curvature.spectrum import trace as estimate_trace
 from glocal.lens.approximation_error import rounding_error
-from glocal.lens.checkpoints import AnyLoss, TaskData, explain_missing_derivatives, trace_checkpoints
+from glocal.lens.checkpoints import TaskData, trace_checkpoints
 from glocal.lens.forgetting import Forgetting, average, forgetting
 from glocal.lens.locality_assumption import region_radii, resolve_epsilon
 from glocal.lens.perturbation import unit_directions

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from glocal.curvature.network import explain_missing_derivatives
 from glocal.errors import require_known
 from glocal.lens.approximation_error import error_curves, error_order
-from glocal.lens.checkpoints import explain_missing_derivatives
 from glocal.lens.forgetting import flatness, forgetting, recursion
 from glocal.lens.locality_assumption import Rows
 from glocal.lens.perturbation import perturbation

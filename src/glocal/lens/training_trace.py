@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from glocal import tree
 from glocal.challenges.challenge import Data
@@ -25,7 +24,7 @@ from glocal.curvature.operators import Operator, hessian_operator
 from glocal.curvature.spectrum import random_signs
 from glocal.errors import require
 from glocal.losses import Loss
-from glocal.risk import Risk, unfused_ops
+from glocal.risk import Risk, outputs_in_chunks
 from glocal.tree import Params, to_vector
 
 MAX_EXAMPLES = 2_000
@@ -100,12 +99,7 @@ class TrainingTrace:
 
     def outputs(self, checkpoint: Checkpoint, x: Tensor) -> Tensor:
         """Return f_θ(x), computed in chunks."""
-        point = {**checkpoint.params, **checkpoint.buffers}
-        with unfused_ops(self.module):
-            parts = [functional_call(self.module, point, (part,)) for part in x.split(MAX_EXAMPLES)]
-        given = type(parts[0]).__name__
-        require(isinstance(parts[0], Tensor), f"the network returns a {given}; give a module that returns one tensor.")
-        return torch.cat(parts)
+        return outputs_in_chunks(self.module, {**checkpoint.params, **checkpoint.buffers}, x)
 
     def value(self, task: int, checkpoint: Checkpoint) -> Tensor:
         """Return L_o(θ), the mean loss over the task's data, computed in chunks."""
