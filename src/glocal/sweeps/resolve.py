@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib.util
 import inspect
@@ -27,6 +26,7 @@ from glocal.errors import GlocalError, first_line, require, require_known, unkno
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
 from glocal.sweeps.options import convert
+from glocal.sweeps.source import source_hash
 
 
 @dataclass(frozen=True)
@@ -257,26 +257,6 @@ def call_user_code(function: Callable[[], Any], spec: str) -> Any:
         raise
     except Exception as error:
         raise GlocalError(f"'{spec}' failed: {_where(error, Path(spec.rpartition(':')[0]))}") from error
-
-
-def source_hash(target: Any) -> str:
-    """Hash the source of a user's class or function, so that runs of an edited one have another name.
-
-    A class is hashed with its bases, a partial function with its arguments.
-    """
-    if isinstance(target, functools.partial):
-        text = f"{source_hash(target.func)} {target.args!r} {sorted(target.keywords.items())!r}"
-    else:
-        parts = [target]
-        if isinstance(target, type):
-            parts = [base for base in target.__mro__ if not base.__module__.startswith(("builtins", "glocal."))]
-        try:
-            text = "".join(map(inspect.getsource, parts))
-        except (OSError, TypeError):
-            name = getattr(target, "__qualname__", type(target).__name__)
-            reason = f"runs are identified by the source of '{name}', which cannot be read: use a file."
-            raise GlocalError(reason) from None
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _where(error: BaseException, path: Path) -> str:
