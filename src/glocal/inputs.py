@@ -5,8 +5,9 @@ Errors call the data by the `name` that the caller gives, such as "task 1 (train
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import islice
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch.utils import data as torch_data
 from glocal.errors import GlocalError, require
 
 
-def read_examples(source: Any, name: str = "the data", max_examples: int | None = None) -> tuple[Tensor, Tensor]:
+def read_examples(
+    source: Any, name: str = "the data", max_examples: int | None = None, labels: dict[Hashable, int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Convert a user's examples to two tensors of the same length.
 
     Args:
@@ -26,6 +29,8 @@ def read_examples(source: Any, name: str = "the data", max_examples: int | None 
         name: what errors call the data.
         max_examples: keep at most this many examples: evenly spaced ones, or the first ones of a source that can only
             be iterated.
+        labels: receives the labels that are not numbers, such as strings, and the number that stands for each in y,
+            in the order in which they are met; without it such labels are refused.
 
     Returns:
         x and y with their own dtypes and devices. Memory is shared with the given tensors and arrays where possible.
@@ -33,14 +38,14 @@ def read_examples(source: Any, name: str = "the data", max_examples: int | None 
     require(max_examples is None or max_examples >= 1, f"examples is {max_examples}; allowed: 1 or more.")
     dataset = _indexable(source)
     if _is_batch(source) and not (isinstance(source, list) and all(map(is_tensor_pair, source))):
-        x, y = _batch(source, name)
+        x, y = _batch(source, name, labels)
     elif dataset is not None:
         indices = evenly_spaced_indices(len(dataset), max_examples or len(dataset)).tolist()
-        x, y = _items((dataset[i] for i in indices), name)
+        x, y = _items((dataset[i] for i in indices), name, labels)
     elif isinstance(source, torch_data.IterableDataset):
-        x, y = _items(islice(source, max_examples), name)
+        x, y = _items(islice(source, max_examples), name, labels)
     elif isinstance(source, Iterable) and not isinstance(source, Tensor | np.ndarray | Mapping | str | bytes):
-        x, y = _batches(source, name, max_examples)
+        x, y = _batches(source, name, max_examples, labels)
     else:
         allowed = "give a pair (x, y), a Dataset of such pairs, or a DataLoader"
         raise GlocalError(f"{name} is {describe(source)}; {allowed}.")
@@ -130,15 +135,17 @@ def _indexable(source: Any) -> Any:
     return source if hasattr(source, "__getitem__") and hasattr(source, "__len__") else None
 
 
-def _items(items: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
+def _items(items: Iterable[Any], name: str, labels: dict[Hashable, int] | None) -> tuple[Tensor, Tensor]:
     """Stack the examples (x, y) of a data set."""
     pairs = list(items)
     for index, item in enumerate(pairs):
         require(_is_batch(item), f"item {index} of {name} is {describe(item)}; a Dataset's items must be pairs (x, y).")
-    return _batch(tuple(zip(*pairs, strict=True)) or ((), ()), name)
+    return _batch(tuple(zip(*pairs, strict=True)) or ((), ()), name, labels)
 
 
-def _batches(batches: Iterable[Any], name: str, max_examples: int | None) -> tuple[Tensor, Tensor]:
+def _batches(
+    batches: Iterable[Any], name: str, max_examples: int | None, labels: dict[Hashable, int] | None
+) -> tuple[Tensor, Tensor]:
     """Concatenate batches (x, y) until there are `max_examples` examples."""
     pairs: list[tuple[Tensor, Tensor]] = []
     for index, batch in enumerate(batches):
@@ -147,7 +154,7 @@ def _batches(batches: Iterable[Any], name: str, max_examples: int | None) -> tup
             f"batch {index} of {name} is {describe(batch)}; batches must be pairs (x, y). A generator can convert "
             "others, and a module around the network can split one tensor into several inputs.",
         )
-        pairs.append(_batch(batch, name))
+        pairs.append(_batch(batch, name, labels))
         if max_examples is not None and sum(len(y) for _, y in pairs) >= max_examples:
             break
     require(bool(pairs), f"{name} has no examples; give at least one.")
@@ -158,13 +165,32 @@ def _batches(batches: Iterable[Any], name: str, max_examples: int | None) -> tup
         raise GlocalError(f"the batches of {name} differ in more than their lengths: {error}") from error
 
 
-def _batch(pair: Any, name: str) -> tuple[Tensor, Tensor]:
-    x, y = (_tensor(part, f"{letter} of {name}") for part, letter in zip(pair, "xy", strict=True))
+def _batch(pair: Any, name: str, labels: dict[Hashable, int] | None) -> tuple[Tensor, Tensor]:
+    targets = pair[1] if labels is None else _numbered(pair[1], labels)
+    x, y = _tensor(pair[0], f"x of {name}"), _tensor(targets, f"y of {name}")
     shapes = f"x of {name} has shape {tuple(x.shape)} and y {tuple(y.shape)}"
     aligned = x.ndim > 0 and y.ndim > 0 and len(x) == len(y)
     require(aligned, f"{shapes}; both need the same length, one row per example.")
     require(len(y) > 0, f"{name} has no examples ({shapes}); give at least one.")
     return x, y
+
+
+def _numbered(values: Any, labels: dict[Hashable, int]) -> Any:
+    """Return the numbers of labels that are not numbers themselves, adding new ones to `labels`; others unchanged."""
+    if not isinstance(values, tuple | list):
+        array = None if isinstance(values, Tensor) else np.asarray(values)
+        values = values if array is None or array.dtype.kind not in "OSU" or array.ndim != 1 else array.tolist()
+    if not isinstance(values, tuple | list) or not any(map(_is_label, values)):
+        return values
+    return [labels.setdefault(value, len(labels)) for value in values]
+
+
+def _is_label(value: Any) -> bool:
+    """Return whether a target is a class label that is not a number: a string, None, an enum, a tuple of those."""
+    if isinstance(value, tuple):
+        return any(map(_is_label, value))
+    numeric = isinstance(value, Number | np.generic | Tensor | np.ndarray) and not isinstance(value, str | bytes)
+    return isinstance(value, Hashable) and not numeric
 
 
 def _tensor(values: Any, name: str) -> Tensor:

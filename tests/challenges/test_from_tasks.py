@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from glocal.challenges import Challenge, from_tasks
 from glocal.errors import GlocalError
@@ -229,3 +231,85 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
     with pytest.raises(GlocalError, match=message) as raised:
         from_tasks(**{"name": "my-data", "tasks": two_tasks(), **arguments})
     assert "\n" not in str(raised.value)
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "codes"),
+    [
+        (["dog", "cat", "dog", "ant"], ["ant", "cat", "dog"], [2, 1, 2, 0]),
+        (np.array(["dog", "cat", "dog", "ant"]), ["ant", "cat", "dog"], [2, 1, 2, 0]),
+        (np.array(["b", None, "b", "a"], dtype=object), ["b", "None", "a"], [0, 1, 0, 2]),
+        ([("b", 1), ("a", 2), ("a", 1), ("b", 1)], ["('a', 1)", "('a', 2)", "('b', 1)"], [2, 1, 0, 2]),
+        ([Colour.RED, Colour.BLUE, Colour.BLUE, Colour.RED], [repr(c) for c in Colour], [0, 1, 1, 0]),
+        ([b"x", b"y", b"x", b"y"], ["b'x'", "b'y'"], [0, 1, 0, 1]),
+    ],
+)
+def test_labels_of_any_kind_are_numbered_and_recorded(labels: Any, names: list[str], codes: list[int]) -> None:
+    x = np.random.default_rng(0).random((4, 2), dtype=np.float32)
+    items = Items(list(zip(x, labels, strict=True)))
+    sources: list[Any] = [(x, labels), items, DataLoader(items, batch_size=3, collate_fn=unchanged)]
+    for source in sources:
+        challenge = from_tasks("named", [(source, (x, labels))], setting="domain")
+        assert challenge.options == {"classes": names} and challenge.outputs == len(names)
+        assert challenge.task(0, 0).train.y.tolist() == challenge.task(0, 0).test.y.tolist() == codes
+
+
+def unchanged(items: list[Any]) -> tuple[np.ndarray, list[Any]]:
+    x, y = zip(*items, strict=True)
+    return np.stack(x), list(y)
+
+
+def test_names_of_classes_are_numbered_over_all_tasks() -> None:
+    x = np.zeros((2, 3), dtype=np.float32)
+    tasks = [((x, y), (x, y)) for y in (["dog", "cat"], ["eel", "cat"], ["ant", "dog"])]
+    challenge = from_tasks("animals", tasks)
+    assert challenge.options == {"classes": ["ant", "cat", "dog", "eel"]}
+    assert [challenge.task(index, 0).classes for index in range(3)] == [(1, 2), (1, 3), (0, 2)]
+    renamed = [((x, y), (x, y)) for y in (["dog", "cat"], ["fox", "cat"], ["ant", "dog"])]
+    assert from_tasks("animals", renamed).options != challenge.options
+
+
+def test_names_are_refused_where_they_have_no_meaning() -> None:
+    x, names = np.zeros((2, 3), dtype=np.float32), ["dog", "cat"]
+    with pytest.raises(GlocalError, match=r"some tasks have labels that are numbers and others have \['dog'\]"):
+        from_tasks("mixed", [((x, [0, 1]), (x, [0, 1])), ((x, names), (x, names))])
+    with pytest.raises(GlocalError, match=r"y of task 1 \(train\) cannot be converted to one tensor"):
+        from_tasks("regression", [((x, names), (x, names))], setting="domain", loss="squared-error")
+
+
+def test_tuples_of_numbers_stay_targets() -> None:
+    x, y = np.zeros((2, 3), dtype=np.float32), [(0.5, 1.0), (0.25, 2.0)]
+    challenge = from_tasks(
+        "regression", [(Items(list(zip(x, y, strict=True))), (x, y))], "domain", loss="squared-error"
+    )
+    assert challenge.task(0, 0).train.y.tolist() == [list(row) for row in y]
+
+
+def test_classes_may_come_back_and_tasks_may_have_unequal_numbers_of_them() -> None:
+    classes = [[0, 1, 2], [0, 3], [1, 0], [1, 2, 3, 4]]  # the third brings nothing new
+    challenge = from_tasks("blurry", [(pair(c, 12), pair(c, 12)) for c in classes])
+    assert [challenge.task(index, 0).classes for index in range(4)] == [tuple(sorted(c)) for c in classes]
+    assert challenge.outputs == 5
+
+
+@pytest.mark.parametrize("kind", ["iterable", "generator", "loader"])
+def test_streams_are_read_once(kind: str) -> None:
+    x, y = pair([0, 1], 10)
+    reads = []
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            reads.append(1)
+            return iter(zip(x, y, strict=True))
+
+    batches = ((x[i : i + 5], y[i : i + 5]) for i in (0, 5))
+    sources: dict[str, Any] = {"iterable": Stream(), "loader": DataLoader(Stream(), batch_size=4), "generator": batches}
+    challenge = from_tasks("stream", [(sources[kind], (x, y))], setting="domain")
+    for _ in range(2):
+        np.testing.assert_array_equal(challenge.task(0, 0).train.x.numpy(), x)
+    assert sum(reads) == (kind != "generator")

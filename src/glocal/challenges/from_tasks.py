@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from glocal.challenges.challenge import Challenge, Data, LossName, Setting, Task
 from glocal.errors import GlocalError, require, require_known
@@ -32,8 +34,11 @@ def from_tasks(
         name: the challenge's name in tables and stored runs.
         tasks: one pair or triple per task; each part is a pair (x, y), a data set of such pairs, or a DataLoader.
             x is (n, *input_shape): uint8 images; floats, which become float32; or integers of another type, which are
-            tokens and become int64. y is (n,) class labels counted from 0, or (n, outputs) targets for squared error.
-        setting: 'class' or 'task' if every task brings new classes, 'domain' if all tasks have the same classes.
+            tokens and become int64. y is (n,) class labels, or (n, outputs) targets for squared error. Labels are
+            integers from 0, or strings or other hashable values, which are numbered in sorted order (or as they are
+            met, if they cannot be sorted) and recorded in the challenge's options.
+        setting: 'class' or 'task' if tasks differ in their classes, which may come back in later tasks; 'domain' if
+            all tasks have the same classes.
         outputs: the network's number of outputs; by default the smallest that fits the labels.
         loss: 'cross-entropy' or 'squared-error'.
     """
@@ -45,7 +50,9 @@ def from_tasks(
     require(loss != "squared-error" or setting == "domain", message)
     listed = isinstance(tasks, list | tuple) and bool(tasks)
     require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
-    checked = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
+    sources = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
+    classes = _number_classes([source for task in sources for source in task.values()])
+    checked = [_check_task(number, task, loss, classes) for number, task in enumerate(sources, 1)]
     _check_splits(checked)
     if loss == "cross-entropy":
         _check_classes(checked, setting)
@@ -58,25 +65,54 @@ def from_tasks(
         make_task=lambda index, seed: checked[index],
         seeded=False,
         fingerprint=_fingerprint(checked),
+        options={"classes": [c if isinstance(c, str) else repr(c) for c in classes]} if classes else {},
         loss=loss,
         validation=None if checked[0].validation is None else "own",
         input_dtype=torch.int64 if checked[0].train.x.dtype == torch.int64 else torch.float32,
     )
 
 
-def _read_task(number: int, task: Any, loss: LossName) -> Task:
+class _Examples(NamedTuple):
+    """Examples as they were read; `labels` are the labels that y stands for where they are not numbers."""
+
+    x: Tensor
+    y: Tensor
+    labels: dict[Hashable, int]
+
+
+def _read_task(number: int, task: Any, loss: LossName) -> dict[str, _Examples]:
+    """Read the splits of a task, by name."""
     allowed = "give a pair (train, test) or a triple (train, validation, test), each (x, y), a Dataset or a DataLoader"
     require(isinstance(task, list | tuple) and len(task) in SPLITS, f"task {number} is {describe(task)}; {allowed}.")
-    parts = zip(SPLITS[len(task)], task, strict=True)
-    splits = {name: _read_data(part, f"task {number} ({name})", loss) for name, part in parts}
-    labels = torch.cat([data.y for data in splits.values()]) if loss == "cross-entropy" else torch.zeros(0)
-    return Task(**splits, classes=tuple(int(c) for c in torch.unique(labels).tolist()))
+    splits = {}
+    for split, source in zip(SPLITS[len(task)], task, strict=True):
+        labels: dict[Hashable, int] = {}
+        has_classes = loss == "cross-entropy"
+        x, y = read_examples(source, f"task {number} ({split})", labels=labels if has_classes else None)
+        splits[split] = _Examples(x, y, labels)
+    return splits
 
 
-def _read_data(source: Any, name: str, loss: LossName) -> Data:
-    x, y = read_examples(source, name)
-    convert = as_labels if loss == "cross-entropy" else as_targets
-    return Data(as_inputs(x, f"x of {name}"), convert(y, f"y of {name}"))
+def _number_classes(sources: Sequence[_Examples]) -> dict[Hashable, int]:
+    """Number the labels that are not numbers: sorted if they can be compared, otherwise as they are met."""
+    labels = list(dict.fromkeys(label for source in sources for label in source.labels))
+    mixed = f"some tasks have labels that are numbers and others have {labels[:1]}; give all the same kind of labels."
+    require(not labels or all(source.labels for source in sources), mixed)
+    with suppress(TypeError):
+        labels = sorted(labels)  # type: ignore[type-var]
+    return {label: number for number, label in enumerate(labels)}
+
+
+def _check_task(number: int, sources: Mapping[str, _Examples], loss: LossName, classes: Mapping[Hashable, int]) -> Task:
+    """Check and convert the splits of a task."""
+    splits = {}
+    for split, (x, y, labels) in sources.items():
+        name = f"task {number} ({split})"
+        y = torch.tensor([classes[label] for label in labels])[y] if labels else y
+        convert = as_labels if loss == "cross-entropy" else as_targets
+        splits[split] = Data(as_inputs(x, f"x of {name}"), convert(y, f"y of {name}"))
+    labels_of_task = torch.cat([data.y for data in splits.values()]) if loss == "cross-entropy" else torch.zeros(0)
+    return Task(**splits, classes=tuple(int(c) for c in torch.unique(labels_of_task).tolist()))
 
 
 def _check_splits(tasks: Sequence[Task]) -> None:
@@ -96,17 +132,18 @@ def _check_splits(tasks: Sequence[Task]) -> None:
 
 
 def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
-    """Require the same classes in every task of a domain challenge, and a new one in every task of the others."""
-    known = set(tasks[0].classes)
-    for number, task in enumerate(tasks[1:], start=2):
-        classes = set(task.classes)
-        if setting == "domain" and classes != known:
-            remedy = "give all tasks of a 'domain' challenge the same classes, or setting='class'"
-            raise GlocalError(f"task {number} has the classes {sorted(classes)} and task 1 {sorted(known)}; {remedy}.")
-        if setting != "domain" and classes <= known:
-            remedy = "relabel its examples, or give setting='domain'"
-            raise GlocalError(f"task {number} brings no new class (it has {sorted(classes)}); {remedy}.")
-        known |= classes
+    """Require the same classes in all tasks of a domain challenge, and not the same in all tasks of the others.
+
+    Classes may come back in later tasks, and a task may bring any number of new ones.
+    """
+    first = tasks[0].classes
+    other = next((n for n, task in enumerate(tasks, 1) if task.classes != first), None)
+    if setting == "domain" and other is not None:
+        given = f"task {other} has the classes {list(tasks[other - 1].classes)} and task 1 {list(first)}"
+        raise GlocalError(f"{given}; give all tasks of a 'domain' challenge the same classes, or setting='class'.")
+    same = setting != "domain" and other is None and len(tasks) > 1
+    remedy = "relabel its examples, or give setting='domain'"
+    require(not same, f"task 2 brings no new class (it has {list(first)}); {remedy}.")
 
 
 def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName) -> int:
