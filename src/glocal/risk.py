@@ -36,10 +36,10 @@ class Risk:
     All of its tensors may carry a batch dimension of `torch.func.vmap`, so that one function serves many runs.
 
     Args:
-        module: The network f. Its own tensors are not used. It should be in evaluation mode: with dropout or batch
-            statistics L is not a sum over samples.
+        module: The network f. Its own tensors are used where `params` and `buffers` have none, as those of frozen
+            parameters. It should be in evaluation mode: with dropout or batch statistics L is not a sum over samples.
         params: θ, the parameters that derivatives are taken in.
-        buffers: The network's other tensors, among them frozen parameters.
+        buffers: The network's other tensors.
         x: The inputs, (n, ...).
         y: The labels or targets, (n, ...).
         loss: ℓ.

@@ -24,6 +24,7 @@ from glocal.risk import MAX_CHUNK_SIZE, Risk, outputs_in_chunks
 
 AnyLoss: TypeAlias = "str | Loss | Callable[[Tensor, Tensor], Tensor]"
 R = TypeVar("R")
+HALF = (torch.bfloat16, torch.float16)
 MAX_CLASSES = 64
 """Classes of which an `AutogradLoss` is shown an example."""
 NOT_A_MEAN = "the loss must be the unweighted mean over samples; this one sums or weighs them."
@@ -44,7 +45,7 @@ def network_risk(model: nn.Module, loss: AnyLoss, data: Any, chunk_size: int | N
     module, resolved = trainable_copy(model).eval(), resolve_loss(loss)
     params = {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
     constants = {k: t.detach() for k, t in (*module.named_parameters(), *module.named_buffers()) if k not in params}
-    x, y = (part.to(next(iter(params.values())).device) for part in read_examples(data))
+    x, y = (as_float(part).to(next(iter(params.values())).device) for part in read_examples(data))
     risk = Risk(module, params, constants, x, y, resolved, chunk_size)
     check_finite(x, "x of the data")
     if isinstance(loss, TorchLoss):
@@ -89,17 +90,20 @@ def explain_missing_derivatives() -> Iterator[None]:
 
 
 def trainable_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a network that can be differentiated twice, or say why it cannot."""
+    """Return a copy of a network that can be differentiated twice, in float32 if it is in half precision."""
     require(isinstance(model, nn.Module), f"the network must be an nn.Module; a {type(model).__name__} was given.")
     module = copy.deepcopy(model)
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
             layer.sparse = False  # sparse gradients have no second derivatives
-    name, dtypes = type(module).__name__, {p.dtype for p in module.parameters() if p.requires_grad}
-    require(bool(dtypes), f"the network {name} has no parameters with requires_grad=True.")
-    half = next((dtype for dtype in dtypes if dtype in (torch.bfloat16, torch.float16)), None)
-    require(half is None, f"the network {name} has {half} parameters, too coarse for curvature: give module.float().")
-    return module
+    trained = any(p.requires_grad for p in module.parameters())
+    require(trained, f"the network {type(module).__name__} has no parameters with requires_grad=True.")
+    return module.float() if any(p.dtype in HALF for p in module.parameters()) else module
+
+
+def as_float(tensor: Tensor) -> Tensor:
+    """Return half precision, which is too coarse for curvature, in float32, and other tensors as they are."""
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def resolve_loss(given: AnyLoss) -> Loss:

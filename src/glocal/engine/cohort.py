@@ -20,7 +20,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges.challenge import Challenge
 from glocal.engine.state import State, check_memory
 from glocal.engine.step import Hyper, scalars
-from glocal.networks.model import MakeNetwork, Model
+from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
 from glocal.rng import generator
@@ -75,7 +75,7 @@ class Cohort:
         return {k: torch.tensor([c[k] for c in columns], device=self.device) for k in columns[0]}
 
     def model(self, vectorised: bool) -> Model:
-        module = self.network(self.members[0].seed).to(self.device)
+        module = share_parameters(self.shared_network)
         loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
         sizes = self.challenge.tasks, self.batch_size
@@ -87,14 +87,27 @@ class Cohort:
         """What the challenge's inputs pass on their way into the network."""
         return InputTransform(self.challenge.normalise, self.challenge.augment, self.device)
 
+    @cached_property
+    def shared_network(self) -> nn.Module:
+        """The first run's network on the device; all models use its frozen parameters."""
+        return self.network(self.members[0].seed).to(self.device)
+
     def initial(self) -> tuple[Params, Params]:
-        """θ_0 and what is not learnt (buffers, frozen parameters), stacked; they depend on the seed alone."""
-        made = {seed: self.network(seed) for seed in {m.seed for m in self.members}}
-        networks = [made[m.seed] for m in self.members]
-        params = tree.stack([{k: p.detach() for k, p in n.named_parameters() if p.requires_grad} for n in networks])
-        buffers = tree.stack([constants(n) for n in networks])
-        move = lambda leaf: leaf.to(self.device)  # noqa: E731
-        return tree.map_tree(move, params), tree.map_tree(move, buffers)
+        """Return θ_0 and the networks' buffers, stacked; they depend on the seed alone.
+
+        Frozen parameters that differ between runs are among the buffers; those that do not are the models' own.
+        """
+        shared = frozen_parameters(self.shared_network)
+        parts: dict[int, tuple[Params, Params, Params]] = {}
+        for seed in {m.seed for m in self.members}:
+            network = self.network(seed).to(self.device)
+            params = {k: p.detach() for k, p in network.named_parameters() if p.requires_grad}
+            own = {k: p for k, p in frozen_parameters(network).items() if not torch.equal(p, shared[k])}
+            parts[seed] = params, dict(network.named_buffers()), own
+        differing = [k for k in shared if any(k in own for _, _, own in parts.values())]
+        runs = [parts[m.seed] for m in self.members]
+        rest = [buffers | {k: own.get(k, shared[k]) for k in differing} for _, buffers, own in runs]
+        return tree.stack([params for params, _, _ in runs]), tree.stack(rest)
 
     def initial_state(self, example: Batch, start: tuple[Params, Params] | None = None) -> State:
         """Return every run's M_1, for batches like `example`, with θ_0 and the buffers of `initial` or of `start`."""
@@ -123,12 +136,6 @@ class Cohort:
         """Create the network of a seed, as the algorithm changes it."""
         make = self.algorithm.network(self.make_network, self.challenge.tasks)
         return seeded_network(make, self.challenge, seed)
-
-
-def constants(network: nn.Module) -> Params:
-    """Return what gradients do not change: the network's buffers and its frozen parameters."""
-    frozen = {k: p.detach() for k, p in network.named_parameters() if not p.requires_grad}
-    return {**dict(network.named_buffers()), **frozen}
 
 
 PROTOCOL = 3

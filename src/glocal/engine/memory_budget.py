@@ -31,7 +31,8 @@ def free_bytes(device: torch.device) -> int:
 def bytes_per_run(cohort: Cohort) -> int:
     """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, and M after every task.
 
-    A memory that grows is counted at its final size, assuming that every task adds as much as the first.
+    A memory that grows is counted at its final size, assuming that every task adds as much as the first. Frozen
+    parameters are counted if they differ between the first and the last run; those that all runs share are not.
     """
     one = cohort.only(cohort.members[:1])
     loader = Loader(one)
@@ -43,16 +44,20 @@ def bytes_per_run(cohort: Cohort) -> int:
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in shared:
+            kept[storage.data_ptr()] = storage.nbytes()
         return saved
 
+    shared = {p.untyped_storage().data_ptr() for p in executor.program.model.frozen.values()}
+    # Of two runs: twice the size of one, as a step holds them before and after.
+    _, own = cohort.only([cohort.members[0], cohort.members[-1]]).initial()
     before = tree.nbytes(state.memory)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         executor.step(state.select(0), tree.select(executor.hyper, 0), next(loader.batches_of(0)))
     executor.consolidate(state, loader)
     grown = max(0, tree.nbytes(state.memory) - before)
     memory = before + grown * one.challenge.tasks
-    return 4 * tree.nbytes(state.params) + 2 * sum(kept.values()) + 2 * memory
+    return 4 * tree.nbytes(state.params) + tree.nbytes(own) + 2 * sum(kept.values()) + 2 * memory
 
 
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
@@ -63,6 +68,7 @@ def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     measured = min(cohort.train_eval, len(task.train.y)) + len(task.test.y)
     example_bytes = task.train.x[:1].nbytes + task.train.y[:1].nbytes
     data_bytes = example_bytes * (len(task.train.y) + cohort.challenge.tasks * measured)
+    available -= tree.nbytes(cohort.model(vectorised=False).frozen)
     each = bytes_per_run(cohort) + data_bytes * len(cohort.groups) // len(cohort)
     if each > available:
         raise GlocalError(

@@ -14,18 +14,21 @@ from torch.utils.data import DataLoader, Dataset
 from glocal.challenges.challenge import Data
 from glocal.curvature.network import (
     AnyLoss,
+    as_float,
     check_deterministic,
     check_losses,
     diverse_examples,
     resolve_loss,
     trainable_copy,
 )
-from glocal.engine.cohort import constants
 from glocal.errors import GlocalError, require
 from glocal.files import read_tensors, report_damage
 from glocal.inputs import check_finite, describe, is_tensor_pair, read_examples
 from glocal.lens.training_trace import Checkpoint, TrainingTrace
 from glocal.losses import AutogradLoss
+from glocal.networks.model import frozen_parameters
+from glocal.networks.pretrained import list_names, load_state
+from glocal.tree import Params
 
 TaskData: TypeAlias = "Data | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[tuple[Tensor, Tensor]]"
 
@@ -51,15 +54,18 @@ def trace_checkpoints(
     )
     pairs = [read_examples(task, f"task {o}", examples) for o, task in enumerate(task_list, 1)]
     device = next(p.device for p in module.parameters() if p.requires_grad)
-    data = [Data(*(part.to(device) for part in pair)) for pair in pairs]
-    points = [_read_state_dict(module, state) for state in states]
-    frozen = [k for k, p in module.named_parameters() if not p.requires_grad]
-    for t, (params, constant) in enumerate(points):
+    data = [Data(*(as_float(part).to(device) for part in pair)) for pair in pairs]
+    points: list[Checkpoint] = []
+    frozen: Params = {}
+    for t, state in enumerate(states):
+        points.append(_read_state_dict(module, state))
+        frozen = frozen or {k: p.clone() for k, p in frozen_parameters(module).items()}
+        params = points[t].params
         diverged = [k for k, p in params.items() if not bool(p.isfinite().all())]
         advice = "training diverged. Give the checkpoints before it." if t else "give the initialization."
         if diverged:
             raise GlocalError(f"checkpoint {t} has values that are not finite, first in '{diverged[0]}': {advice}")
-        changed = [k for k in frozen if not torch.equal(points[0].buffers[k], constant[k])]
+        changed = [k for k, p in frozen_parameters(module).items() if not torch.equal(frozen[k], p)]
         if changed:
             raise GlocalError(
                 f"'{changed[0]}' has requires_grad=False in the given network but differs between checkpoints 0 and "
@@ -68,9 +74,15 @@ def trace_checkpoints(
     trace = TrainingTrace(module, resolve_loss(loss), data, points)
     for o in range(len(data)):
         _check_task(trace, o)
-    for t, (before, after) in enumerate(pairwise(points) if complete else ()):
+    equal = [
+        all(torch.equal(p, part[k]) for part, now in zip(before, after, strict=True) for k, p in now.items())
+        for before, after in pairwise(points)
+    ]
+    if equal[:1] == [True] and not all(equal):
+        equal[0] = False  # a network that was pretrained on the first task
+    for t, same in enumerate(equal if complete else ()):
         require(
-            not all(torch.equal(p, part[k]) for part, now in zip(before, after, strict=True) for k, p in now.items()),
+            not same,
             f"checkpoints {t} and {t + 1} are equal, but training must have changed them. state_dict() returns "
             "references to the live tensors: keep copy.deepcopy(module.state_dict()) after every task.",
         )
@@ -93,25 +105,17 @@ def _read_state_dict(module: nn.Module, state: Any) -> Checkpoint:
         with report_damage(Path(state), "Give a safetensors file or a state dict."):
             state, _ = read_tensors(Path(state))
     require(isinstance(state, Mapping), f"{problem}.")
-    names, keys = set(module.state_dict()), [str(key) for key in state]
-    if not names & set(keys):
-        nested = [k for k, part in state.items() if isinstance(part, Mapping)]
-        require(not nested, f"{problem} that holds one: give its {nested[:1]}.")
-        # As torch.compile, DataParallel and Lightning write them.
-        starts = [key[: i + 1] for key in keys[:1] for i, letter in enumerate(key) if letter == "."]
-        prefix = next((start for start in starts if {start + name for name in names} == set(keys)), None)
-        require(
-            prefix is None,
-            f"the names in a checkpoint begin with '{prefix}': give "
-            f"{{k.removeprefix('{prefix}'): t for k, t in state.items()}}.",
-        )
-    try:
-        module.load_state_dict(state)
-    except (RuntimeError, AttributeError) as error:  # AttributeError: values that are not tensors
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise GlocalError(f"a checkpoint does not fit the network: {reason}") from error
-    params = {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
-    return Checkpoint(params, {k: b.clone() for k, b in constants(module).items()})
+    nested = [k for k, part in state.items() if isinstance(part, Mapping)]
+    fits = not nested or bool(set(module.state_dict()) & set(state))
+    require(fits, f"{problem} that holds one: give its {nested[:1]}.")
+    learned = {k: p for k, p in module.named_parameters() if p.requires_grad}
+    missing = load_state(module, state, "a checkpoint")
+    # Frozen parameters, and buffers of layers without learned ones, stay as they are if a checkpoint lacks them.
+    layers, buffers = {name.rpartition(".")[0] for name in learned}, dict(module.named_buffers())
+    lacking = [k for k in missing if k in learned or (k in buffers and k.rpartition(".")[0] in layers)]
+    require(not lacking, f"a checkpoint does not fit the network: it has no {list_names(lacking)}.")
+    params = {k: p.detach().clone() for k, p in learned.items()}
+    return Checkpoint(params, {k: b.clone() for k, b in buffers.items()})
 
 
 def _check_task(trace: TrainingTrace, task: int) -> None:

@@ -218,7 +218,9 @@ def examine(
         module: the network; it is not changed.
         loss: 'cross-entropy', 'squared-error', or a function (outputs, y) that returns the mean over samples.
         tasks: for every task a pair of tensors, a DataLoader, a Dataset, or an iterable of batches (x, y).
-        checkpoints: θ_0 (the initialization), θ_1 (after task 1), …: state dicts, or paths of safetensors files.
+        checkpoints: θ_0 (the initialization), θ_1 (after task 1), …: state dicts, or paths of safetensors files. They
+            may be in half precision, and may leave out what was not trained: it is as in `module`. θ_1 may equal θ_0,
+            a network that was pretrained on the first task.
         epsilon: ε of the ε-regions (default: 0.1 × the mean decrease of a task's loss during its training).
         examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable.
         eigenvalues: how many eigenvalues of each Hessian.

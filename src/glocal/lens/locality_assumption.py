@@ -29,7 +29,7 @@ from glocal.errors import require
 from glocal.lens.approximation_error import ErrorCurves, error_curves, errors_on_rays, own_curves, own_loss
 from glocal.lens.record import RecordedRun
 from glocal.lens.taylor import Approximation, expansions
-from glocal.lens.training_trace import TrainingTrace
+from glocal.lens.training_trace import TrainingTrace, distance
 from glocal.precision import full_precision
 
 Rows: TypeAlias = list[dict[str, str | int | float | bool | None]]
@@ -247,7 +247,10 @@ def training_errors(
 
 @torch.no_grad()
 def resolve_epsilon(epsilon: float | None, trace: TrainingTrace, run: RecordedRun | None = None) -> float:
-    """Return ε, by default 0.1 × the mean decrease L_o(θ_0) − L_o(θ_o), with the losses as a run computes them."""
+    """Return ε, by default 0.1 × the mean decrease L_o(θ_0) − L_o(θ_o), with the losses as a run computes them.
+
+    A task whose solution is θ_0, as after pretraining on it, is left out.
+    """
     if epsilon is not None:
         require_epsilon(epsilon)
         return epsilon
@@ -258,8 +261,9 @@ def resolve_epsilon(epsilon: float | None, trace: TrainingTrace, run: RecordedRu
             return trace.value(o, trace.checkpoints[finished])
         return own_loss(run.algorithm, run.model, first[finished], trace.tasks[o], o)
 
-    decreases = torch.stack([loss(o, 0) - loss(o, o + 1) for o in range(trace.num_learned)])
-    finite = decreases.double()[decreases.isfinite()]
+    trained = [o for o in range(trace.num_learned) if distance(trace.solution(o), trace.checkpoints[0]) != 0]
+    decreases = torch.tensor([float(loss(o, 0) - loss(o, o + 1)) for o in trained], dtype=torch.float64)
+    finite = decreases[decreases.isfinite()]
     mean = float(finite.mean()) if len(finite) else math.nan
     require(mean > 0, f"training lowered the losses by {mean:.3g} on average, so there is no default ε: give epsilon.")
     return DEFAULT_EPSILON_FRACTION * mean

@@ -167,12 +167,13 @@ def _float64_losses(
 ) -> Tensor:
     """Return L(θ + r v) in float64, (directions, radii), on the CPU; inf where outputs are not finite."""
     params, buffers = ({k: as_double(t) for k, t in part.items()} for part in checkpoint)
+    module = deepcopy(trace.module).double()
 
     def loss(theta: Tensor) -> tuple[Tensor]:
         total = theta.new_zeros(())
         point = {**from_vector(theta, params), **buffers}
         for x, y in zip(data.x.split(CHUNK_SIZE), data.y.split(CHUNK_SIZE), strict=True):
-            outputs = functional_call(trace.module, point, (as_double(x),))
+            outputs = functional_call(module, point, (as_double(x),))
             total = total + trace.loss.per_sample(outputs, as_double(y)).sum()
         return (total / len(data.y),)
 

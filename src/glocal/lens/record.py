@@ -26,7 +26,7 @@ from glocal.engine.loop import Execution, Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line, require
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
-from glocal.networks.model import Model
+from glocal.networks.model import Model, frozen_parameters, share_parameters
 from glocal.store.run import Run
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -142,7 +142,7 @@ def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], e
 
     tasks = [challenge.task(t, seed) for t in range(challenge.tasks)]
     train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
-    module = cohort.network(seed).to(cohort.device)
+    module = share_parameters(cohort.shared_network)
     return TrainingTrace(module, losses.get(challenge.loss), train, checkpoints, test)
 
 
@@ -172,13 +172,15 @@ class StoredRun:
         cohort, run = self.cohort, self.run
         message = f"{run.algorithm} predicts with a task's number and its memory, which a stored run does not keep."
         require(not isinstance(cohort.algorithm, Partition), message)
-        learned = {k for k, p in cohort.network(run.seed).named_parameters() if p.requires_grad}
+        network = cohort.shared_network
+        learned = {k for k, p in network.named_parameters() if p.requires_grad}
+        frozen = {k: t.to(cohort.device) for k, t in run.state(0).items() if k in frozen_parameters(network)}
         checkpoints = []
         for task in range(run.tasks + 1):
-            state = {k: t.to(cohort.device) for k, t in run.state(task).items()}
+            state = {k: t.to(cohort.device) for k, t in run.state(task).items() if k not in frozen}
             require(learned <= state.keys(), f"the run '{run.path}' lacks parameters of its network: train it again.")
             params = {k: t for k, t in state.items() if k in learned}
-            checkpoints.append(Checkpoint(params, {k: t for k, t in state.items() if k not in learned}))
+            checkpoints.append(Checkpoint(params, {k: t for k, t in state.items() if k not in learned} | frozen))
         return _trace_member(cohort, 0, checkpoints, examples)
 
     def retrace(

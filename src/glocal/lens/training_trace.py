@@ -34,7 +34,10 @@ MAX_BATCHED_HVP_PARAMS = 1_000_000
 
 
 class Checkpoint(NamedTuple):
-    """The parameters θ and the network's other tensors (BatchNorm statistics) at one moment of training."""
+    """The parameters θ and the network's other tensors (BatchNorm statistics) at one moment of training.
+
+    Frozen parameters may be left to the trace's module.
+    """
 
     params: Params
     buffers: Params
@@ -140,7 +143,7 @@ class TrainingTrace:
 
     def to(self, device: torch.device | str) -> TrainingTrace:
         """Return the trace on another device."""
-        return self._map(lambda leaf: leaf.to(device), self.module.to(device))
+        return self._map(lambda leaf: leaf.to(device), copy.deepcopy(self.module).to(device))
 
     def double(self) -> TrainingTrace:
         """Return a copy in double precision; integer tensors stay as they are."""

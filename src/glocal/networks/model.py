@@ -31,9 +31,10 @@ class Model:
     Algorithms get inputs as the network takes them. What a buffer has stored, bytes as in the challenge, goes through
     `prepare`, which augments it anew in training; without that, bytes are only scaled to [0, 1] and normalized.
 
-    `buffers` are the network's buffers and frozen parameters; the engine carries them from step to step. A pass in
-    training mode updates BatchNorm's running statistics there, as `statistics` says: 'first pass' (set in `objective`:
-    the first one whose parameters are not from the memory), 'kept' (set in other methods) or 'every pass'.
+    `buffers` are the network's buffers; the engine carries them from step to step. A pass in training mode updates
+    BatchNorm's running statistics there, as `statistics` says: 'first pass' (set in `objective`: the first one whose
+    parameters are not from the memory), 'kept' (set in other methods) or 'every pass'. Frozen parameters are the
+    module's own, one tensor for all runs, unless `buffers` holds a run's own.
 
     Args:
         module: The network.
@@ -60,7 +61,7 @@ class Model:
     ) -> None:
         self._functions = {
             True: FunctionalModule(module.train()),
-            False: FunctionalModule(copy.deepcopy(module).eval()),
+            False: FunctionalModule(share_parameters(module).eval()),
         }
         self.criterion = loss
         self.tasks = tasks
@@ -77,10 +78,11 @@ class Model:
         self.buffers: Params = {}
         self._mutable_buffers = _mutable_buffers(module)
         self._bf16_params = _bf16_params(module) if precision == "bf16" else frozenset()
+        self.frozen = self._cast(frozen_parameters(module))
 
     @property
     def module(self) -> nn.Module:
-        """The network in the model's mode; the tensors it holds itself are never used."""
+        """The network in the model's mode; of the tensors it holds itself, only frozen parameters are used."""
         return self._functions[self.training].module
 
     def bind(
@@ -95,7 +97,7 @@ class Model:
         """Return the model with one run's buffers. The given tensors are not modified.
 
         Args:
-            buffers: The run's buffers and frozen parameters.
+            buffers: The run's buffers, and its frozen parameters where they differ between runs.
             training: Train or evaluation mode.
             key: The step's random key, for augmentation. Without one, the returned model continues this model's
                 sequence of augmentations.
@@ -147,12 +149,14 @@ class Model:
         if self.training and not update:
             tensors |= {k: self.buffers[k].clone() for k in self._mutable_buffers}
         if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
-            tensors = {k: t.bfloat16() if k in self._bf16_params else t for k, t in tensors.items()}
-            x = x.bfloat16() if x.is_floating_point() else x
-        outputs, changed = function(tensors, x, *args)
+            tensors, x = self._cast(tensors), x.bfloat16() if x.is_floating_point() else x
+        outputs, changed = function({**self.frozen, **tensors}, x, *args)
         if changed and update:
             self.buffers = {**self.buffers, **changed}
         return outputs.float() if self._bf16_params else outputs
+
+    def _cast(self, tensors: Params) -> Params:
+        return {k: t.bfloat16() if k in self._bf16_params else t for k, t in tensors.items()}
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """Return φ_θ(x), one row per input: the input of the last `nn.Linear` that the forward pass calls."""
@@ -204,6 +208,16 @@ class Model:
             buffers = {k: torch.where(weight.sum() > 0, b, self.buffers[k]) for k, b in buffers.items()}
         self.buffers = buffers
         return grads
+
+
+def frozen_parameters(module: nn.Module) -> Params:
+    """Return the parameters with requires_grad=False."""
+    return {k: p.detach() for k, p in module.named_parameters() if not p.requires_grad}
+
+
+def share_parameters(module: nn.Module) -> nn.Module:
+    """Return a copy of a network that holds the same parameters, not copies of them."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 
 
 def _bf16_params(module: nn.Module) -> frozenset[str]:

@@ -79,7 +79,7 @@ class Run:
             raise GlocalError("this run has not kept its parameters: repeat its command with keep_parameters.")
         require(0 <= task <= self.tasks, f"task = {task} was given; it must be 0 (initialisation) to {self.tasks}.")
         with report_damage(path, "Delete the run's folder and repeat its command."):
-            tensors, _ = read_tensors(path, f"{task}/")
+            tensors = {**read_tensors(path, "frozen/")[0], **read_tensors(path, f"{task}/")[0]}
         return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}
 
 

@@ -206,11 +206,14 @@ class Claim:
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
 
-    def kept_parameters(self, run: int) -> Params | None:
-        """Return θ_0 … θ_T and the buffers of one member as 't/name', as `Run.state` reads them."""
+    def kept_parameters(self, run: int, frozen: Params) -> Params | None:
+        """Return θ_0 … θ_T and the buffers of one member as 't/name', as `Run.state` reads them.
+
+        The parameters in `frozen`, which all members share, are in no θ_t; they follow once, as 'frozen/name'.
+        """
         if not self.parameters:
             return None
-        states: Params = {}
+        states: Params = {f"frozen/{k}": p for k, p in frozen.items()}
         for path in sorted(self.path.glob("theta-*.safetensors")):
             tensors, _ = files.read_tensors(path)
             task = int(path.stem.removeprefix("theta-"))

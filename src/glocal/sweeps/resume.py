@@ -26,6 +26,7 @@ from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
 from glocal.engine.step import scalars
+from glocal.networks.model import frozen_parameters
 from glocal.store.run import Runs
 from glocal.store.store import Claim, Store
 from glocal.sweeps import resolve
@@ -181,11 +182,12 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
                 if complete:
                     claim.save(snapshot)
         assert last is not None
+        frozen = {k: p for k, p in frozen_parameters(cohort.shared_network).items() if k not in last.state.buffers}
         for i, request in enumerate(members):
             if request.config.hash in missing:
                 arrays = {name: array[i] for name, array in last.record.arrays.items()}
                 info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, last.record.notes, i)
-                store.write(request.config, arrays, info, claim.kept_parameters(indices[i]))
+                store.write(request.config, arrays, info, claim.kept_parameters(indices[i], frozen))
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, claim.parameters) for hash in claim.hashes):
             claim.finish(store)
