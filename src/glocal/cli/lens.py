@@ -67,6 +67,8 @@ class Lens:
     """path.py:function of the run's network, if it is your own."""
     algorithm: str | None = None
     """path.py:Name of the run's algorithm, if it is your own."""
+    init: Path | None = None
+    """File that the run started from, for --retrace."""
     data: DataFolder = None
     device: Device = "auto"
 
@@ -159,7 +161,7 @@ class Lens:
         from glocal.sweeps.resolve import choose_device
 
         own = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        return open_run(self.target, data=self.data, device=choose_device(device), **own)
+        return open_run(self.target, data=self.data, init=self.init, device=choose_device(device), **own)
 
     def _trace(self) -> TrainingTrace:
         from torch import nn

@@ -27,6 +27,7 @@ from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line, require
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
 from glocal.networks.model import Model, frozen_parameters, share_parameters
+from glocal.networks.pretrained import Pretrained
 from glocal.store.run import Run
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -198,6 +199,8 @@ class StoredRun:
         """
         require_positive(examples=examples, every_steps=every_steps)
         cohort, challenge = self.cohort, self.cohort.challenge
+        known = isinstance(cohort.make_network, Pretrained) or "init" not in self.run.config["network"]
+        require(known, "the run started from a checkpoint: give its file as init (--init FILE) to train it again.")
         require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
         sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]
         epoch_steps = [math.ceil(size / cohort.batch_size) for size in sizes]
@@ -227,6 +230,7 @@ def open_run(
     challenge: str | None = None,
     network: str | None = None,
     algorithm: str | None = None,
+    init: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> StoredRun:
     """Open the run in the folder STORE/runs/HASH.
@@ -237,6 +241,7 @@ def open_run(
         challenge: path.py:Name of the run's challenge, if it is not built in; it must be the one that was trained.
         network: the same for its network.
         algorithm: the same for its algorithm.
+        init: the file that the run started from, to train it again.
         device: where to compute.
     """
     path = Path(path)
@@ -250,11 +255,13 @@ def open_run(
         resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options), validation=share)
     else:
         resolved = resolve.challenge(challenge, run.tasks, data, run.setting, share)
-    make = resolve.network(network or _built_in("network", config), resolved.value)
+    make = resolve.network(network or _built_in("network", config), resolved.value, init)
+    # The parameters that a run has kept include its initialisation: its file is needed only to train again.
+    expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}
     trained = resolve.algorithm(algorithm or _built_in("algorithm", config), config["algorithm"]["options"])
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
         message = f"this {what} is not the one of the run '{path}': its data, options or code differ."
-        require(part.config == config[what], message)
+        require(part.config == expected[what], message)
     member = Member(run.seed, run.lr, trained.value)
     options = config["epochs"], config["batch_size"], config["train_eval"], torch.device(device)
     return StoredRun(run, Cohort(resolved.value, make.value, (member,), *options, config["precision"]))

@@ -45,12 +45,15 @@ def load_state(module: nn.Module, state: Mapping[str, Any], source: str) -> list
     require(bool(names), f"{misfit}: it holds no tensors.")
     expected = f"the network has {list_names(list(own))}"
     require(not unknown, f"{misfit}: it has {list_names(unknown)}, and {expected}. Leave them out or rename them.")
+    tensors = {k: t for k, t in state.items() if isinstance(t, Tensor) and isinstance(own[k], Tensor)}
+    kinds = [k for k, t in tensors.items() if t.is_floating_point() != own[k].is_floating_point()]
+    require(not kinds, f"{misfit}: {list_names(kinds)} must be floats where the network has floats.")
     try:
         missing = module.load_state_dict(state, strict=False).missing_keys
     except (RuntimeError, AttributeError) as error:  # AttributeError: values that are not tensors
         reason = str(error).strip().splitlines()[-1].strip()
         raise GlocalError(f"{misfit}: {reason}") from error
-    loaded = {own[name].data_ptr() for name in names if isinstance(own[name], Tensor)}  # tied ones have several names
+    loaded = {own[name].data_ptr() for name in tensors}  # tied ones have several names
     return [name for name in missing if not isinstance(own[name], Tensor) or own[name].data_ptr() not in loaded]
 
 

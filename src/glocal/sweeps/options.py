@@ -24,6 +24,8 @@ class SweepOptions:
 
     network: str | Callable[..., Any] = "mlp"
     """Name from `glocal list networks`, or path.py:function for your own: (input_shape, outputs) -> nn.Module."""
+    init: str | Path | None = None
+    """Safetensors file with the parameters and buffers that networks start from: all of them, or some."""
     setting: Literal["task", "class", "domain"] | None = None
     """Setting in which a split challenge is reported: task or class. The challenge sets the default."""
     tasks: int | None = None

@@ -23,8 +23,10 @@ from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known, unknown
+from glocal.files import read_tensors, report_damage
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
+from glocal.networks.pretrained import Pretrained, list_names, load_state
 from glocal.sweeps.options import convert
 from glocal.sweeps.source import source_hash
 
@@ -35,6 +37,8 @@ class Resolved:
 
     value: Any
     config: dict[str, Any]
+    note: str = ""
+    """What the results should say about it."""
 
 
 def challenge(
@@ -98,12 +102,14 @@ def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
     )
 
 
-def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
+def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | None = None) -> Resolved:
     """Resolve a network: a name, path.py:function, or a function (input_shape, outputs) -> nn.Module.
 
     A user's network is identified by its source and by the initial network it makes, because a function may take its
-    sizes from elsewhere.
+    sizes from elsewhere; a network that starts from the file `init` also by the file's content.
     """
+    if init is not None:
+        return _pretrained(network(spec, challenge), challenge, Path(init).expanduser())
     if isinstance(spec, str) and not is_file_spec(spec):
         require_known("network", spec, NETWORKS)
         tokens = f"'{spec}' takes images or floats, but {challenge.name} has integer tokens: give a network for them."
@@ -120,6 +126,22 @@ def network(spec: str | MakeNetwork, challenge: Challenge) -> Resolved:
     module = seeded_network(make, challenge, seed=0)
     _check_network(module, name, challenge)
     return Resolved(make, {"name": name, "source": digest or source_hash(make), "made": _fingerprint(module)})
+
+
+def _pretrained(made: Resolved, challenge: Challenge, path: Path) -> Resolved:
+    """Let a network start from a safetensors file."""
+    advice = f"Write one with safetensors.torch.save_file(network.state_dict(), '{path.stem}.safetensors')."
+    require(path.suffix == ".safetensors", f"init = '{path}' was given; it must be a safetensors file. {advice}")
+    with report_damage(path, advice):
+        state, _ = read_tensors(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    infinite = [name for name, tensor in state.items() if not tensor.isfinite().all()]
+    require(
+        not infinite, f"{list_names(infinite)} in '{path}' have values that are not finite: give another checkpoint."
+    )
+    lacking = load_state(seeded_network(made.value, challenge, seed=0), state, f"'{path}'")
+    note = f"'{path.name}' has no {list_names(lacking)}: the network's own initialisation is used" if lacking else ""
+    return Resolved(Pretrained(made.value, state, f"'{path}'"), made.config | {"init": digest}, note)
 
 
 def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:

@@ -78,6 +78,8 @@ class SweepContext:
     options: SweepOptions
     store: Store
     progress: ProgressReporter
+    notes: list[str]
+    """Notes of all runs, for example on their initialisation."""
 
 
 def train_missing(context: SweepContext, requests: Mapping[str, RunRequest]) -> Runs:
@@ -85,6 +87,8 @@ def train_missing(context: SweepContext, requests: Mapping[str, RunRequest]) -> 
     store, keep = context.store, context.options.keep_parameters
     cohort_sizes: dict[str, int] = {}
     context.progress.start(len(requests), sum(store.finished(hash, keep) for hash in requests))
+    for note in context.notes:
+        context.progress.message(note)
     try:
         while missing := {hash: r for hash, r in requests.items() if not store.finished(hash, keep)}:
             with store.claiming():
@@ -183,10 +187,11 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
                     claim.save(snapshot)
         assert last is not None
         frozen = {k: p for k, p in frozen_parameters(cohort.shared_network).items() if k not in last.state.buffers}
+        notes = [*last.record.notes, *context.notes]
         for i, request in enumerate(members):
             if request.config.hash in missing:
                 arrays = {name: array[i] for name, array in last.record.arrays.items()}
-                info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, last.record.notes, i)
+                info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, notes, i)
                 store.write(request.config, arrays, info, claim.kept_parameters(indices[i], frozen))
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, claim.parameters) for hash in claim.hashes):

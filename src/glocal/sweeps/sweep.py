@@ -60,7 +60,7 @@ def sweep(
         require_option("option of a sweep", option, allowed)
     chosen = SweepOptions(**options)
     learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation)
-    network = resolve.network(chosen.network, learnt.value)
+    network = resolve.network(chosen.network, learnt.value, chosen.init)
     shared: dict[str, Any] = {
         "epochs": chosen.epochs or learnt.value.epochs,
         "batch_size": chosen.batch_size or learnt.value.batch_size,
@@ -85,7 +85,8 @@ def sweep(
 
         progress = Bars()
     cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
-    context = SweepContext(cohort, chosen, Store.create(chosen.store), progress or ProgressReporter())
+    store, notes = Store.create(chosen.store), [network.note] if network.note else []
+    context = SweepContext(cohort, chosen, store, progress or ProgressReporter(), notes)
     return train_missing(context, requests)
 
 
