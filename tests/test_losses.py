@@ -21,6 +21,7 @@ from glocal.losses import AutogradLoss, Loss
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 CROSS_ENTROPY = losses.get("cross-entropy")
 SQUARED_ERROR = losses.get("squared-error")
+BINARY = losses.get("binary-cross-entropy")
 
 
 @st.composite
@@ -51,6 +52,14 @@ def test_squared_error_is_half_of_torchs_sum(outputs: Tensor) -> None:
     y = some_labels(outputs, SQUARED_ERROR)
     expected = functional.mse_loss(outputs, y, reduction="none").sum(1) / 2
     torch.testing.assert_close(SQUARED_ERROR.per_sample(outputs, y), expected)
+
+
+@QUICK
+@given(rows_of_outputs())
+def test_binary_cross_entropy_is_torchs_sum(outputs: Tensor) -> None:
+    y = torch.linspace(0, 1, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
+    expected = functional.binary_cross_entropy_with_logits(outputs, y, reduction="none").sum(1)
+    torch.testing.assert_close(BINARY.per_sample(outputs, y), expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", losses.LOSSES.values(), ids=losses.LOSSES)

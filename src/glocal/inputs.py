@@ -109,7 +109,7 @@ def as_labels(y: Tensor, name: str) -> Tensor:
 def as_targets(y: Tensor, name: str) -> Tensor:
     """Return real targets (n, outputs) on the CPU as float32; targets (n,) become one column."""
     y = y.unsqueeze(1) if y.ndim == 1 else y
-    message = f"{name} has shape {tuple(y.shape)} and dtype {y.dtype}; squared error needs real targets (n, outputs)."
+    message = f"{name} has shape {tuple(y.shape)} and dtype {y.dtype}; give real targets (n, columns)."
     require(y.ndim == 2 and not y.is_complex(), message)
     y = y.to("cpu", torch.float32)
     check_finite(y, name)

@@ -21,8 +21,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vjp, vmap
+from torch.nn.functional import softplus
 
-from glocal.errors import GlocalError, require_known
+from glocal.errors import GlocalError, first_line, require, require_known
 
 
 class Loss(ABC):
@@ -91,11 +92,7 @@ class SquaredError(Loss):
         return 0.5 * self.output_gradient(outputs, y).square().sum(-1)
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        if outputs.shape != y.shape:  # (n, 1) and (n,) would broadcast to (n, n)
-            raise GlocalError(
-                "the squared error needs outputs and targets of the same shape; got outputs "
-                f"{tuple(outputs.shape)} and targets {tuple(y.shape)}."
-            )
+        _require_same_shape("squared error", outputs, y)
         return outputs - y
 
     def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
@@ -104,6 +101,31 @@ class SquaredError(Loss):
 
     def likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (-self.per_sample(outputs, y)).exp() * (2 * math.pi) ** (-outputs.shape[-1] / 2)
+
+
+class BinaryCrossEntropy(Loss):
+    """ℓ = Σ_c log(1 + exp f_c) − y_c f_c for targets y_c in [0, 1]: several labels may be right at once."""
+
+    name = "binary-cross-entropy"
+
+    def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
+        _require_same_shape(self.name, outputs, y)
+        return (softplus(outputs) - y * outputs).sum(-1)
+
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
+        _require_same_shape(self.name, outputs, y)
+        return outputs.sigmoid() - y
+
+    def output_hessian_sqrt(self, outputs: Tensor) -> Tensor:
+        """∇²_f ℓ is diagonal, with σ(f_c) (1 − σ(f_c)) = σ(f_c) σ(−f_c)."""
+        return (outputs.sigmoid() * (-outputs).sigmoid()).sqrt().diag_embed()
+
+
+def _require_same_shape(name: str, outputs: Tensor, y: Tensor) -> None:
+    """Refuse shapes such as (n, 1) and (n,), which would broadcast to (n, n)."""
+    if outputs.shape != y.shape:
+        given = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)}"
+        raise GlocalError(f"the {name} needs outputs and targets of the same shape; got {given}.")
 
 
 MAX_CHECKED_OUTPUTS = 8
@@ -137,7 +159,8 @@ class AutogradLoss(Loss):
         if label is None:
             raise GlocalError(
                 "the outer-product Hessian needs a loss whose second derivative in the outputs is positive and does "
-                "not depend on the labels, such as cross-entropy or squared error; the given loss is not of this kind."
+                "not depend on the labels, such as cross-entropy or squared error; the given loss is not of this kind. "
+                "ewc can do without it: fisher='empirical'."
             )
         label = label.to(outputs.device, outputs.dtype if label.is_floating_point() else label.dtype)
         values, vectors = torch.linalg.eigh(self._hessians(outputs, label))
@@ -175,10 +198,40 @@ class AutogradLoss(Loss):
         return vmap(jacrev(grad(self._single)), (0, None))(outputs, label)
 
 
-LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredError())}
+class PerSampleLoss(AutogradLoss):
+    """A user's function (outputs, y) that returns one loss per example, (n,), with derivatives by autograd."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(lambda outputs, y: function(outputs, y).mean())
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def per_sample(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.dim() > 2:  # stacked runs
+            return torch.stack([self.per_sample(*run) for run in zip(outputs, y, strict=True)])
+        return self.function(outputs, y)
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Raise an error unless the function returns a loss for every example that depends on this example alone."""
+        try:
+            values, alone = self.function(outputs, y), self.function(outputs[:1], y[:1])
+        except Exception as error:
+            shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} of {y.dtype}"
+            raise GlocalError(f"the loss '{self.name}' does not accept {shapes}: {first_line(error)}.") from error
+        given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        remedy = "use reduction='none', and sum or average over outputs"
+        fits = isinstance(values, Tensor) and values.shape == y.shape[:1] and values.is_floating_point()
+        require(fits, f"the loss '{self.name}' must return one value per example, ({len(y)},), not {given}; {remedy}.")
+        apart = torch.allclose(values[:1], alone, rtol=1e-4, equal_nan=True)
+        require(apart, f"the loss '{self.name}' of an example depends on the other examples of its batch; {remedy}.")
 
 
-def get(name: str) -> Loss:
-    """Return the loss of this name."""
-    require_known("loss", name, LOSSES)
-    return LOSSES[name]
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), SquaredError(), BinaryCrossEntropy())}
+
+
+def get(loss: str | Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """Return the loss of this name, or the loss that a function (outputs, y) -> one loss per example computes."""
+    if not isinstance(loss, str):
+        return PerSampleLoss(loss)
+    require_known("loss", loss, LOSSES)
+    return LOSSES[loss]

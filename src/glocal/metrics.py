@@ -82,7 +82,9 @@ def scope_of(run: Run, scope: Scope | None = None) -> Scope:
 def measure_of(run: Run, measure: Measure = "accuracy") -> Measure:
     """Return what a run is measured by: 'loss' if it has no classes, otherwise `measure`."""
     require_known("measure", measure, MEASURES)
-    return "loss" if run.config["challenge"].get("loss") == "squared-error" else measure
+    loss = run.config["challenge"].get("loss", "cross-entropy")
+    has_classes = loss["classes"] if isinstance(loss, Mapping) else loss == "cross-entropy"
+    return measure if has_classes else "loss"
 
 
 def choice_split(run: Run) -> Split:

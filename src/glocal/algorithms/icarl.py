@@ -70,7 +70,7 @@ class ICaRL(Algorithm):
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
         regression = example.y.is_floating_point()
-        require(not regression, f"{self.name} requires a classification challenge; this one uses squared error.")
+        require(not regression, f"{self.name} requires a classification challenge; this one has no class labels.")
         classes = sum(len(model.classes(task)) for task in range(model.tasks))
         enough = self.slots >= classes
         require(enough, f"{self.name} with slots={self.slots} cannot store an exemplar of each of {classes} classes.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from glocal.errors import require
 from glocal.rng import generator
 
 Setting = Literal["task", "class", "domain"]
-LossName = Literal["cross-entropy", "squared-error"]
+LossName = Literal["cross-entropy", "squared-error", "binary-cross-entropy"]
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""A user's loss: (outputs, targets) -> one loss per example."""
 
 
 class Data(NamedTuple):
@@ -21,7 +23,7 @@ class Data(NamedTuple):
 
     `x` is (n, *input_shape): uint8 images, which the model scales to [0, 1], or floats or int64 tokens, which it takes
     as they are.
-    `y` is (n,) int64 class labels, or (n, outputs) floats for squared error.
+    `y` is (n,) int64 class labels, or (n, columns) floats.
     """
 
     x: Tensor
@@ -69,6 +71,7 @@ class Challenge:
     seeded: whether the tasks depend on the run's seed (angles, permutations).
     fingerprint: identifies the data; it is part of a run's identity.
     options: the arguments that the challenge was made with; they are stored with every run.
+    loss: a name, or a function (outputs, targets) -> one loss per example.
     epochs, batch_size: the defaults of training on one task.
     normalise, augment: transformations between the data of a task, which are as published, and the network.
     validation: the share of each task's training data that is held out as validation data; 'own' where the tasks bring
@@ -85,7 +88,7 @@ class Challenge:
     seeded: bool
     fingerprint: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    loss: LossName = "cross-entropy"
+    loss: LossName | LossFunction = "cross-entropy"
     epochs: int = 5
     batch_size: int = 128
     normalise: Normalise | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -11,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glocal.challenges.challenge import Challenge, Data, LossName, Setting, Task
+from glocal.challenges.challenge import Challenge, Data, LossFunction, LossName, Setting, Task
 from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import as_inputs, as_labels, as_targets, describe, read_examples
+from glocal.losses import PerSampleLoss
+from glocal.rng import generator
 
 SPLITS = {2: ("train", "test"), 3: ("train", "validation", "test")}
 
@@ -23,7 +26,7 @@ def from_tasks(
     tasks: Sequence[Any],
     setting: Setting = "class",
     outputs: int | None = None,
-    loss: LossName = "cross-entropy",
+    loss: LossName | LossFunction = "cross-entropy",
 ) -> Challenge:
     """Make a challenge from a list of tasks, each a pair (train, test) or a triple (train, validation, test).
 
@@ -40,27 +43,35 @@ def from_tasks(
         setting: 'class' or 'task' if tasks differ in their classes, which may come back in later tasks; 'domain' if
             all tasks have the same classes.
         outputs: the network's number of outputs; by default the smallest that fits the labels.
-        loss: 'cross-entropy' or 'squared-error'.
+        loss: 'cross-entropy'; 'squared-error'; 'binary-cross-entropy' for targets (n, outputs) in [0, 1], of which
+            several may be 1; or a function (outputs, targets) -> one loss per example, (n,). Integers (n,) are class
+            labels for it, and all other targets become floats (n, columns). Runs are named by its source.
     """
     named = isinstance(name, str) and bool(name.strip())
     require(named, f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.")
     require_known("setting", setting, get_args(Setting))
-    require_known("loss", loss, get_args(LossName))
-    message = f"setting is '{setting}' with loss 'squared-error', which has no classes; give setting='domain'."
-    require(loss != "squared-error" or setting == "domain", message)
+    if not callable(loss):
+        require_known("loss", loss, get_args(LossName))
     listed = isinstance(tasks, list | tuple) and bool(tasks)
     require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
     sources = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
     classes = _number_classes([source for task in sources for source in task.values()])
     checked = [_check_task(number, task, loss, classes) for number, task in enumerate(sources, 1)]
     _check_splits(checked)
-    if loss == "cross-entropy":
+    if checked[0].classes:
         _check_classes(checked, setting)
+    else:
+        message = f"setting is '{setting}' with targets that are not classes; give setting='domain'."
+        require(setting == "domain", message)
+    outputs = _outputs(checked, outputs, loss)
+    if callable(loss):
+        y = checked[0].train.y[:2]
+        PerSampleLoss(loss).check(torch.randn(len(y), outputs, generator=generator(0, "loss")), y)
     return Challenge(
         name=name,
         setting=setting,
         tasks=len(checked),
-        outputs=_outputs(checked, outputs, loss),
+        outputs=outputs,
         input_shape=tuple(checked[0].train.x.shape[1:]),
         make_task=lambda index, seed: checked[index],
         seeded=False,
@@ -80,15 +91,15 @@ class _Examples(NamedTuple):
     labels: dict[Hashable, int]
 
 
-def _read_task(number: int, task: Any, loss: LossName) -> dict[str, _Examples]:
+def _read_task(number: int, task: Any, loss: LossName | LossFunction) -> dict[str, _Examples]:
     """Read the splits of a task, by name."""
     allowed = "give a pair (train, test) or a triple (train, validation, test), each (x, y), a Dataset or a DataLoader"
     require(isinstance(task, list | tuple) and len(task) in SPLITS, f"task {number} is {describe(task)}; {allowed}.")
     splits = {}
     for split, source in zip(SPLITS[len(task)], task, strict=True):
         labels: dict[Hashable, int] = {}
-        has_classes = loss == "cross-entropy"
-        x, y = read_examples(source, f"task {number} ({split})", labels=labels if has_classes else None)
+        numbered = labels if loss == "cross-entropy" or callable(loss) else None
+        x, y = read_examples(source, f"task {number} ({split})", labels=numbered)
         splits[split] = _Examples(x, y, labels)
     return splits
 
@@ -103,16 +114,22 @@ def _number_classes(sources: Sequence[_Examples]) -> dict[Hashable, int]:
     return {label: number for number, label in enumerate(labels)}
 
 
-def _check_task(number: int, sources: Mapping[str, _Examples], loss: LossName, classes: Mapping[Hashable, int]) -> Task:
+def _check_task(
+    number: int, sources: Mapping[str, _Examples], loss: LossName | LossFunction, classes: Mapping[Hashable, int]
+) -> Task:
     """Check and convert the splits of a task."""
     splits = {}
     for split, (x, y, labels) in sources.items():
         name = f"task {number} ({split})"
         y = torch.tensor([classes[label] for label in labels])[y] if labels else y
-        convert = as_labels if loss == "cross-entropy" else as_targets
-        splits[split] = Data(as_inputs(x, f"x of {name}"), convert(y, f"y of {name}"))
-    labels_of_task = torch.cat([data.y for data in splits.values()]) if loss == "cross-entropy" else torch.zeros(0)
-    return Task(**splits, classes=tuple(int(c) for c in torch.unique(labels_of_task).tolist()))
+        has_classes = loss == "cross-entropy" or (callable(loss) and y.ndim == 1 and not y.is_floating_point())
+        y = as_labels(y, f"y of {name}") if has_classes else as_targets(y, f"y of {name}")
+        if loss == "binary-cross-entropy":
+            message = f"y of {name} has targets outside [0, 1]; give 1 for the labels of an example and 0 for others."
+            require(bool(((y >= 0) & (y <= 1)).all()), message)
+        splits[split] = Data(as_inputs(x, f"x of {name}"), y)
+    found = torch.cat([data.y.flatten() for data in splits.values() if not data.y.is_floating_point()] or [y[:0]])
+    return Task(**splits, classes=tuple(int(c) for c in torch.unique(found).tolist()))
 
 
 def _check_splits(tasks: Sequence[Task]) -> None:
@@ -146,16 +163,18 @@ def _check_classes(tasks: Sequence[Task], setting: Setting) -> None:
     require(not same, f"task 2 brings no new class (it has {list(first)}); {remedy}.")
 
 
-def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName) -> int:
+def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName | LossFunction) -> int:
     """Return the network's number of outputs: the given one if it fits, otherwise the smallest that does."""
-    if loss == "squared-error":
-        needed = tasks[0].train.y.shape[1]
-        fits, allowed = outputs == needed, f"the targets have {needed} columns; give {needed}"
-    else:
+    if tasks[0].classes:
         needed = 1 + max(max(task.classes) for task in tasks)
-        fits = isinstance(outputs, int) and outputs >= needed
-        allowed = f"class {needed - 1} occurs; give {needed} or more"
-    require(outputs is None or fits, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
+        fits, allowed = range(needed, sys.maxsize), f"class {needed - 1} occurs; give {needed} or more"
+    else:
+        needed = tasks[0].train.y.shape[1]
+        fits, allowed = range(needed, needed + 1), f"the targets have {needed} columns; give {needed}"
+    if callable(loss):  # it may need more or fewer, such as a mean and a variance for every target
+        fits = range(1, sys.maxsize)
+    fitting = isinstance(outputs, int) and outputs in fits
+    require(outputs is None or fitting, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
     return outputs or needed
 
 

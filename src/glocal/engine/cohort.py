@@ -20,6 +20,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges.challenge import Challenge
 from glocal.engine.state import State, check_memory
 from glocal.engine.step import Hyper, scalars
+from glocal.inputs import evenly_spaced_indices
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.preprocess import InputTransform
 from glocal.precision import Precision
@@ -76,11 +77,20 @@ class Cohort:
 
     def model(self, vectorised: bool) -> Model:
         module = share_parameters(self.shared_network)
-        loss = losses.get(self.challenge.loss)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
         sizes = self.challenge.tasks, self.batch_size
         options: Any = {"vectorised": vectorised, "transform": self.transform, "precision": self.precision}
-        return Model(module, loss, *sizes, classes=classes, **options)
+        return Model(module, self.loss, *sizes, classes=classes, **options)
+
+    @cached_property
+    def loss(self) -> losses.Loss:
+        """The challenge's loss. The curvature of a user's loss is checked on targets of the first task."""
+        loss = losses.get(self.challenge.loss)
+        if isinstance(loss, losses.PerSampleLoss):
+            y = self.challenge.task(0, self.members[0].seed).train.y.cpu().unique(dim=0)
+            y = y[evenly_spaced_indices(len(y), losses.MAX_CHECKED_OUTPUTS)]
+            loss.examples = [(torch.randn(len(y), self.challenge.outputs, generator=generator(0, "loss")), y)]
+        return loss
 
     @cached_property
     def transform(self) -> InputTransform:

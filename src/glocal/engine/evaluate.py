@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glocal import losses
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Executor
@@ -96,7 +95,7 @@ class Evaluator:
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
-        self.loss = losses.get(cohort.challenge.loss)
+        self.loss = cohort.loss
         self.at_once = cohort.device.type == "cuda"
         network = cohort.model(vectorised=False).module
         self._convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in network.modules())

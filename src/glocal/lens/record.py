@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from glocal import challenges, losses, tree
+from glocal import challenges, tree
 from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
@@ -144,7 +144,7 @@ def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], e
     tasks = [challenge.task(t, seed) for t in range(challenge.tasks)]
     train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
     module = share_parameters(cohort.shared_network)
-    return TrainingTrace(module, losses.get(challenge.loss), train, checkpoints, test)
+    return TrainingTrace(module, cohort.loss, train, checkpoints, test)
 
 
 class Retraced(NamedTuple):

@@ -65,6 +65,10 @@ def challenge(
     value = value if validation is None else value.with_validation(validation)
     config = {k: getattr(value, k) for k in ("name", "setting", "tasks", "outputs", "loss", "fingerprint")}
     config["options"] = dict(value.options)
+    if callable(value.loss):
+        name = getattr(value.loss, "__name__", type(value.loss).__name__)
+        has_classes = bool(value.task(0, 0).classes)
+        config["loss"] = {"name": name, "source": source_hash(value.loss), "classes": has_classes}
     if value.normalise is not None:
         config["normalise"] = {"mean": list(value.normalise.mean), "std": list(value.normalise.std)}
     if value.augment is not None:
