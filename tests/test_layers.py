@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LAYERS = (
     *(
         "errors",
+        "hyperparameters",
         "files",
         "accelerate",
         "precision",

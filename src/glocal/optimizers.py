@@ -1,58 +1,276 @@
-r"""The optimiser protocol, plain SGD, and the update θ ← θ − lr · d that every optimiser ends with.
+r"""Optimisers: SGD with momentum, Adam and AdamW, with learning-rate schedules, as `torch.optim` defines them.
 
 An optimiser turns gradients into a descent direction d and keeps its own state:
 
-    init(params) -> state
+    init(params, hyper) -> state
     update(grads, state, params, hyper) -> d, state
 
 Like optax's `scale_by_*` transformations it does not multiply by the learning rate; `apply_update` does, in place.
-`hyper` holds the scalars of a run (lr, momentum, ...) as tensors, one value per run where runs are stacked, so that
-runs that differ in them train together.
+An optimiser is a frozen dataclass. Its float fields are scalars of a run: runs that differ only in them train in one
+cohort. Inside `update` they are tensors in `hyper`, with one value per run where runs are stacked. The learning rates
+of a schedule are computed by the loader, once an epoch.
 
 >>> import torch
 >>> params, grads = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([0.5, -1.0])}
->>> hyper = {"lr": torch.tensor(0.1)}
->>> descent, state = SGD().update(grads, SGD().init(params), params, hyper)
->>> apply_update(params, descent, hyper["lr"])
+>>> adam, hyper = Adam(), {k: torch.tensor(v) for k, v in (("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-8))}
+>>> descent, state = adam.update(grads, adam.init(params, hyper), params, hyper)
+>>> apply_update(params, descent, lr=torch.tensor(0.1))
 >>> params["w"]
-tensor([0.9500, 2.1000])
+tensor([0.9000, 2.1000])
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
+from torch.func import vmap
 
-from glocal.tree import Params, Tree
+from glocal import hyperparameters
+from glocal.errors import require
+from glocal.tree import Params, Tree, total
 
-
-class Optimizer(Protocol):
-    """A gradient transformation with state."""
-
-    def init(self, params: Params) -> Tree:
-        """Return the state before the first step."""
-        ...
-
-    def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
-        """Return the descent direction and the new state. Parameters that are not in `grads` stay as they are."""
-        ...
+OFF_AT_ZERO = ("momentum", "weight_decay", "clip")
+SCHEDULE = ("schedule", "warmup", "gamma", "step_epochs", "span")
+"""Options of the schedule. The loader computes learning rates for every run, so runs of a cohort may differ in them."""
 
 
 @dataclass(frozen=True)
-class SGD:
-    """Plain stochastic gradient descent: d = g, without state."""
+class Optimizer:
+    """Base class: gradient clipping, the learning-rate schedule, and options that all optimisers have.
 
-    def init(self, params: Params) -> Tree:
+    Gradients are what the algorithm's `direction` returns. As in `torch.optim`, parameters without a gradient are not
+    updated, and do not decay.
+    """
+
+    name: ClassVar[str]
+    at_least: ClassVar[Mapping[str, float]] = {
+        **dict.fromkeys(("weight_decay", "clip", "momentum", "beta1", "beta2", "warmup", "gamma"), 0)
+    }
+
+    weight_decay: float = 0.0
+    """Weight decay: added to the gradient (sgd, adam), or decoupled from it (adamw)."""
+    clip: float = 0.0
+    """Largest norm of a step's gradient over all parameters; longer ones are scaled down to it. 0: no limit."""
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    """Learning rate over time, after the warm-up: constant, step (times gamma every step_epochs) or cosine (to 0)."""
+    warmup: float = 0.0
+    """Epochs over which the learning rate rises linearly to its full value."""
+    gamma: float = 0.1
+    """Factor of schedule=step."""
+    step_epochs: float = 1.0
+    """Epochs between two steps of schedule=step."""
+    span: Literal["task", "sequence"] = "task"
+    """Whether schedule and warm-up start anew with every task, or extend over the whole sequence of tasks."""
+    state: Literal["reset", "kept"] = "reset"
+    """What becomes of momentum and averages when a new task begins: reset to 0, or kept."""
+
+    def __post_init__(self) -> None:
+        hyperparameters.check(self)
+        require(self.step_epochs > 0, f"{self.name}.step_epochs = {self.step_epochs} was given; it must be above 0.")
+        if self.schedule != "step":
+            unused = self.gamma != 0.1 or self.step_epochs != 1
+            require(not unused, f"{self.name}: gamma and step_epochs are options of schedule=step; set schedule too.")
+        unused = self.span == "sequence" and not self.scheduled
+        require(not unused, f"{self.name}: span=sequence has no effect on a constant rate: set schedule or warmup too.")
+
+    def init(self, params: Params, hyper: Params) -> Tree:
+        """Return the state before the first step: tensors that are 0, as after a reset."""
         return {}
 
     def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
-        return grads, state
+        """Return the descent direction and the new state.
+
+        Args:
+            grads: gradients; parameters that are not in it stay as they are.
+            state: what the last step returned.
+            params: parameters before the step.
+            hyper: the scalars of `step_scalars` as tensors, (runs,) where `grads`, `state` and `params` are stacked.
+        """
+        raise NotImplementedError
+
+    def structure(self) -> tuple[Any, ...]:
+        """Return what runs of a cohort share: its kind, and options that are neither scalars nor of the schedule."""
+        own = {*SCHEDULE, *hyperparameters.scalars(self)}
+        return self.name, *(getattr(self, field.name) for field in fields(self) if field.name not in own)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the learning rate changes during training."""
+        return self.schedule != "constant" or self.warmup > 0
+
+    def lr_factors(self, task: int, tasks: int, epoch: int, epochs: int, steps: int) -> Tensor:
+        """Return the factors of the learning rate at the steps of an epoch; every task counts as equally long."""
+        begin, span = (task * epochs, tasks * epochs) if self.span == "sequence" else (0, epochs)
+        time = begin + epoch + torch.arange(steps, dtype=torch.float64) / steps  # in epochs
+        after = (time - self.warmup).clamp(min=0)
+        factors = torch.ones_like(time)
+        if self.schedule == "step":
+            factors = self.gamma ** (after / self.step_epochs + 1e-9).floor()
+        elif self.schedule == "cosine" and span > self.warmup:
+            factors = (1 + (math.pi * after / (span - self.warmup)).cos()) / 2
+        rising = (time + 1 / steps) / self.warmup if self.warmup else factors
+        return torch.where(time < self.warmup - 1e-9, rising.clamp(max=1), factors)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent: v ← momentum · v + g and d = v, or d = g + momentum · v with Nesterov's momentum.
+
+    Without options d = g: the plain SGD of the paper, which has no state.
+    """
+
+    name: ClassVar[str] = "sgd"
+
+    momentum: float = 0.0
+    """Factor of the previous direction."""
+    nesterov: bool = False
+    """Use Nesterov's momentum."""
+
+    def init(self, params: Params, hyper: Params) -> Tree:
+        return {"velocity": _zeros(params)} if "momentum" in hyper else {}
+
+    def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
+        grads = _add_decay(_clip(grads, hyper), params, hyper)
+        if "momentum" not in hyper:
+            return grads, state
+        momentum = hyper["momentum"]
+        velocity = {k: torch.addcmul(g, state["velocity"][k], per_run(momentum, g)) for k, g in grads.items()}
+        descent = velocity
+        if self.nesterov:
+            descent = {k: torch.addcmul(g, velocity[k], per_run(momentum, g)) for k, g in grads.items()}
+        return descent, {"velocity": state["velocity"] | velocity}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    r"""Adam (Kingma & Ba 2015): d = \hat m / (√\hat v + eps), with m and v the running averages of g and g².
+
+    \hat m = m / (1 − beta1ᵗ) and \hat v = v / (1 − beta2ᵗ) correct the averages' start at 0. t counts the steps in
+    which a parameter had a gradient.
+    """
+
+    name: ClassVar[str] = "adam"
+
+    beta1: float = 0.9
+    """Decay rate of the average of gradients."""
+    beta2: float = 0.999
+    """Decay rate of the average of squared gradients."""
+    eps: float = 1e-8
+    """Value added to the root of the squares' average."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            beta = getattr(self, name)
+            require(beta < 1, f"{self.name}.{name} = {beta} was given; it must be at least 0 and below 1.")
+        require(self.eps > 0, f"{self.name}.eps = {self.eps} was given; it must be above 0.")
+
+    def init(self, params: Params, hyper: Params) -> Tree:
+        corrections = hyper["beta1"].new_zeros(*hyper["beta1"].shape, len(params), dtype=torch.float64)
+        return {
+            "mean": _zeros(params),
+            "square": _zeros(params),
+            "mean_correction": corrections,  # 1 − betaᵗ of every parameter
+            "square_correction": corrections.clone(),
+        }
+
+    def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
+        grads = self._decay_gradient(_clip(grads, hyper), params, hyper)
+        rates = {"mean": 1 - hyper["beta1"], "square": 1 - hyper["beta2"]}
+        corrections = {k: _next_correction(state[f"{k}_correction"], rates[k], grads, params) for k in rates}
+        scales = corrections["mean"] / corrections["square"].sqrt()
+        floors = corrections["mean"] * hyper["eps"].unsqueeze(-1)
+        mean, square, descent = {}, {}, {}
+        index = {k: i for i, k in enumerate(params)}
+        for k, g in grads.items():
+            scale, floor = (per_run(x[..., index[k]].to(g.dtype), g) for x in (scales, floors))
+            mean[k] = state["mean"][k].lerp(g, per_run(rates["mean"].to(g.dtype), g))
+            square[k] = state["square"][k].lerp(g * g, per_run(rates["square"].to(g.dtype), g))
+            descent[k] = mean[k] / torch.addcmul(floor, square[k].sqrt(), scale)
+        new = {"mean": state["mean"] | mean, "square": state["square"] | square}
+        return descent, new | {f"{k}_correction": c for k, c in corrections.items()}
+
+    def _decay_gradient(self, grads: Params, params: Params, hyper: Params) -> Params:
+        return _add_decay(grads, params, hyper)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019): weight_decay · θ is added to Adam's d."""
+
+    name: ClassVar[str] = "adamw"
+
+    weight_decay: float = 0.01
+    """Weight decay, decoupled from the gradient: θ shrinks by lr · weight_decay in every step."""
+
+    def update(self, grads: Params, state: Tree, params: Params, hyper: Params) -> tuple[Params, Tree]:
+        descent, state = super().update(grads, state, params, hyper)
+        return _add_decay(descent, params, hyper), state
+
+    def _decay_gradient(self, grads: Params, params: Params, hyper: Params) -> Params:
+        return grads
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
+PLAIN_SGD = SGD()
+"""The default: the optimiser of the paper."""
+
+
+def step_scalars(optimizers: Sequence[Optimizer]) -> dict[str, list[float]]:
+    """Return the scalars that a step of these runs uses, with one value per run.
+
+    Momentum, weight decay and clipping are left out if they are 0 in all runs: steps then do without them.
+    """
+    columns = {name: [getattr(o, name) for o in optimizers] for name in hyperparameters.scalars(optimizers[0])}
+    used = {k: v for k, v in columns.items() if k not in SCHEDULE}
+    return {k: v for k, v in used.items() if any(v) or k not in OFF_AT_ZERO}
 
 
 def apply_update(params: Params, descent: Params, lr: Tensor) -> None:
     """θ ← θ − lr · d in place; `lr` is a scalar, or has one value per run where `params` are stacked."""
     for name, direction in descent.items():
         p = params[name]
-        p.addcmul_(direction, lr.view(-1, *[1] * (p.dim() - 1)) if lr.dim() else lr, value=-1)
+        p.addcmul_(direction, per_run(lr, p), value=-1)
+
+
+def per_run(scalar: Tensor, like: Tensor) -> Tensor:
+    """Return a scalar as it is, and one value per run so that it multiplies stacked tensors."""
+    return scalar.view(-1, *[1] * (like.dim() - 1)) if scalar.dim() else scalar
+
+
+def _zeros(params: Params) -> Params:
+    return {k: torch.zeros_like(p) for k, p in params.items()}
+
+
+def _clip(grads: Params, hyper: Params) -> Params:
+    """Scale gradients whose norm over all parameters exceeds `clip`, as `torch.nn.utils.clip_grad_norm_` does."""
+    if "clip" not in hyper:
+        return grads
+    clip = hyper["clip"]
+    norm = vmap(_norm)(grads) if clip.dim() else _norm(grads)
+    scale = torch.where(clip > 0, (clip / (norm + 1e-6)).clamp(max=1), 1)
+    return {k: g * per_run(scale.to(g.dtype), g) for k, g in grads.items()}
+
+
+def _norm(grads: Params) -> Tensor:
+    return total(g.square() for g in grads.values()).sqrt()
+
+
+def _add_decay(grads: Params, params: Params, hyper: Params) -> Params:
+    """Add weight_decay · θ."""
+    if "weight_decay" not in hyper:
+        return grads
+    return {k: torch.addcmul(g, params[k], per_run(hyper["weight_decay"], g)) for k, g in grads.items()}
+
+
+def _next_correction(last: Tensor, rate: Tensor, grads: Params, params: Params) -> Tensor:
+    """Return 1 − betaᵗ after one more step, of which parameters without a gradient take no part."""
+    new = last + rate.double().unsqueeze(-1) * (1 - last)
+    if len(grads) == len(params):
+        return new
+    return torch.stack([(new if k in grads else last)[..., i] for i, k in enumerate(params)], -1)

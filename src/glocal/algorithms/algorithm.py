@@ -9,14 +9,14 @@ graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from glocal import hyperparameters
 from glocal.challenges.challenge import Setting
-from glocal.errors import require, require_known
 from glocal.networks.model import MakeNetwork, Model
 from glocal.tree import Params
 
@@ -87,16 +87,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Check options with a Literal type against its values, and numbers against `at_least`."""
-        try:
-            hints = get_type_hints(type(self))
-        except NameError:  # a user's annotation that only a type checker can resolve
-            hints = {}
-        for field in fields(self):
-            value, hint, bound = getattr(self, field.name), hints.get(field.name), self.at_least.get(field.name)
-            if get_origin(hint) is Literal:
-                require_known(f"{self.name}.{field.name}", value, get_args(hint))
-            if bound is not None:
-                require(value >= bound, f"{self.name}.{field.name} = {value} was given; it must be at least {bound}.")
+        hyperparameters.check(self)
 
     def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
         """Return the factory of the trained network, which may wrap the user's in columns, gates or dropout."""

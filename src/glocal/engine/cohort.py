@@ -1,4 +1,4 @@
-r"""A cohort: runs that differ only in seed, learning rate and scalar hyperparameters, trained as one program.
+r"""A cohort: runs that differ only in seed, learning rate and scalar options, trained as one program.
 
 `RunConfig` is the resolved configuration of one run: everything its result depends on, and nothing else.
 """
@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,10 +19,12 @@ from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges.challenge import Challenge
 from glocal.engine.state import State, check_memory
-from glocal.engine.step import Hyper, scalars
+from glocal.engine.step import Hyper
+from glocal.hyperparameters import scalars
 from glocal.inputs import evenly_spaced_indices
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.preprocess import InputTransform
+from glocal.optimizers import PLAIN_SGD, Optimizer, step_scalars
 from glocal.precision import Precision
 from glocal.rng import generator
 from glocal.tree import Params
@@ -44,6 +46,7 @@ class Member:
     seed: int
     lr: float
     algorithm: Algorithm
+    optimizer: Optimizer = PLAIN_SGD
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,20 @@ class Cohort:
         """The common structure; the members' scalars travel in `hyper`."""
         return self.members[0].algorithm
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The common structure of the optimisers; the members' scalars travel in `hyper`."""
+        return self.members[0].optimizer
+
     def hyper(self) -> Hyper:
         """Return every scalar hyperparameter as a tensor with one value per run."""
-        columns = [{"lr": m.lr, **scalars(m.algorithm)} for m in self.members]
-        return {k: torch.tensor([c[k] for c in columns], device=self.device) for k in columns[0]}
+        algorithms = [scalars(m.algorithm) for m in self.members]
+        columns = {
+            "lr": [m.lr for m in self.members],
+            "algorithm": {k: [own[k] for own in algorithms] for k in algorithms[0]},
+            "optimizer": step_scalars([m.optimizer for m in self.members]),
+        }
+        return tree.map_tree(partial(torch.tensor, device=self.device), columns)
 
     def model(self, vectorised: bool) -> Model:
         module = share_parameters(self.shared_network)
@@ -131,7 +144,8 @@ class Cohort:
             check_memory(memory)
             memories.append(tree.map_tree(lambda leaf: leaf.to(self.device), memory))
         diverged = torch.full((len(self),), -1, dtype=torch.long, device=self.device)
-        return State(params, buffers, tree.stack(memories), diverged)
+        optimizer = self.optimizer.init(params, self.hyper()["optimizer"])
+        return State(params, buffers, tree.stack(memories), diverged, optimizer=optimizer)
 
     @cached_property
     def groups(self) -> list[slice]:
@@ -171,8 +185,14 @@ class RunConfig:
     """At most so many training examples of each task, evenly spaced, measure its training loss and accuracy."""
     precision: str = "fp32"
     protocol: int = PROTOCOL
+    optimizer: Mapping[str, Any] | None = None
+    """None: plain SGD."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the configuration as it is stored and hashed: without what is None."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
 
     @property
     def hash(self) -> str:
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -42,7 +42,7 @@ class Executor(ABC):
     def __init__(self, cohort: Cohort, note: str = "") -> None:
         self.cohort, self.note = cohort, note
         mapped = isinstance(self, Vectorised)
-        self.program = Program(cohort.algorithm, cohort.model(vectorised=mapped))
+        self.program = Program(cohort.algorithm, cohort.model(vectorised=mapped), cohort.optimizer)
         self.hyper = cohort.hyper()
         self.step: CompiledStep = partial(step, self.program, map=vmap if mapped else unmapped)
         compile_step = accelerate.find("step.compile")
@@ -105,7 +105,7 @@ class Vectorised(Executor):
     def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
         losses = []
         for i in range(loader.steps):
-            losses.append(self.step(state, self.hyper, loader.batch(i)))
+            losses.append(self.step(state, loader.scheduled(self.hyper, i), loader.batch(i)))
             tick(len(self.cohort))
             if on_step is not None:
                 on_step(state, i + 1)
@@ -139,7 +139,7 @@ class Sequential(Executor):
             hyper = tree.select(self.hyper, run)
             with self._network_randomness(run, (int(loader.task), epoch)):
                 for i, batch in enumerate(loader.batches_of(run)):
-                    losses.append(self.step(own, hyper, batch))
+                    losses.append(self.step(own, loader.scheduled(hyper, i, run), batch))
                     tick(1)
                     if on_step is not None:
                         stacked = tree.map_tree(lambda leaf: leaf.unsqueeze(0), own.as_tree())

@@ -17,6 +17,7 @@ from glocal.algorithms.algorithm import Batch, Memory
 from glocal.algorithms.replay_buffer import take
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
+from glocal.engine.step import Hyper
 from glocal.errors import require
 from glocal.inputs import evenly_spaced_indices
 from glocal.rng import generator
@@ -34,6 +35,7 @@ class Loader:
         rows                      the order of the epoch, (runs, examples + m)
         keys                      random keys of every step and of consolidation, (runs, steps + 1)
         task, progress            the task's number, and the progress through the epoch at every step
+        lr                        the learning rate at every step, (runs, steps), where it is scheduled
     """
 
     def __init__(self, cohort: Cohort) -> None:
@@ -67,18 +69,24 @@ class Loader:
             "task": torch.tensor(task),
             "progress": torch.linspace(0, 1, self.steps) if self.steps > 1 else torch.ones(1),
         }
+        if any(m.optimizer.scheduled for m in self.cohort.members):
+            new["lr"] = torch.zeros(len(self.cohort), self.steps)
         self.tensors = {name: self._place(tensor, self.tensors.get(name)) for name, tensor in new.items()}
         self.x, self.y, self.task = (self.tensors[name] for name in ("x", "y", "task"))
         self.cohort.transform.check(self.x, challenge.name)
 
     def load_epoch(self, epoch: int) -> None:
-        """Draw the order and the random keys of an epoch, in place."""
+        """Draw the order and the random keys of an epoch, and compute its learning rates, in place."""
         task, rows, keys = int(self.task), self.tensors["rows"], self.tensors["keys"]
         orders = [torch.randperm(rows.shape[1], generator=generator(s, "order", task, epoch)) for s in self._seeds]
         rows.copy_(torch.stack(orders).to(self.device)[self._seed_of_run])
         streams = [generator(s, "step", task, epoch) for s in self._seeds]
         drawn = torch.stack([torch.randint(2**63 - 1, keys.shape[1:], generator=stream) for stream in streams])
         keys.copy_(drawn.to(self.device)[self._seed_of_run])
+        if "lr" in self.tensors:
+            times = task, self.cohort.challenge.tasks, epoch, self.cohort.epochs, self.steps
+            rates = [m.lr * m.optimizer.lr_factors(*times) for m in self.cohort.members]
+            self.tensors["lr"].copy_(torch.stack(rates))
 
     def size(self, step: int) -> int:
         """Return the batch size of a step: the last batch of an epoch may be short."""
@@ -105,6 +113,14 @@ class Loader:
         for step, rows in enumerate(self.tensors["rows"][run].split(self.cohort.batch_size)):
             x, y = self._examples(rows.unsqueeze(0), slice(run, run + 1))
             yield Batch(x[0], y[0], self.task, keys[step], progress[step])
+
+    def scheduled(self, hyper: Hyper, step: int | Tensor, run: int | None = None) -> Hyper:
+        """Return the hyperparameters of all runs or of one, with the learning rate of a step of this epoch."""
+        if "lr" not in self.tensors:
+            return hyper
+        rates = self.tensors["lr"] if run is None else self.tensors["lr"][run]
+        lr = rates[..., step] if isinstance(step, int) else rates.index_select(-1, step.view(1)).squeeze(-1)
+        return {**hyper, "lr": lr}
 
     def whole(self, group: int, limit: int | None = None) -> Batch:
         """Return all training data that a group shares, or the first `limit`; the runs' keys come last in `keys`."""

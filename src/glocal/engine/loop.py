@@ -93,6 +93,8 @@ def train(
             started = time.perf_counter()
             progress.task(task)
             loader.load_task(task, state.memory)
+            if cohort.optimizer.state == "reset":
+                tree.map_tree(torch.zero_, state.optimizer)
             previous = {k: p.clone() for k, p in state.params.items()}
             for epoch in range(cohort.epochs):
                 begun = time.perf_counter()

@@ -29,7 +29,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def bytes_per_run(cohort: Cohort) -> int:
-    """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, and M after every task.
+    """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, M and optimiser state.
 
     A memory that grows is counted at its final size, assuming that every task adds as much as the first. Frozen
     parameters are counted if they differ between the first and the last run; those that all runs share are not.
@@ -56,8 +56,8 @@ def bytes_per_run(cohort: Cohort) -> int:
         executor.step(state.select(0), tree.select(executor.hyper, 0), next(loader.batches_of(0)))
     executor.consolidate(state, loader)
     grown = max(0, tree.nbytes(state.memory) - before)
-    memory = before + grown * one.challenge.tasks
-    return 4 * tree.nbytes(state.params) + tree.nbytes(own) + 2 * sum(kept.values()) + 2 * memory
+    held = before + grown * one.challenge.tasks + tree.nbytes(state.optimizer)
+    return 4 * tree.nbytes(state.params) + tree.nbytes(own) + 2 * sum(kept.values()) + 2 * held
 
 
 def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:

@@ -72,6 +72,7 @@ def arrange(state: State, device: torch.device) -> None:
     if device.type == "cuda":
         state.params = tree.map_tree(channels_last, state.params)
         state.memory = arranged(state.memory)
+        state.optimizer = tree.map_tree(channels_last, state.optimizer)
 
 
 def arranged(memory: Mapping[str, Any]) -> Memory:

@@ -5,9 +5,8 @@ Every executor maps `step` over runs: `vmap` for a cohort, nothing for a single 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -17,10 +16,10 @@ from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.engine.state import State
 from glocal.networks.model import Model
-from glocal.optimizers import SGD, Optimizer, apply_update
+from glocal.optimizers import PLAIN_SGD, Optimizer, apply_update
 from glocal.tree import Params, Tree
 
-Hyper: TypeAlias = dict[str, Tensor]  # lr and the algorithm's scalar hyperparameters, one value per run
+Hyper: TypeAlias = Tree  # lr, and the scalars of "algorithm" and "optimizer"; tensors with one value per run
 Map: TypeAlias = Callable[..., Callable[..., Any]]  # `vmap`, or `unmapped`
 BATCH_DIMS = Batch(0, 0, None, 0, None, 0)  # type: ignore[arg-type]
 STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
@@ -36,7 +35,7 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
     Args:
         program: the algorithm's methods, bound to the network and the optimiser.
         state: θ, buffers, memory and optimiser state; with a leading axis for the runs where `map` is `vmap`.
-        hyper: lr and the algorithm's scalars.
+        hyper: the learning rate, and the scalars of the algorithm and of the optimiser.
         batch: the mini-batch of every run, as the loader makes it.
         map: `torch.func.vmap` for stacked runs, `unmapped` for a single one.
     """
@@ -54,7 +53,9 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         grads = {k: used[k] if k in used else p.new_zeros(()).expand_as(p) for k, p in params.items()}
         projection = map(program.direction, in_dims=(0, 0, 0, 0, 0, BATCH_DIMS))
         direction, buffers = projection(grads, params, buffers, memory, hyper, batch)
-        descent, state.optimizer = program.optimizer.update(direction or used, state.optimizer, params, hyper)
+        descent, state.optimizer = program.optimizer.update(
+            direction or used, state.optimizer, params, hyper["optimizer"]
+        )
         apply_update(params, descent, hyper["lr"])
         aux = tree.map_tree(torch.detach, aux)
         result = Step(batch, grads, direction or grads, params, aux, descent, hyper["lr"])
@@ -76,7 +77,7 @@ class Program:
 
     algorithm: Algorithm
     model: Model
-    optimizer: Optimizer = field(default_factory=SGD)
+    optimizer: Optimizer = PLAIN_SGD
 
     def before_epoch(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, epoch: int, epochs: int
@@ -116,20 +117,13 @@ class Program:
         model = self.model.bind(buffers, training=False)
         return self._with(hyper).predict(model, params, memory, model.prepare(x), task)
 
-    def _with(self, hyper: Mapping[str, Tensor]) -> Algorithm:
+    def _with(self, hyper: Hyper) -> Algorithm:
         """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""
-        own = {k: v for k, v in hyper.items() if k != "lr"}
-        if not own:
+        if not hyper["algorithm"]:
             return self.algorithm
         bound = object.__new__(type(self.algorithm))
-        bound.__dict__.update(self.algorithm.__dict__ | own)
+        bound.__dict__.update(self.algorithm.__dict__ | hyper["algorithm"])
         return bound
-
-
-def scalars(algorithm: Algorithm) -> dict[str, float]:
-    """Return the algorithm's scalar hyperparameters: its float fields."""
-    fields = dataclasses.fields(algorithm)
-    return {f.name: getattr(algorithm, f.name) for f in fields if f.type in ("float", float)}
 
 
 def changed(new: Any, old: Any) -> Any:

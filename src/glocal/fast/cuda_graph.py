@@ -72,7 +72,7 @@ class Graphed(Vectorised):
     def _advance(self, state: State, loader: Loader, size: int) -> None:
         """A step that leaves every tensor of the state where it was."""
         own = State.from_tree(dict(state.as_tree()), state.clock)
-        losses = self.step(own, self.hyper, loader.batch_at(self._cursor, size))
+        losses = self.step(own, loader.scheduled(self.hyper, self._cursor), loader.batch_at(self._cursor, size))
         self._losses.index_copy_(0, self._cursor.view(1), losses.view(1, -1))
         copy_into_(own.as_tree(), state.as_tree())
         self._cursor += 1

@@ -35,7 +35,7 @@ class StepTracer:
 
     def __call__(self, state: State, hyper: Hyper, batch: Batch) -> Tensor:
         held = tree.flatten(state.parts())
-        given = [*held.values(), *hyper.values(), *(t for t in batch if t is not None)]
+        given = [*held.values(), *tree.flatten(hyper).values(), *(t for t in batch if t is not None)]
         shapes = (*held, *((t.shape, t.stride(), t.dtype) for t in given))
         replay = self._traces.get(shapes)
         if replay is None:
@@ -60,9 +60,9 @@ class StepTracer:
         names = list(tree.flatten(like.parts()))
 
         def step(given: Sequence[Tensor]) -> list[Tensor]:
-            state, rest = replace(like), given[len(names) :]
+            state, rest = replace(like), iter(given[len(names) :])
             _put(state, given[: len(names)])
-            losses = self._step(state, dict(zip(hyper, rest, strict=False)), Batch(*rest[len(hyper) :]))
+            losses = self._step(state, tree.map_tree(lambda _: next(rest), hyper), Batch(*rest))
             new = tree.flatten(state.parts())
             return [losses, *(new[name] for name in names)]
 

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,7 +108,7 @@ class Store:
         """Write a finished run."""
         path = self.runs_path / config.hash
         with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
-            files.write_json(part / "config.json", asdict(config))
+            files.write_json(part / "config.json", config.as_dict())
             files.write_json(part / "info.json", dict(info))
             files.write_tensors(part / "arrays.safetensors", arrays)
             if parameters is not None:

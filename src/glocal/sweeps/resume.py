@@ -11,7 +11,7 @@ import math
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
-from glocal.engine.step import scalars
+from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
 from glocal.store.run import Runs
 from glocal.store.store import Claim, Store
@@ -142,11 +142,10 @@ def _next_group(requests: Iterable[RunRequest]) -> list[RunRequest]:
 
 def _cohort_key(request: RunRequest) -> str:
     """Return what runs of a cohort share: all but seed, learning rate and scalar hyperparameters."""
-    config = asdict(request.config)
-    scalar_names = scalars(request.member.algorithm)
-    options = {k: v for k, v in config["algorithm"]["options"].items() if k not in scalar_names}
-    shared = config | {"lr": None, "seed": None, "algorithm": config["algorithm"] | {"options": options}}
-    return json.dumps(shared, sort_keys=True)
+    config, member = request.config.as_dict() | {"lr": None, "seed": None}, request.member
+    options = {k: v for k, v in config["algorithm"]["options"].items() if k not in scalars(member.algorithm)}
+    shared = {"algorithm": config["algorithm"] | {"options": options}, "optimizer": member.optimizer.structure()}
+    return json.dumps(config | shared, sort_keys=True)
 
 
 def _cohort_size(context: SweepContext, group: list[RunRequest]) -> int:

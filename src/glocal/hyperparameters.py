@@ -1,0 +1,28 @@
+"""Hyperparameters of algorithms and optimisers: the fields of their frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from glocal.errors import require, require_known
+
+
+def scalars(options: Any) -> dict[str, float]:
+    """Return the float fields, in which runs of one cohort may differ."""
+    return {f.name: getattr(options, f.name) for f in fields(options) if f.type in ("float", float)}
+
+
+def check(options: Any) -> None:
+    """Check fields with a Literal type against its values, and numbers against the class's `at_least`."""
+    try:
+        hints = get_type_hints(type(options))
+    except NameError:  # a user's annotation that only a type checker can resolve
+        hints = {}
+    for field in fields(options):
+        value, hint, bound = getattr(options, field.name), hints.get(field.name), options.at_least.get(field.name)
+        name = f"{options.name}.{field.name}"
+        if get_origin(hint) is Literal:
+            require_known(name, value, get_args(hint))
+        if bound is not None:
+            require(value >= bound, f"{name} = {value} was given; it must be at least {bound}.")
