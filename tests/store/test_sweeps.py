@@ -209,8 +209,8 @@ def test_part_of_an_interrupted_cohort_can_be_finished_alone(tmp_path: Path, mon
     ("option", "message"),
     [
         ({"epoch": 2}, "unknown option of a sweep 'epoch'. Did you mean 'epochs'"),
-        ({"optimizer": "adam"}, "optimizer was given, but runs train with plain SGD"),
-        ({"momentum": 0.9}, "momentum was given, but runs train with plain SGD"),
+        ({"optimizer": "adams"}, "unknown optimizer 'adams'. Did you mean 'adam'"),
+        ({"momentum": 0.9}, "momentum is an option of the optimizer"),
         ({"epochs": 0}, "epochs = 0 was given; it must be positive"),
         ({"cohort_size": True}, "cohort_size = True was given; it must be a whole number"),
         ({"memory_budget": 1.5}, "memory_budget = 1.5 was given; it must be a whole number"),

@@ -82,6 +82,10 @@ class Algorithm:
     """Its size in terms of T tasks, P parameters, K outputs and the algorithm's options."""
     settings: ClassVar[tuple[Setting, ...]] = ("task", "class", "domain")
     """Settings it supports; algorithms that need the task's index at test time leave out 'class'."""
+    scales_gradients: ClassVar[bool] = False
+    """Whether `direction` scales gradients in a way that Adam would undo: the optimiser must then be sgd."""
+    freezes_weights: ClassVar[bool] = False
+    """Whether weights with gradient 0 must not move: the optimiser must then not decay weights or keep its state."""
     at_least: ClassVar[Bounds] = {}
     """Smallest values of its options, as in {"slots": 1}."""
 

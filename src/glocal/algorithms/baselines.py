@@ -30,10 +30,12 @@ class StableSGD(Algorithm):
 
     Dropout and small batches find flat minima; the decaying learning rate stays close to them. The batch size is an
     option of the run. On 20 rotations of MNIST the authors use batches of 10, lr 0.1, decay 0.4 to 0.8 and hidden
-    layers of 256; their plastic regime is `sgd`. \hat L_o(θ) = 0 does not depend on θ_o: global.
+    layers of 256; their plastic regime is `sgd`. The rate decays by scaling gradients, which Adam would undo: it is
+    refused. \hat L_o(θ) = 0 does not depend on θ_o: global.
     """
 
     name: ClassVar[str] = "stable-sgd"
+    scales_gradients: ClassVar[bool] = True
     at_least: ClassVar[Bounds] = {"decay": 0}
 
     dropout: float = 0.5

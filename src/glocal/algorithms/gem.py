@@ -39,6 +39,7 @@ class GEM(Algorithm):
     Rotated-MNIST, use `margin=0.5, damping=0.001`.
 
     \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) is linearised at the current θ, not at θ_o: global.
+    The constraint holds for d, which is the step of plain SGD. Momentum, weight decay and Adam step elsewhere.
     """
 
     name: ClassVar[str] = "gem"
@@ -111,7 +112,8 @@ class AGEM(Algorithm):
         g ← g − min(0, g·r) / (r·r) r,   r = ∇\hat L(θ) on a batch drawn from the memory.
 
     \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) is linearised at the current θ, not at θ_o: global.
-    The paper's results use `filling='batch'`.
+    The paper's results use `filling='batch'`. The constraint holds for the direction, which is the step of plain SGD.
+    Momentum, weight decay and Adam step elsewhere.
     """
 
     name: ClassVar[str] = "agem"

@@ -37,10 +37,13 @@ class HAT(Partition):
     All tasks use the network's inputs and outputs, so the head's weights are masked by its inputs and its bias is
     trained in the first task only. BatchNorm's scale and shift are masked by 1 − a^{<t}; its statistics are those of
     the first task. With gates of exactly 0 and 1, \hat L_o(θ) = L_o(θ_o) holds during training; a large s_max comes
-    close to that. The modified gradient uses the current θ, not θ_o: global.
+    close to that. The modified gradient uses the current θ, not θ_o: global. Adam's scaling would undo masks between 0
+    and 1 and is refused, as are weight decay and momentum kept from the task before.
     """
 
     name: ClassVar[str] = "hat"
+    scales_gradients: ClassVar[bool] = True
+    freezes_weights: ClassVar[bool] = True
     memory_contents: ClassVar[str] = (
         "the largest gate of every hidden unit over finished tasks; embeddings as parameters"
     )

@@ -59,6 +59,9 @@ class Orthogonal(Algorithm):
 
     where v is the projection of ∇f_{θ_o}(x)ᵀ (θ − θ_o), the first-order change of the outputs, onto the vectors u.
     Only J θ_o is stored, not θ_o. Gradients and ∇²_f ℓ are computed at θ_o: local.
+
+    Under `sgd`, also with momentum, clipping and schedules, steps combine directions of the same task and keep the
+    constraint. Under weight decay, Adam or a momentum kept from the task before they do not.
     """
 
     family: ClassVar[str] = "constraint"

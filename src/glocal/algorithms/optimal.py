@@ -159,7 +159,7 @@ class OptimalHard(SumOfHessians):
         \hat L_o(θ) = L_o(θ_o) + ½ (θ − θ_o)ᵀ H_o (θ − θ_o) = L_o(θ_o).
 
     Gradients are projected orthogonally to the eigenvectors of Σ H_o whose |eigenvalue| exceeds `threshold` times the
-    largest.
+    largest. As with OGD, momentum keeps steps in the null space; weight decay, Adam and kept momentum do not.
     """
 
     name: ClassVar[str] = "optimal-hard"

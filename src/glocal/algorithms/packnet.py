@@ -25,10 +25,12 @@ class PackNet(Partition):
     After `prune_at` of the epochs, the task keeps the largest free weights of every layer and retrains them; the others
     are set to 0 and left to later tasks. Biases and BatchNorm are trained in the first task only, and BatchNorm then
     uses its running statistics. So \hat L_o(θ) = L_o(θ_o) is exact during training and forgetting is 0. The modified
-    gradient uses the current θ, not θ_o: global.
+    gradient uses the current θ, not θ_o: global. Weight decay and optimiser state kept from the task before would move
+    frozen weights and are refused.
     """
 
     name: ClassVar[str] = "packnet"
+    freezes_weights: ClassVar[bool] = True
     memory_contents: ClassVar[str] = "the owner of every weight"
     memory_size: ClassVar[str] = "P"
 

@@ -33,6 +33,8 @@ class Partition(Algorithm):
     r"""Base class: \hat L_o = L_o(θ_o), and predictions that require the task's index at test time.
 
     The paper calls these algorithms global because the modified gradient is computed at the current θ, not at θ_o.
+    Parameters without a gradient, as PNN's finished columns, stay fixed under every optimiser. `freezes_weights` is for
+    algorithms that freeze entries of trained tensors by gradients of 0.
     """
 
     family: ClassVar[str] = "partition"

@@ -31,6 +31,10 @@ class SI(Algorithm):
     Its centre is the last solution, not θ_o, and Ω depends on the path, not on the solution: global. With
     importance='published', used for the paper's results, every entry of the total gradient is clipped to [−1, 1], and
     ω_i ← ω_i + lr g_i² with the clipped g.
+
+    Δθ_i is the step that the optimiser took, with its momentum, scaling, weight decay and the scheduled rate, so that
+    Σ_i ω_i is the first-order decrease of the loss under every optimiser. importance='published' takes −g_i Δθ_i with
+    the clipped g, which is lr g_i² for plain SGD.
     """
 
     name: ClassVar[str] = "si"

@@ -20,6 +20,7 @@ Entry = dict[str, Any]
 COLUMNS = {
     "algorithms": ("name", "locality", "family", "settings", "memory_contents", "memory_size"),
     "options": ("algorithm", "option", "default", "description"),
+    "optimizers": ("optimizer", "option", "default", "description"),
     "challenges": ("name", "setting", "tasks", "train", "test", "description"),
     "networks": ("name", "description"),
     "experiments": ("command", "reference", "title", "cost"),
@@ -33,9 +34,11 @@ NOTES = {
 
 @command
 class List:
-    """List algorithms and their options, challenges, networks and experiments."""
+    """List algorithms and optimizers with their options, challenges, networks and experiments."""
 
-    what: Positional[Literal["all", "algorithms", "options", "challenges", "networks", "experiments"]] = "all"
+    what: Positional[Literal["all", "algorithms", "options", "optimizers", "challenges", "networks", "experiments"]] = (
+        "all"
+    )
     """What to list."""
     own: tuple[str, ...] = ()
     """Your own algorithms, path.py:Name, to list with the others."""
@@ -58,14 +61,20 @@ class List:
 def _format(value: Any) -> str:
     if isinstance(value, tuple):
         return "all" if len(value) == 3 else ", ".join(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _entries(kind: str, own: Sequence[str]) -> list[Entry]:
     if kind == "algorithms":
         return [_algorithm_entry(name, algorithm) for name, algorithm in _algorithms(own).items()]
     if kind == "options":
-        return [entry for name, algorithm in _algorithms(own).items() for entry in _option_entries(name, algorithm)]
+        return [
+            e for name, algorithm in _algorithms(own).items() for e in _option_entries("algorithm", name, algorithm)
+        ]
+    if kind == "optimizers":
+        from glocal.optimizers import OPTIMIZERS
+
+        return [e for name, optimizer in OPTIMIZERS.items() for e in _option_entries("optimizer", name, optimizer)]
     if kind == "challenges":
         from glocal.challenges import catalogue
 
@@ -99,14 +108,14 @@ def _algorithm_entry(name: str, algorithm: type[Algorithm]) -> Entry:
     return {"name": name, **attributes, "options": options, "description": _first_line(algorithm)}
 
 
-def _option_entries(name: str, algorithm: type[Algorithm]) -> Iterator[Entry]:
-    """Yield the algorithm's options, described by the docstrings under its fields."""
+def _option_entries(kind: str, name: str, owner: type) -> Iterator[Entry]:
+    """Yield the options of an algorithm or optimiser, described by the docstrings under its fields."""
     from docstring_parser import parse_from_object
 
-    documented = (param for base in reversed(algorithm.__mro__[:-1]) for param in parse_from_object(base).params)
+    documented = (param for base in reversed(owner.__mro__[:-1]) for param in parse_from_object(base).params)
     descriptions = {param.arg_name: " ".join((param.description or "").split()) for param in documented}
-    for field in dataclasses.fields(algorithm):
-        entry = {"name": f"{name}.{field.name}", "algorithm": name, "option": field.name, "default": field.default}
+    for field in dataclasses.fields(owner):
+        entry = {"name": f"{name}.{field.name}", kind: name, "option": field.name, "default": field.default}
         yield entry | {"description": descriptions.get(field.name, "")}
 
 

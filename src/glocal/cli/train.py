@@ -19,7 +19,7 @@ from glocal.sweeps.options import convert, require_option
 if TYPE_CHECKING:
     from glocal.store.run import Runs
 
-AlgorithmOptions = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
+Options = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
 OptionValues = dict[str, list[Any]]
 
 
@@ -38,14 +38,19 @@ class Run:
     """Learning rate."""
     seed: int = 11
     """Seed of the initialisation, the order of the data and all other random draws."""
-    options: AlgorithmOptions = ()
+    options: Options = ()
     """Options of the algorithm as NAME=VALUE."""
+    optimizer: str = "sgd"
+    """sgd, adam or adamw."""
+    optimizer_options: Options = ()
+    """Options of the optimizer as NAME=VALUE; `glocal list optimizers` describes them."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
     def __call__(self) -> None:
         from glocal.report.summary import matrix_table
 
         one: dict[str, Any] = {"algorithms": (self.algorithm,), "lrs": (self.lr,), "seeds": (self.seed,)}
+        one |= {"optimizer": (self.optimizer,), "optimizer_options": self.optimizer_options}
         for run in Sweep(challenge=self.challenge, **one, options=self.options, training=self.training).train():
             print_rendered(matrix_table(run))
             for note in run.info["notes"]:
@@ -79,15 +84,20 @@ class Sweep(SweepFile):
     """Learning rates."""
     seeds: tuple[int, ...] = (11, 13, 33)
     """Seeds."""
-    options: AlgorithmOptions = ()
+    options: Options = ()
     """Options as ALGORITHM.NAME=VALUE. Several values, separated by commas, are all trained."""
+    optimizer: tuple[str, ...] = ()
+    """sgd (default), adam or adamw; several are all trained."""
+    optimizer_options: Options = ()
+    """Options of the optimizer, as NAME=VALUE or OPTIMIZER.NAME=VALUE, with one or several values."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
     @classmethod
     def from_file(cls, path: Path) -> Sweep:
-        """Return the sweep that a TOML file describes; its algorithms are read when the sweep starts."""
+        """Return the sweep that a TOML file describes; its algorithms and optimizer are read when the sweep starts."""
         content = _read(path)
-        content.pop("algorithms", None)
+        for name in ("algorithms", "optimizer"):
+            content.pop(name, None)
         own: dict[str, Any] = {}
         try:
             if "challenge" in content:
@@ -111,38 +121,46 @@ class Sweep(SweepFile):
 
         if self.challenge is None:
             raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
-        entries: list[Any] = list(self.algorithms)
-        if not entries and self.file is not None:
-            entries = _read(self.file).get("algorithms", [])
+        content = {} if self.file is None else _read(self.file)
+        entries = list(self.algorithms) or content.get("algorithms", [])
         require(bool(entries), "a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
-        algorithms = [_algorithm(entry) for entry in entries]
-        given = parse_options(self.options, [name for name, _ in algorithms])
-        choices: list[tuple[str, dict[str, Any]]] = []
-        for name, values in algorithms:
-            values = {**values, **given.get(_short_name(name), {})}
-            combinations = itertools.product(*values.values())
-            choices += [(name, dict(zip(values, choice, strict=True))) for choice in combinations]
-        runs = sweep(self.challenge, choices, self.lrs, self.seeds, progress=Bars(), **vars(self.training))
+        own = list(self.optimizer) or content.get("optimizer", "sgd")
+        algorithms = _choices("algorithm", entries, self.options)
+        optimizers = _choices("optimizer", own if isinstance(own, list) else [own], self.optimizer_options)
+        settings = {"optimizer": optimizers, "progress": Bars(), **vars(self.training)}
+        runs = sweep(self.challenge, algorithms, self.lrs, self.seeds, **settings)
         count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
         if self.training.monitor is not None and count:
             print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
         return runs
 
 
-def parse_options(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, OptionValues]:
-    """Parse 'ewc.penalty=1,10', or 'penalty=10' for a single algorithm, to {algorithm: {option: values}}."""
-    names = [_short_name(a) for a in algorithms]
+def _choices(kind: str, entries: Iterable[Any], texts: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return algorithms or optimisers with every combination of their options' values."""
+    named = [_name_and_options(kind, entry) for entry in entries]
+    given = parse_options(texts, [name for name, _ in named], kind)
+    choices: list[tuple[str, dict[str, Any]]] = []
+    for name, values in named:
+        values = {**values, **given.get(_short_name(name), {})}
+        combinations = itertools.product(*values.values())
+        choices += [(name, dict(zip(values, choice, strict=True))) for choice in combinations]
+    return choices
+
+
+def parse_options(texts: Iterable[str], owners: Iterable[str], kind: str = "algorithm") -> dict[str, OptionValues]:
+    """Parse 'ewc.penalty=1,10', or 'penalty=10' for a single owner of options, to {owner: {option: values}}."""
+    names = [_short_name(owner) for owner in owners]
     options: dict[str, OptionValues] = {}
     for text in texts:
         target, _, values = text.partition("=")
-        algorithm, dot, option = target.rpartition(".")
+        owner, dot, option = target.rpartition(".")
         if not option or not values:
-            raise GlocalError(f"an option is written NAME=VALUE or ALGORITHM.NAME=VALUE; '{text}' was given.")
+            raise GlocalError(f"an option is written NAME=VALUE or {kind.upper()}.NAME=VALUE; '{text}' was given.")
         if not dot:
-            require(len(names) == 1, f"with several algorithms name the one that the option is for: ALGORITHM.{text}.")
-            algorithm = names[0]
-        require_known("algorithm in --options:", algorithm, names)
-        options.setdefault(algorithm, {})[option] = values.split(",")
+            require(len(names) == 1, f"with several {kind}s name the one of the option: {kind.upper()}.{text}.")
+            owner = names[0]
+        require_known(f"{kind} with options:", owner, names)
+        options.setdefault(owner, {})[option] = values.split(",")
     return options
 
 
@@ -151,12 +169,12 @@ def _short_name(algorithm: str) -> str:
     return algorithm.rpartition(":")[2]
 
 
-def _algorithm(entry: str | dict[str, Any]) -> tuple[str, OptionValues]:
-    """Return name and options of an algorithm in a sweep file: a name, or a table whose values may be lists."""
+def _name_and_options(kind: str, entry: str | dict[str, Any]) -> tuple[str, OptionValues]:
+    """Return name and options of an entry of a sweep file: a name, or a table whose values may be lists."""
     if isinstance(entry, str):
         return entry, {}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise GlocalError(f"an algorithm in a sweep file needs a name; {entry!r} has none.")
+        raise GlocalError(f"an {kind} in a sweep file needs a name; {entry!r} has none.")
     options = {k: v if isinstance(v, list) else [v] for k, v in entry.items() if k != "name"}
     for option, values in options.items():
         require(bool(values), f"{entry['name']}.{option} in the sweep file has no values to try.")
@@ -171,7 +189,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise GlocalError(f"the sweep file '{path}' cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise GlocalError(f"the sweep file '{path}' is not TOML: {error}.") from error
-    allowed = ["challenge", "algorithms", "lrs", "seeds", *(option.name for option in fields(TrainingOptions))]
+    allowed = [
+        "challenge",
+        "algorithms",
+        "optimizer",
+        "lrs",
+        "seeds",
+        *(option.name for option in fields(TrainingOptions)),
+    ]
     for name in content:
         require_option(f"field of the sweep file '{path}':", name, allowed)
     for name in ("algorithms", "lrs", "seeds"):

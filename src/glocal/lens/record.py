@@ -262,7 +262,9 @@ def open_run(
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
         message = f"this {what} is not the one of the run '{path}': its data, options or code differ."
         require(part.config == expected[what], message)
-    member = Member(run.seed, run.lr, trained.value)
+    optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
+    stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
+    member = Member(run.seed, run.lr, trained.value, stepped.value)
     options = config["epochs"], config["batch_size"], config["train_eval"], torch.device(device)
     return StoredRun(run, Cohort(resolved.value, make.value, (member,), *options, config["precision"]))
 

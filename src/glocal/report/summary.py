@@ -129,15 +129,16 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Group runs by challenge, locality (global first), algorithm and learning rate.
 
     Equal runs count once. If runs of one challenge differ in more than algorithm, learning rate and seed (tasks,
-    epochs, network…), or runs of one algorithm in an option that its label does not show, the labels are extended by
-    the settings that differ, so that runs that are not comparable never share a label.
+    epochs, network…), or runs of one algorithm in an option of it or of the optimiser that its label does not show, the
+    labels are extended by the settings that differ, so that runs that are not comparable never share a label.
     """
+    parts = "algorithm", "optimizer"
     distinct = list({json.dumps(run.config, sort_keys=True): run for run in runs}.values())
-    shared = [{k: v for k, v in run.config.items() if k not in ("seed", "lr", "algorithm")} for run in distinct]
+    shared = [{k: v for k, v in run.config.items() if k not in ("seed", "lr", *parts)} for run in distinct]
     challenges = _labels([(run.challenge,) for run in distinct], shared)
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
     names = [(challenge, run.algorithm) for challenge, run in zip(challenges, distinct, strict=True)]
-    algorithms = _labels(names, [run.config["algorithm"] for run in distinct])
+    algorithms = _labels(names, [{k: run.config[k] for k in parts if k in run.config} for run in distinct])
     members: dict[tuple[str, str, str, float], list[Run]] = {}
     for challenge, algorithm, run in zip(challenges, algorithms, distinct, strict=True):
         members.setdefault((challenge, run.locality, algorithm, run.lr), []).append(run)

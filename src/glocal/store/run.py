@@ -25,8 +25,8 @@ class Run:
     arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `evaluate.MEASURES` (t = 0 is the
         initialisation; NaN where the run had diverged), four more with validation data (`VALIDATION_MEASURES`),
         'distance_from_init' and 'update_norm' (T,), 'epoch_loss' (T, epochs), 'memory_bytes' (T,).
-    info: 'label' (the algorithm's name and the options that are not its defaults), 'locality', 'setting', 'diverged'
-        (the step, or None), 'steps', 'cost', 'versions', 'notes', 'finished' (when).
+    info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not defaults),
+        'locality', 'setting', 'diverged' (the step, or None), 'steps', 'cost', 'versions', 'notes', 'finished' (when).
     """
 
     config: Mapping[str, Any]

@@ -14,8 +14,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from glocal.errors import GlocalError, require, require_known, unknown
 
-OPTIMIZER_OPTIONS = ("optimizer", "optimiser", "momentum", "nesterov", "betas", "weight_decay", "schedule", "scheduler")
-"""What users of other libraries may expect."""
+OPTIMIZER_OPTIONS = (
+    "momentum",
+    "nesterov",
+    "beta1",
+    "beta2",
+    "betas",
+    "eps",
+    "weight_decay",
+    "clip",
+    "schedule",
+    "warmup",
+)
+"""What users may look for here, but the optimiser has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +88,8 @@ class SweepOptions:
 
 def require_option(kind: str, name: str, allowed: list[str]) -> None:
     """Raise unless an option is allowed."""
-    plain = f"{name} was given, but runs train with plain SGD, whose one option is the learning rate: leave {name} out."
-    require(name not in OPTIMIZER_OPTIONS, plain)
+    where = f'{name} is an option of the optimizer: optimizer=("sgd", {{"{name}": ...}}), or --optimizer-options.'
+    require(name not in OPTIMIZER_OPTIONS, where)
     require_known(kind, name, allowed)
 
 

@@ -27,6 +27,7 @@ from glocal.files import read_tensors, report_damage
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
 from glocal.networks.pretrained import Pretrained, list_names, load_state
+from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Adam, Optimizer
 from glocal.sweeps.options import convert
 from glocal.sweeps.source import source_hash
 
@@ -200,6 +201,18 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     fields = dataclasses.fields(kind)
     covered = list(inspect.signature(kind).parameters) == [f.name for f in fields if f.init]
     require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
+    clash = any(f.name == "lr" for f in fields)
+    require(not clash, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
+    value = _with_options(kind, spec, options)
+    config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
+    if kind is not ALGORITHMS.get(value.name):
+        config["source"] = digest or source_hash(kind)
+    return Resolved(value, config)
+
+
+def _with_options(kind: type, spec: Any, options: Mapping[str, Any] | None) -> Any:
+    """Return the object `spec` of a dataclass, or one with the class's defaults, with some options instead."""
+    fields = dataclasses.fields(kind)
     current = {} if isinstance(spec, type) else {f.name: getattr(spec, f.name) for f in fields}
     names, hints = [f.name for f in fields], get_type_hints(kind)
     for name in options or {}:
@@ -209,12 +222,34 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     values = {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in given.items()}
     missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
     require(not missing, f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
-    require("lr" not in names, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
-    value = kind(**values)
-    config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
-    if kind is not ALGORITHMS.get(value.name):
-        config["source"] = digest or source_hash(kind)
+    return kind(**values)
+
+
+def optimizer(spec: str | Optimizer | type[Optimizer], options: Mapping[str, Any] | None = None) -> Resolved:
+    """Resolve an optimiser: a name, a class or an instance; `options` override its fields.
+
+    The configuration of plain SGD, the default, is empty: it is no part of a run's name.
+    """
+    if isinstance(spec, str):
+        require_known("optimizer", spec, OPTIMIZERS)
+        spec = OPTIMIZERS[spec]
+    kind = spec if isinstance(spec, type) else type(spec)
+    message = f"an optimizer must be one of {', '.join(OPTIMIZERS)}, not a {kind.__name__}."
+    require(kind in OPTIMIZERS.values(), message)
+    value = _with_options(kind, spec, options)
+    config = {} if value == PLAIN_SGD else {"name": value.name, "options": dataclasses.asdict(value)}
     return Resolved(value, config)
+
+
+def check_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> None:
+    """Raise an error if an algorithm does not keep what it promises under an optimiser."""
+    name = name_of(algorithm)
+    if algorithm.scales_gradients and isinstance(optimizer, Adam):
+        raise GlocalError(f"{name} scales gradients, which {optimizer.name} undoes by its own scaling: use sgd.")
+    if algorithm.freezes_weights:
+        message = f"{name} freezes weights by gradients of 0; with %s they would move all the same: set %s."
+        require(not optimizer.weight_decay, message % ("weight decay", "weight_decay=0"))
+        require(optimizer.state == "reset", message % ("state=kept", "state=reset"))
 
 
 def choose_device(name: str) -> torch.device:
@@ -237,17 +272,24 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}: {name}"
 
 
-def name_of(algorithm: Algorithm | type[Algorithm]) -> str:
-    """Return the declared name of an algorithm, or its class name if it declares none."""
-    kind = algorithm if isinstance(algorithm, type) else type(algorithm)
+def name_of(part: Algorithm | Optimizer | type) -> str:
+    """Return the declared name of an algorithm or optimiser, or its class name if it declares none."""
+    kind = part if isinstance(part, type) else type(part)
     return str(vars(kind).get("name", kind.__name__))
 
 
-def label_of(algorithm: Algorithm) -> str:
-    """Return the name of an algorithm and every option that differs from its default."""
-    values = [(f, getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm)]
-    texts = [f"{f.name}={v:g}" if isinstance(v, float) else f"{f.name}={v}" for f, v in values if v != f.default]
-    return " ".join([name_of(algorithm), *texts])
+def label_of(algorithm: Algorithm, optimizer: Optimizer = PLAIN_SGD) -> str:
+    """Return the names of an algorithm and an optimiser, and their options that differ from the defaults.
+
+    Plain SGD is left out: 'ewc penalty=10', 'er · adamw weight_decay=0.1'.
+    """
+
+    def label(part: Algorithm | Optimizer) -> str:
+        values = [(f, getattr(part, f.name)) for f in dataclasses.fields(part)]
+        texts = [f"{f.name}={v:g}" if isinstance(v, float) else f"{f.name}={v}" for f, v in values if v != f.default]
+        return " ".join([name_of(part), *texts])
+
+    return label(algorithm) if optimizer == PLAIN_SGD else f"{label(algorithm)} · {label(optimizer)}"
 
 
 def is_file_spec(text: str) -> bool:

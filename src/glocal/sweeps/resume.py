@@ -225,11 +225,11 @@ def _monitor_info(
 
 
 def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:
-    algorithm, record = cohort.members[index].algorithm, snapshot.record
+    member, record = cohort.members[index], snapshot.record
     diverged = int(snapshot.state.diverged[index])
     return {
-        "label": resolve.label_of(algorithm),
-        "locality": algorithm.locality,
+        "label": resolve.label_of(member.algorithm, member.optimizer),
+        "locality": member.algorithm.locality,
         "setting": cohort.challenge.setting,
         "diverged": None if diverged < 0 else diverged,
         "steps": snapshot.state.clock,

@@ -17,6 +17,7 @@ from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member, RunConfig
 from glocal.errors import require
+from glocal.optimizers import Optimizer
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -24,6 +25,7 @@ from glocal.sweeps.options import SweepOptions, convert, require_option
 from glocal.sweeps.resume import ProgressReporter, RunRequest, SweepContext, train_missing
 
 AlgorithmSpec: TypeAlias = str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]
+OptimizerSpec: TypeAlias = str | Optimizer | type[Optimizer] | tuple[str, Mapping[str, Any]]
 
 
 def sweep(
@@ -32,10 +34,11 @@ def sweep(
     lrs: Iterable[float],
     seeds: Iterable[int],
     *,
+    optimizer: OptimizerSpec | Iterable[OptimizerSpec] = "sgd",
     progress: ProgressReporter | None = None,
     **options: Any,
 ) -> Runs:
-    """Train every algorithm at every learning rate with every seed, and return these runs.
+    """Train every algorithm with every optimiser, learning rate and seed, and return these runs.
 
     Runs that the store already holds are not repeated. Interrupted runs resume at their last task boundary. Runs that
     another process is training in the same store are waited for.
@@ -45,17 +48,20 @@ def sweep(
         algorithms: names from `glocal list algorithms`, path.py:Name, classes, instances, or (name, options) pairs.
         lrs: learning rates.
         seeds: seeds of the initialisation, the order of the data and all other random draws.
+        optimizer: sgd (the default, as in the paper), adam, adamw, an instance, a (name, options) pair, or several.
         progress: receives the progress; by default progress bars on a terminal, and nothing elsewhere.
         **options: fields of `glocal.SweepOptions`, e.g. `epochs=2, store="runs", keep_parameters=True, monitor=0.1`.
 
     Returns:
-        The runs in the order of algorithms, seeds and learning rates.
+        The runs in the order of algorithms, optimisers, seeds and learning rates.
 
     Example:
         >>> runs = glocal.sweep("rotated-digits", ["er", "ewc"], [0.01, 0.1], [11, 13], tasks=3)  # doctest: +SKIP
         >>> runs.table()  # doctest: +SKIP
+        >>> adam = [("adamw", {"weight_decay": decay, "schedule": "cosine"}) for decay in (0.0, 0.1)]
+        >>> runs = glocal.sweep("split-digits", ["er"], [0.001], [11], optimizer=adam)  # doctest: +SKIP
     """
-    allowed = [field.name for field in fields(SweepOptions)]
+    allowed = ["optimizer", *(field.name for field in fields(SweepOptions))]
     for option in options:
         require_option("option of a sweep", option, allowed)
     chosen = SweepOptions(**options)
@@ -72,14 +78,16 @@ def sweep(
     require(min(lrs) > 0, f"lr = {min(lrs)} was given; it must be positive.")
     require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
     requests: dict[str, RunRequest] = {}
-    for entry in [algorithms] if isinstance(algorithms, str) else algorithms:
-        name, choices = entry if isinstance(entry, tuple) else (entry, None)
-        algorithm = resolve.algorithm(name, choices)
+    chosen_algorithms = [resolve.algorithm(*entry) for entry in _pairs(algorithms)]
+    chosen_optimizers = [resolve.optimizer(*entry) for entry in _pairs(optimizer)]
+    for algorithm, own in itertools.product(chosen_algorithms, chosen_optimizers):
         resolve.check_setting(algorithm.value, learnt.value)
+        resolve.check_optimizer(algorithm.value, own.value)
+        parts: dict[str, Any] = {"algorithm": algorithm.config, "optimizer": own.config or None}
         for seed, lr in itertools.product(seeds, lrs):
-            config = RunConfig(learnt.config, network.config, algorithm.config, lr, seed, **shared)
-            requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value))
-    require(bool(requests), "a sweep needs at least one algorithm.")
+            config = RunConfig(learnt.config, network.config, lr=lr, seed=seed, **parts, **shared)
+            requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value, own.value))
+    require(bool(requests), "a sweep needs at least one algorithm and one optimizer.")
     if progress is None and sys.stderr.isatty():
         from glocal.report.progress import Bars
 
@@ -93,6 +101,16 @@ def sweep(
 def load(store: str | Path) -> Runs:
     """Return all finished runs of a store, by algorithm, learning rate and seed."""
     return Runs(sorted(Store.open(store).runs(), key=lambda run: (run.algorithm, run.lr, run.seed)))
+
+
+def _pairs(specs: Any) -> list[tuple[Any, Any]]:
+    """Return one or several specifications of algorithms or optimisers as (what, options) pairs."""
+
+    def is_pair(spec: Any) -> bool:
+        return isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping | None)
+
+    single = is_pair(specs) or not isinstance(specs, Iterable) or isinstance(specs, str)
+    return [spec if is_pair(spec) else (spec, None) for spec in ([specs] if single else specs)]
 
 
 def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:
