@@ -55,6 +55,19 @@ def read_examples(
     return x, y
 
 
+MAX_REREAD_ITEMS = 8
+"""Items that are read again to notice random augmentation; a mirror image at random is missed once in 2⁸ times."""
+
+
+def items_change(source: Any) -> bool:
+    """Return whether inputs of a data set differ between two reads, as with random augmentation."""
+    dataset = _indexable(source)
+    if dataset is None:
+        return False
+    indices = evenly_spaced_indices(len(dataset), MAX_REREAD_ITEMS).tolist()
+    return not all(np.array_equal(_array(dataset[i][0]), _array(dataset[i][0])) for i in indices)
+
+
 def evenly_spaced_indices(n: int, count: int) -> Tensor:
     """Return `count` indices spread evenly over 0, ..., n − 1, or all n if there are fewer."""
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()

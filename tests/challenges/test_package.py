@@ -9,10 +9,11 @@ import sys
 from glocal import challenges
 
 
-def test_the_documented_example_runs() -> None:
-    results = doctest.testmod(challenges)
-    assert results.attempted >= 8
-    assert results.failed == 0
+def test_the_documented_examples_run() -> None:
+    for module, examples in ((challenges, 8), (sys.modules["glocal.challenges.from_tasks"], 4)):
+        results = doctest.testmod(module)
+        assert results.attempted >= examples
+        assert results.failed == 0
 
 
 def test_public_names_exist() -> None:

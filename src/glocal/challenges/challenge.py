@@ -16,6 +16,8 @@ Setting = Literal["task", "class", "domain"]
 LossName = Literal["cross-entropy", "squared-error", "binary-cross-entropy"]
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A user's loss: (outputs, targets) -> one loss per example."""
+TransformFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""A user's augmentation: (x, key) -> x, with random numbers from `glocal.rng`."""
 
 
 class Data(NamedTuple):
@@ -73,7 +75,8 @@ class Challenge:
     options: the arguments that the challenge was made with; they are stored with every run.
     loss: a name, or a function (outputs, targets) -> one loss per example.
     epochs, batch_size: the defaults of training on one task.
-    normalise, augment: transformations between the data of a task, which are as published, and the network.
+    normalise, augment: transformations between the data of a task, which are as published, and the network; `augment`,
+        in training only, may be a function (x, key) -> x.
     validation: the share of each task's training data that is held out as validation data; 'own' where the tasks bring
         their own; None: there are none.
     input_dtype: the dtype of the network's inputs: float32, also for uint8 images, or int64 for tokens.
@@ -92,7 +95,7 @@ class Challenge:
     epochs: int = 5
     batch_size: int = 128
     normalise: Normalise | None = None
-    augment: Augment | None = None
+    augment: Augment | TransformFunction | None = None
     on_device: bool = False
     validation: float | Literal["own"] | None = None
     input_dtype: torch.dtype = torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -12,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glocal.challenges.challenge import Challenge, Data, LossFunction, LossName, Setting, Task
+from glocal.challenges.challenge import Challenge, Data, LossFunction, LossName, Setting, Task, TransformFunction
 from glocal.errors import GlocalError, require, require_known
-from glocal.inputs import as_inputs, as_labels, as_targets, describe, read_examples
+from glocal.inputs import as_inputs, as_labels, as_targets, describe, items_change, read_examples
 from glocal.losses import PerSampleLoss
 from glocal.rng import generator
 
@@ -27,6 +28,7 @@ def from_tasks(
     setting: Setting = "class",
     outputs: int | None = None,
     loss: LossName | LossFunction = "cross-entropy",
+    transform: TransformFunction | None = None,
 ) -> Challenge:
     """Make a challenge from a list of tasks, each a pair (train, test) or a triple (train, validation, test).
 
@@ -46,12 +48,27 @@ def from_tasks(
         loss: 'cross-entropy'; 'squared-error'; 'binary-cross-entropy' for targets (n, outputs) in [0, 1], of which
             several may be 1; or a function (outputs, targets) -> one loss per example, (n,). Integers (n,) are class
             labels for it, and all other targets become floats (n, columns). Runs are named by its source.
+        transform: random augmentation, a function (x, key) -> x of the same shape and dtype. It is applied to every
+            training batch of one run, (n, *input_shape), as the network takes it: images are scaled to [0, 1]. The key
+            is a scalar tensor, different at every step; functions of `glocal.rng` make random numbers of it. Runs are
+            named by its source.
+
+    Example:
+        >>> import torch
+        >>> from glocal import rng
+        >>> def mirror(x, key):
+        ...     coins = rng.uniform(key, len(x)) < 0.5
+        ...     return torch.where(coins.view(-1, 1, 1, 1), x.flip(-1), x)
+        >>> x, y = torch.rand(20, 1, 4, 4), torch.arange(20) % 2
+        >>> from_tasks("mirrored", [((x, y), (x, y))], setting="domain", transform=mirror).augment is mirror
+        True
     """
     named = isinstance(name, str) and bool(name.strip())
     require(named, f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.")
     require_known("setting", setting, get_args(Setting))
     if not callable(loss):
         require_known("loss", loss, get_args(LossName))
+    require(transform is None or callable(transform), f"transform is {transform!r}; give a function (x, key) -> x.")
     listed = isinstance(tasks, list | tuple) and bool(tasks)
     require(listed, f"the tasks of {name} are {describe(tasks)}; give a list with one pair (train, test) per task.")
     sources = [_read_task(number, task, loss) for number, task in enumerate(tasks, 1)]
@@ -78,6 +95,7 @@ def from_tasks(
         fingerprint=_fingerprint(checked),
         options={"classes": [c if isinstance(c, str) else repr(c) for c in classes]} if classes else {},
         loss=loss,
+        augment=transform,
         validation=None if checked[0].validation is None else "own",
         input_dtype=torch.int64 if checked[0].train.x.dtype == torch.int64 else torch.float32,
     )
@@ -101,6 +119,12 @@ def _read_task(number: int, task: Any, loss: LossName | LossFunction) -> dict[st
         numbered = labels if loss == "cross-entropy" or callable(loss) else None
         x, y = read_examples(source, f"task {number} ({split})", labels=numbered)
         splits[split] = _Examples(x, y, labels)
+        if items_change(source):
+            warnings.warn(
+                f"the items of task {number} ({split}) differ when they are read again. They are read once, so random "
+                "augmentation in the data set stays as it was then: remove it, and give from_tasks a `transform`.",
+                stacklevel=4,
+            )
     return splits
 
 

@@ -127,11 +127,10 @@ class Model:
     def prepare(self, x: Tensor) -> Tensor:
         """Return stored inputs as the network takes them, in training augmented anew at every call.
 
-        Inputs that are not bytes pass unchanged.
+        Inputs that are not bytes are changed only by a challenge's own augmentation.
         """
-        if self.training and self.key is not None:
-            x = self.transform.augment(x, split(self.key, next(self._batch_numbers)))
-        return self.transform.normalize(x)
+        key = None if self.key is None or not self.training else split(self.key, next(self._batch_numbers))
+        return self.transform.prepare(x, key)
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
         """Return f_θ(x), one row per input. `args` are passed on to the network."""

@@ -6,19 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from glocal.challenges.challenge import Augment, Normalise
-from glocal.errors import require
+from glocal.challenges.challenge import Augment, Normalise, TransformFunction
+from glocal.errors import GlocalError, first_line, require
 from glocal.rng import below, split
 
 
 class InputTransform:
     """Scale uint8 images to [0, 1], normalize their channels, and augment them in training.
 
-    Inputs of other types count as prepared and are never changed.
+    Inputs of other types count as prepared and are changed only by a user's augmentation, a function (x, key) -> x.
     """
 
     def __init__(
-        self, normalise: Normalise | None = None, augment: Augment | None = None, device: torch.device | None = None
+        self,
+        normalise: Normalise | None = None,
+        augment: Augment | TransformFunction | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.augmentation = augment
         self.statistics: tuple[Tensor, Tensor] | None = None
@@ -29,13 +32,35 @@ class InputTransform:
 
     def check(self, x: Tensor, name: str) -> None:
         """Raise an error if the inputs of the challenge of this name cannot be transformed."""
-        if self.augmentation is None and self.statistics is None:
+        if callable(self.augmentation):
+            self._check_function(self.augmentation, x[:2])
+        if not isinstance(self.augmentation, Augment) and self.statistics is None:
             return
         given = f"{name} has inputs of type {x.dtype} and shape {tuple(x.shape[1:])}"
         images = x.dtype == torch.uint8 and x.dim() == 4
         require(images, f"normalise and augment need uint8 images (channels, height, width); {given}.")
         channels = None if self.statistics is None else self.statistics[0].shape[0]
         require(channels in (None, 1, x.shape[1]), f"normalise has {channels} channels; {given}.")
+
+    def _check_function(self, function: TransformFunction, x: Tensor) -> None:
+        """Raise an error if a user's augmentation fails, or changes the shape or dtype."""
+        x, name = self.normalize(x), getattr(function, "__name__", type(function).__name__)
+        try:
+            y = function(x, torch.zeros((), dtype=torch.long, device=x.device))
+        except Exception as error:
+            given = f"x of shape {tuple(x.shape)} and {x.dtype}, and a key"
+            raise GlocalError(f"the transform '{name}' does not accept {given}: {first_line(error)}.") from error
+        same = isinstance(y, Tensor) and (y.shape, y.dtype) == (x.shape, x.dtype)
+        given = f"{tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        require(same, f"the transform '{name}' must return {tuple(x.shape)} and {x.dtype} like its input, not {given}.")
+
+    def prepare(self, x: Tensor, key: Tensor | None) -> Tensor:
+        """Return stored inputs as the network takes them, augmented if there is a key."""
+        if key is None or self.augmentation is None:
+            return self.normalize(x)
+        if isinstance(self.augmentation, Augment):
+            return self.normalize(self.augment(x, key))
+        return self.augmentation(self.normalize(x), key)
 
     def normalize(self, x: Tensor) -> Tensor:
         """Scale raw images (n, channels, height, width) to [0, 1] and normalize their channels."""
@@ -46,7 +71,7 @@ class InputTransform:
 
     def augment(self, x: Tensor, key: Tensor) -> Tensor:
         """Crop and flip raw images at random. The draws for image i depend only on `key` and i."""
-        if self.augmentation is None or x.dtype != torch.uint8:
+        if not isinstance(self.augmentation, Augment) or x.dtype != torch.uint8:
             return x
         padding, flip = self.augmentation
         n = x.shape[0]

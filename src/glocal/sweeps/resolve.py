@@ -20,7 +20,7 @@ from torch import nn
 
 from glocal import challenges
 from glocal.algorithms import ALGORITHMS, Algorithm
-from glocal.challenges.challenge import Challenge, Setting
+from glocal.challenges.challenge import Augment, Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known, unknown
 from glocal.files import read_tensors, report_damage
@@ -67,16 +67,22 @@ def challenge(
     config = {k: getattr(value, k) for k in ("name", "setting", "tasks", "outputs", "loss", "fingerprint")}
     config["options"] = dict(value.options)
     if callable(value.loss):
-        name = getattr(value.loss, "__name__", type(value.loss).__name__)
         has_classes = bool(value.task(0, 0).classes)
-        config["loss"] = {"name": name, "source": source_hash(value.loss), "classes": has_classes}
+        config["loss"] = {**_identity(value.loss), "classes": has_classes}
     if value.normalise is not None:
         config["normalise"] = {"mean": list(value.normalise.mean), "std": list(value.normalise.std)}
     if value.augment is not None:
-        config["augment"] = value.augment._asdict()
+        given = isinstance(value.augment, Augment)
+        config["augment"] = value.augment._asdict() if given else _identity(value.augment)
     if value.validation is not None:
         config["validation"] = value.validation
     return Resolved(value, config)
+
+
+def _identity(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the name and the hash of the source of a user's function."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return {"name": name, "source": source_hash(function)}
 
 
 def _in_setting(challenge: Challenge, setting: str) -> Challenge:
