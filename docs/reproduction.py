@@ -108,7 +108,8 @@ runs, on a CPU and with seed 11: the largest eigenvalue of Laplace's sum, times 
 and 2.05 after six, and the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight. That of
 `optimal-soft`'s sum is 1.71 and 2.07 after five tasks and six at a rate of 0.1, where the run diverges in the eighth,
 and 2.00 after eight at 0.05, where it diverges in the ninth. With all five seeds at 0.01: after nineteen tasks it is
-2.02 for seed 13, which is lost in the twentieth on the CPU too, and 1.60 to 1.91 for the others.
+2.02 for seed 13, which is lost in the twentieth on the CPU too, and 1.60 to 1.91 for the others. There the parameters
+of seed 13 stay finite, but their distance from the initialisation jumps from 24 to 315: it counts as diverged.
 """
 MEASURED = ("split-tinyimagenet",)
 """Columns that are too short to compare, and whose cost is projected."""
@@ -246,6 +247,7 @@ def others(runs: Runs, challenge: str) -> list[str]:
     for run in sorted(more, key=lambda run: list(ALGORITHMS).index(_chosen(run)[0])):
         found, took = summary(run), run.info["cost"]
         accuracies = f"{100 * found['acc']:.2f} | {100 * found['forgetting']:.2f}"
+        accuracies = "diverged | diverged" if run.diverged else accuracies
         lines.append(
             f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
         )
@@ -315,24 +317,6 @@ def markdown_table(rows: Sequence[Row]) -> str:
     lines = [header, ["---:" if right else "---" for right in numeric]]
     lines += [[format_cell(value).replace("|", "\\|") for value in row.values()] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def collapsed(runs: Runs) -> str:
-    """Runs whose losses stayed numbers while half of what the other seeds of their cell have, or more, was lost."""
-    cells: dict[tuple[str, float], dict[int, float]] = {}
-    for run in runs:
-        cells.setdefault((_chosen(run)[0], run.lr), {})[run.seed] = 100 * summary(run)["acc"]
-    told = []
-    for (name, lr), found in cells.items():
-        known = {seed: acc for seed, acc in found.items() if math.isfinite(acc)}
-        for seed, acc in known.items():
-            others = [other for own, other in known.items() if own != seed]
-            if others and acc < median(others) / 2:
-                told.append(
-                    f"`{name}` at {lr:g} with seed {seed} ends at {acc:.1f} % where its other seeds have "
-                    f"{min(others):.0f} to {max(others):.0f} %"
-                )
-    return f"Not diverged, and so in the means: {'; '.join(told)}.\n" if told else ""
 
 
 def contents() -> str:
@@ -520,7 +504,7 @@ def main() -> None:
         further=further(published.where(is_further)),
         agreement=agreement(made),
         published=render(made, "markdown"),
-        diverged=f"\n{collapsed(published)}{DIVERGED if any(run.diverged is not None for run in published) else ''}",
+        diverged=f"\n{DIVERGED}" if any(run.diverged is not None for run in published) else "",
         orthogonal=f"{orthogonal(made, published)}\n\n{by_rates(compare(split_runs), split_runs)}".strip(),
         seed_cost=cost(own),
         over_all=f"{own[0].tasks - 1}/{own[0].tasks}",

@@ -345,7 +345,7 @@ def matrix_table(run: Run) -> Table:
     sections = tuple(Section(str(t), "", (tuple(cell(t, o) for o in tasks),)) for t in range(1, run.tasks + 1))
     title = f"{run.algorithm} ({run.locality}) on {run.challenge}, lr {run.lr:g}, seed {run.seed}: test {by}{unit}"
     if run.diverged is not None:
-        note = f"The run diverged at step {run.diverged}: its objective was not finite."
+        note = f"The run diverged {run.diverged}."
     else:
         note = f"Average {by} {metrics.average_accuracy(R):{exact}}"
         if metrics.choice_split(run) == "validation":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import UserList
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from glocal.tree import Params
 if TYPE_CHECKING:
     import polars
 
+EXPLOSION = 10.0
+"""An objective, or an update of the parameters, that is more than this many times too large is an explosion."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -26,7 +30,8 @@ class Run:
         initialisation; NaN where the run had diverged), four more with validation data (`VALIDATION_MEASURES`),
         'distance_from_init' and 'update_norm' (T,), 'epoch_loss' (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not defaults),
-        'locality', 'setting', 'diverged' (the step, or None), 'steps', 'cost', 'versions', 'notes', 'finished' (when).
+        'locality', 'setting', 'diverged' (the step whose objective was not finite, or None), 'steps', 'cost',
+        'versions', 'notes', 'finished' (when).
     """
 
     config: Mapping[str, Any]
@@ -63,9 +68,12 @@ class Run:
         return int(self.config["challenge"]["tasks"])
 
     @property
-    def diverged(self) -> int | None:
-        step: int | None = self.info["diverged"]
-        return step
+    def diverged(self) -> str | None:
+        """When and how the run diverged, or None. Diverged runs are left out of means."""
+        if self.info["diverged"] is not None:
+            return f"at step {self.info['diverged']}: its objective was not finite"
+        task = exploded_task(self)
+        return None if task is None else f"in task {task}: its parameters exploded, though they stayed finite"
 
     @property
     def finished(self) -> str:
@@ -81,6 +89,32 @@ class Run:
         with report_damage(path, "Delete the run's folder and repeat its command."):
             tensors = {**read_tensors(path, "frozen/")[0], **read_tensors(path, f"{task}/")[0]}
         return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}
+
+
+def exploded_task(run: Run) -> int | None:
+    """Return the first task, counted from 1, in which training exploded while all numbers stayed finite.
+
+    That is a task in which the objective, averaged over an epoch, exceeded ten times the loss of the untrained network,
+    and of which nothing was learnt: its training loss is still more than half of that of the untrained network. Neither
+    is enough alone, since algorithms scale their objectives and predictions as they like (iCaRL's are distances). The
+    untrained network's loss is its largest over the tasks, for classes at least that of guessing: a pretrained network
+    starts near 0.
+
+    Archived results have no losses: there, a task exploded if it moved the parameters more than ten times as far as
+    every task before it.
+    """
+    arrays, challenge = run.arrays, run.config["challenge"]
+    if "epoch_loss" in arrays:
+        guessing = math.log(challenge.get("outputs", 1)) if challenge.get("loss") == "cross-entropy" else 0.0
+        untrained = max(float(arrays["train_class_loss"][0].max()), guessing)
+        learnt = np.diagonal(arrays["train_class_loss"], offset=-1)
+        objective = np.fmax.reduce(np.abs(arrays["epoch_loss"]), axis=1)
+        exploded = (objective > EXPLOSION * untrained) & (learnt > untrained / 2)
+    else:
+        updates = arrays["update_norm"]
+        longest = np.maximum.accumulate(updates)[:-1]
+        exploded = np.concatenate([[False], (longest > 0) & (updates[1:] > EXPLOSION * longest)])
+    return int(exploded.argmax()) + 1 if exploded.any() else None
 
 
 class Runs(UserList[Run]):
