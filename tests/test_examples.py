@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import glocal
 from glocal.cli.main import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -72,6 +75,28 @@ def test_sweep_file(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(command) == 0
     labels = {r["algorithm"] for r in rows(elsewhere / "runs", capsys)}
     assert labels == {"sgd", "er slots=200", "ewc penalty=1", "ewc penalty=10", "ewc penalty=100"}
+
+
+def test_pretrained_features_with_adapters(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All runs keep the frozen weights of the file, and are better than adapters of an untrained network."""
+    example = runpy.run_path(str(EXAMPLES / "adapters.py"))
+    save_file(example["pretrain"](epochs=1), "features.safetensors")
+    network = ["--network", f"{EXAMPLES / 'adapters.py'}:make_network", "--setting", "task", "--keep-parameters"]
+    command = ["sweep", "split-digits", *network, "--algorithms", "er", "--lrs", "0.1", "--seeds", "1", "2", *QUICK]
+    assert main([*command[:-1], "50", "--init", "features.safetensors"]) == main([*command[:-1], "50"]) == 0
+    pretrained, untrained = sorted(
+        rows(elsewhere / "runs", capsys), key=lambda row: "init" not in str(row["challenge"])
+    )
+    assert float(str(pretrained["acc_mean"])) > float(str(untrained["acc_mean"])) + 10
+    for run in glocal.load(elsewhere / "runs"):
+        same = torch.equal(run.state(2)["features.1.weight"], load_file("features.safetensors")["features.1.weight"])
+        assert same == ("init" in run.config["network"]) == any("features.safetensors" in n for n in run.info["notes"])
+
+
+@pytest.mark.slow
+def test_adapters_as_a_script(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "adapters.py"), run_name="__main__")
+    assert len(glocal.load(elsewhere / "runs")) == 18 and "acc_mean" in capsys.readouterr().out
 
 
 def test_snippet_of_the_locality_page(
