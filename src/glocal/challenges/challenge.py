@@ -79,6 +79,8 @@ class Challenge:
         in training only, may be a function (x, key) -> x.
     validation: the share of each task's training data that is held out as validation data; 'own' where the tasks bring
         their own; None: there are none.
+    evaluate: the classes among which class-incremental accuracy is measured: 'all', or 'seen', those of the tasks
+        trained so far and of the measured task, as with a head that grows.
     input_dtype: the dtype of the network's inputs: float32, also for uint8 images, or int64 for tokens.
     """
 
@@ -98,6 +100,7 @@ class Challenge:
     augment: Augment | TransformFunction | None = None
     on_device: bool = False
     validation: float | Literal["own"] | None = None
+    evaluate: Literal["all", "seen"] = "all"
     input_dtype: torch.dtype = torch.float32
 
     def task(self, index: int, seed: int, device: torch.device | None = None) -> Task:
@@ -111,6 +114,13 @@ class Challenge:
         allowed = f"allowed: 1 to {self.tasks}"
         require(1 <= tasks <= self.tasks, f"{tasks} tasks of {self.name} were requested; {allowed}.")
         return replace(self, tasks=tasks)
+
+    def among_seen_classes(self) -> Challenge:
+        """Return this challenge with class-incremental accuracy measured among the classes seen so far."""
+        growing = self.setting != "domain" and self.loss == "cross-entropy"
+        allowed = "it is for tasks that bring new classes, with the loss cross-entropy"
+        require(growing, f"evaluate='seen' was given for {self.name}, but {allowed}.")
+        return replace(self, evaluate="seen")
 
     def with_validation(self, share: float) -> Challenge:
         """Return this challenge with a share of each task's training data held out as validation data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
@@ -23,7 +23,10 @@ def _measures(*splits: str) -> tuple[str, ...]:
 
 
 MEASURES = _measures("train", "test")
-"""'class': among all classes. 'task': among the task's own (task-incremental; the same where tasks share classes)."""
+"""'class': among all classes, or those seen so far (`Challenge.evaluate`). 'task': among the task's own.
+
+The two are the same where tasks share their classes.
+"""
 
 VALIDATION_MEASURES = _measures("validation")
 """The same on validation data, of challenges that have them."""
@@ -128,10 +131,12 @@ class Evaluator:
 
         A run that has diverged, or whose loss is no longer finite, has no accuracy: its row stays empty.
         """
+        seen = self._seen_classes(row)
         for task in range(self.cohort.challenge.tasks):
             for runs, splits, mask in self._data(task):
+                masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
                 for split, data in splits.items():
-                    for name, values in self._split(executor, state, runs, data, mask, task).items():
+                    for name, values in self._split(executor, state, runs, data, masks, task).items():
                         record.arrays[f"{split}_{name}"][runs, row, task] = values
         losses = record.arrays["train_class_loss"][:, row].mean(1)
         lost = (state.diverged >= 0).cpu() | ~losses.isfinite()
@@ -139,9 +144,24 @@ class Evaluator:
             record.arrays[name][lost, row] = torch.nan
         return losses
 
+    def _seen_classes(self, row: int) -> Tensor | None:
+        """Return a mask of the classes of the first `row` tasks if others do not count, otherwise None."""
+        masks = [self._data(task)[0].mask for task in range(row)]
+        if self.cohort.challenge.evaluate == "all" or any(mask is None for mask in masks):
+            return None
+        none = torch.zeros(self.cohort.challenge.outputs, dtype=torch.bool, device=self.cohort.device)
+        return torch.stack([none, *(mask for mask in masks if mask is not None)]).any(0)
+
     def _split(
-        self, executor: Executor, state: State, runs: slice, data: Data, mask: Tensor | None, task: int
+        self,
+        executor: Executor,
+        state: State,
+        runs: slice,
+        data: Data,
+        masks: Mapping[str, Tensor | None],
+        task: int,
     ) -> dict[str, Tensor]:
+        """Return the means over a split; `masks` are the classes that count in each scope, None for all."""
         sums: dict[str, Tensor] = {}
         kind, fewer = self.cohort.device.type, 1
         if self._convolves:
@@ -150,16 +170,16 @@ class Evaluator:
         for x, y in zip(data.x.split(chunk, 1), data.y.split(chunk, 1), strict=True):
             outputs = executor.predict(state, runs, x, task)
             targets = y.repeat_interleave(outputs.shape[0] // y.shape[0], 0)
-            scopes = {"class": outputs}
-            if mask is not None:
-                scopes["task"] = outputs.masked_fill(~mask, -torch.inf)
+            scopes = {k: outputs if m is None else outputs.masked_fill(~m, -torch.inf) for k, m in masks.items()}
+            if masks["task"] is None:
+                del scopes["task"]
             for scope, logits in scopes.items():
                 for what, value in self._sums(logits, targets).items():
                     key = f"{scope}_{what}"
                     sums[key] = sums[key] + value if key in sums else value
         together = torch.stack(list(sums.values())) / data.y.shape[1]  # from the device in one piece
         means = dict(zip(sums, together.cpu(), strict=True))
-        if mask is None:
+        if masks["task"] is None:
             means |= {k.replace("class", "task"): v for k, v in means.items()}
         return means
 

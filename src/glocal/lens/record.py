@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -249,12 +249,15 @@ def open_run(
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config
     share = config["challenge"].get("validation")
-    share = None if share == "own" else share
+    measured: Any = {
+        "validation": None if share == "own" else share,
+        "evaluate": config["challenge"].get("evaluate", "all"),
+    }
     if challenge is None:
         name, options = _built_in("challenge", config), config["challenge"]["options"]
-        resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options), validation=share)
+        resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options), **measured)
     else:
-        resolved = resolve.challenge(challenge, run.tasks, data, run.setting, share)
+        resolved = resolve.challenge(challenge, run.tasks, data, run.setting, **measured)
     make = resolve.network(network or _built_in("network", config), resolved.value, init)
     # The parameters that a run has kept include its initialisation: its file is needed only to train again.
     expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}

@@ -31,6 +31,7 @@ PERCENT = ("acc", "forgetting", "backward_transfer", "forward_transfer", "learni
 STATISTICS = (*PERCENT, "loss", "distance")
 SCOPE_NOTES = {
     "class": "class-incremental (among all classes)",
+    "seen": "class-incremental (among the classes seen so far)",
     "task": "task-incremental (among the task's classes)",
     "domain": "domain-incremental (all tasks share their classes)",
 }
@@ -195,6 +196,8 @@ def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
 def _row(group: Group, view: View) -> Row:
     statistics, costs = group.statistics(view), [run.info["cost"] for run in group.runs]
     choice = group.statistics(view, group.choice_split)
+    first = group.runs[0]
+    scope = metrics.scope_of(first, view.scope)
     numbers = {
         f"{name}_{suffix}": value if math.isfinite(value) else None
         for name in STATISTICS
@@ -206,7 +209,7 @@ def _row(group: Group, view: View) -> Row:
         "memory_bytes": max(cost["memory_bytes"] for cost in costs),
         "seconds": sum(cost["seconds"] for cost in costs) / len(costs),
         "setting": group.runs[0].setting,
-        "scope": metrics.scope_of(group.runs[0], view.scope),
+        "scope": "seen" if scope == "class" and first.config["challenge"].get("evaluate") == "seen" else scope,
         "forgetting_over": view.forgetting,
         "forgetting_by": metrics.measure_of(group.runs[0], view.measure),
         "metric": group.metric,

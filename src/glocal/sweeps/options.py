@@ -43,6 +43,8 @@ class SweepOptions:
     """Train on the first N tasks only."""
     validation: float | None = None
     """Share of each task's training data, such as 0.1, that is held out: the best learning rate is chosen on it."""
+    evaluate: Literal["all", "seen"] = "all"
+    """Measure class-incremental accuracy among all classes, or among those seen so far, as with a head that grows."""
     epochs: int | None = None
     """Passes over each task. The challenge sets the default."""
     batch_size: int | None = None

@@ -48,11 +48,12 @@ def challenge(
     data: str | Path | None = None,
     setting: str | None = None,
     validation: float | None = None,
+    evaluate: str = "all",
 ) -> Resolved:
     """Resolve a challenge: a name, path.py:function where the function returns a `Challenge`, or a `Challenge`.
 
-    Take only its first `tasks`, search the folder `data` first, report a split challenge in this setting, and hold out
-    a share of the training data for `validation`.
+    Take only its first `tasks`, search the folder `data` first, report a split challenge in this setting, hold out a
+    share of the training data for `validation`, and `evaluate` among 'all' classes or those 'seen' so far.
     """
     value: Any = spec
     if isinstance(spec, str) and is_file_spec(spec):
@@ -64,6 +65,7 @@ def challenge(
     value = value if tasks is None else value.first(tasks)
     value = value if setting is None else _in_setting(value, setting)
     value = value if validation is None else value.with_validation(validation)
+    value = value.among_seen_classes() if evaluate == "seen" else value
     config = {k: getattr(value, k) for k in ("name", "setting", "tasks", "outputs", "loss", "fingerprint")}
     config["options"] = dict(value.options)
     if callable(value.loss):
@@ -76,6 +78,8 @@ def challenge(
         config["augment"] = value.augment._asdict() if given else _identity(value.augment)
     if value.validation is not None:
         config["validation"] = value.validation
+    if value.evaluate != "all":
+        config["evaluate"] = value.evaluate
     return Resolved(value, config)
 
 

@@ -65,7 +65,7 @@ def sweep(
     for option in options:
         require_option("option of a sweep", option, allowed)
     chosen = SweepOptions(**options)
-    learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation)
+    learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation, chosen.evaluate)
     network = resolve.network(chosen.network, learnt.value, chosen.init)
     shared: dict[str, Any] = {
         "epochs": chosen.epochs or learnt.value.epochs,
