@@ -39,7 +39,9 @@ A **local** approximation of an old task's loss depends on the solution at which
 
 P is the number of parameters and K the number of outputs; other names are options of the algorithm. `hat` trains `mlp`,
 `resnet18`, any `nn.Sequential`, and networks that declare their unit groups (`glocal.networks.hat`). `hat` and
-`packnet` keep the BatchNorm statistics of the first task.
+`packnet` keep the BatchNorm statistics of the first task. `gem` and `agem` pass their stored examples after the batch
+of the stream, and BatchNorm's running statistics include them. GEM's published code passes them before it, which gives
+the same parameters and other statistics.
 
 ## Accuracy, forgetting and cost
 

@@ -40,6 +40,11 @@ class GEM(Algorithm):
 
     \hat L_o(θ) = (1/|S_o|) Σ_{(x,y) ∈ S_o} ℓ(x, y, θ) is linearised at the current θ, not at θ_o: global.
     The constraint holds for d, which is the step of plain SGD. Momentum, weight decay and Adam step elsewhere.
+
+    With BatchNorm, the stored examples of every task pass after the stream's batch, in training mode, and update the
+    running statistics. The published code passes them before it. Gradients in training mode do not use running
+    statistics, so parameters are the same in both orders; only evaluation differs. Ours is also A-GEM's published
+    order.
     """
 
     name: ClassVar[str] = "gem"
@@ -69,7 +74,7 @@ class GEM(Algorithm):
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
         if memory["y"].shape[0] == 0:
             return grads
-        model.statistics = "every pass"  # after the stream's batch, task by task
+        model.statistics = "every pass"  # after the stream's batch, task by task: see the class
         past = self._gradients(model, params, memory)
         products = _products(past, grads)
         gram, overlaps = products[:-1, :-1], products[:-1, -1]
