@@ -120,3 +120,14 @@ def test_snippet_of_the_locality_page(
 def test_lens_command_on_a_custom_training(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lens", f"{EXAMPLES / 'checkpoints.py'}:make_training", "--examples", "100", "-o", "f.pdf"]) == 0
     assert "Recommended: " in capsys.readouterr().out and (elsewhere / "f.pdf").exists()
+
+
+def test_page_about_own_data(elsewhere: Path) -> None:
+    page = EXAMPLES.parent / "docs" / "data.md"
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    path = elsewhere / "messages.py"  # runs are named by the source of functions
+    path.write_text(code)
+    runs = runpy.run_path(str(path))["runs"]
+    assert len(runs) == 8 and {run.config["challenge"]["validation"] for run in runs} == {"own"}
+    assert runs[0].config["challenge"]["options"] == {"classes": ["ham", "news", "spam"]}
+    assert max(run.arrays["test_class_accuracy"][-1].mean() for run in runs) > 0.8
