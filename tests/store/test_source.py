@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import inspect
 import itertools
@@ -133,8 +134,19 @@ def test_state_of_objects_and_closures() -> None:
     assert source_hash(partial(cell.make, width=3)) != source_hash(partial(cell.make, width=4))
     with pytest.raises(GlocalError, match=r"width' in .* is a lock"):
         source_hash(with_closure(threading.Lock()))
-    with pytest.raises(GlocalError, match=r"Wide\.width is a lock"):
+    with pytest.raises(GlocalError, match=r"Wide\['width'\] is a lock"):
         source_hash(cell.Wide(threading.Lock()))
+    with open(__file__) as file, pytest.raises(GlocalError, match="TextIOWrapper"):
+        source_hash(cell.Wide(file))
+
+
+def test_objects_that_are_not_written_in_python() -> None:
+    cell = run_cell(CELL)
+    first, same, other = (source_hash(cell.Wide(datetime.date(year, 1, 1))) for year in (2020, 2020, 2021))
+    assert first == same != other
+    cached = "from functools import cache" + CELL.replace("def make", "@cache\ndef make")
+    first, same, other = (source_hash(run_cell(cached.replace("=4", f"={width}")).make) for width in (4, 4, 5))
+    assert first == same != other
 
 
 def test_activations_that_are_passed_around() -> None:

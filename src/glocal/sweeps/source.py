@@ -93,13 +93,18 @@ class _Text:
             return self.describe((value.fget, value.fset), where)
         if isinstance(value, staticmethod | classmethod):
             return f"{type(value).__name__} {self.describe(value.__func__, where)}"
-        if not hasattr(value, "__dict__"):
+        try:
+            reduced = value.__reduce_ex__(4)  # as `copy` and `pickle` take objects apart
+        except TypeError:
             raise GlocalError(
                 f"a run's name must cover what '{self.name}' computes with, but {where} is a {type(value).__name__}: "
                 "use numbers, strings, tensors, functions, or objects that are made of these."
-            )
-        state = {k: self.describe(v, f"{where}.{k}") for k, v in sorted(vars(value).items())}
-        return f"{self.describe(type(value), where)} {state}"
+            ) from None
+        if isinstance(reduced, str):  # the name of a global object, such as a function with a cache
+            return self.describe(getattr(value, "__wrapped__", reduced), where)
+        make, arguments, *state = ((list(part) if isinstance(part, Iterator) else part) for part in reduced)
+        state = [part for part in state if part is not None]
+        return f"{self.describe(make, where)} {self.describe(arguments, where)} {self.describe(state, where)}"
 
     def _class(self, kind: type, where: str) -> str:
         parts = [base for base in kind.__mro__ if not base.__module__.startswith(("builtins", "glocal."))]
