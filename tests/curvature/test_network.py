@@ -184,6 +184,11 @@ def test_losses_that_are_refused(loss: Any, y: Tensor, told: str) -> None:
         eigenpairs(make_model(), loss, (X, y), k=1)
 
 
+def test_a_class_in_place_of_a_network_is_refused() -> None:
+    with pytest.raises(GlocalError, match=r"must be an nn\.Module; a type was given"):
+        eigenpairs(nn.Linear, nn.CrossEntropyLoss(), (X, LABELS), k=1)
+
+
 def test_a_gauss_newton_diagonal_of_a_weighted_loss_is_refused() -> None:
     with pytest.raises(GlocalError, match="not depend on the labels"):
         diagonal(make_model(), LOSSES["weights"][0], (X, LABELS))

@@ -79,6 +79,7 @@ def test_means_are_over_the_other_seeds() -> None:
         ([1e-3, 1e-3], [0.02, 0.02], [0.5, 0.5], False),  # a pretrained network
         ([2.3, 2.3], [0.3, np.nan], [1.0, np.nan], False),  # not finite: found during training
         ([2.3, 2.3], [2.31, 2.31], [379.0, 2.3], True),  # all units died
+        ([0.69, 0.69], [0.69, 1.38], [379.0, 2.3], True),  # the same, measured among the classes seen so far
         ([2.3, 2.3], [0.3, 8e10], [1.0, 1e12], True),
         ([2.3, 2.3], [0.3, 5.0], [1.0, -1e6], True),  # down a direction of negative curvature
     ],

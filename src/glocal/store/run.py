@@ -95,10 +95,10 @@ def exploded_task(run: Run) -> int | None:
     """Return the first task, counted from 1, in which training exploded while all numbers stayed finite.
 
     That is a task in which the objective, averaged over an epoch, exceeded ten times the loss of the untrained network,
-    and of which nothing was learnt: its training loss is still more than half of that of the untrained network. Neither
-    is enough alone, since algorithms scale their objectives and predictions as they like (iCaRL's are distances). The
-    untrained network's loss is its largest over the tasks, for classes at least that of guessing: a pretrained network
-    starts near 0.
+    and of which nothing was learnt: its training loss is still more than half of what it was for the untrained network.
+    Neither is enough alone, since algorithms scale their objectives and predictions as they like (iCaRL's are
+    distances). The first comparison is with the largest loss of all tasks, and for classes at least with that of
+    guessing, because a pretrained network starts near 0.
 
     Archived results have no losses: there, a task exploded if it moved the parameters more than ten times as far as
     every task before it.
@@ -106,10 +106,9 @@ def exploded_task(run: Run) -> int | None:
     arrays, challenge = run.arrays, run.config["challenge"]
     if "epoch_loss" in arrays:
         guessing = math.log(challenge.get("outputs", 1)) if challenge.get("loss") == "cross-entropy" else 0.0
-        untrained = max(float(arrays["train_class_loss"][0].max()), guessing)
-        learnt = np.diagonal(arrays["train_class_loss"], offset=-1)
+        untrained, learnt = arrays["train_class_loss"][0], np.diagonal(arrays["train_class_loss"], offset=-1)
         objective = np.fmax.reduce(np.abs(arrays["epoch_loss"]), axis=1)
-        exploded = (objective > EXPLOSION * untrained) & (learnt > untrained / 2)
+        exploded = (objective > EXPLOSION * max(untrained.max(), guessing)) & (learnt > untrained / 2)
     else:
         updates = arrays["update_norm"]
         longest = np.maximum.accumulate(updates)[:-1]
