@@ -100,9 +100,14 @@ LINEAR_STEPS: list[Optimizer] = [
     SGD(momentum=0.5, schedule="cosine", warmup=1.0),
 ]
 OTHER_STEPS: list[Optimizer] = [Adam(), AdamW(), SGD(weight_decay=0.1), SGD(momentum=0.95, state="kept")]
+SLOW_STEPS = [LINEAR_STEPS[0], LINEAR_STEPS[2], *OTHER_STEPS[1:]]
 
 
-@pytest.mark.parametrize("optimizer", [*LINEAR_STEPS, *OTHER_STEPS], ids=lambda o: f"{o.name} {o.state}")
+@pytest.mark.parametrize(
+    "optimizer",
+    [LINEAR_STEPS[1], OTHER_STEPS[0], *(pytest.param(o, marks=pytest.mark.slow) for o in SLOW_STEPS)],
+    ids=lambda o: f"{o.name} {o.state}",
+)
 def test_ogd_stays_orthogonal_where_steps_are_linear_in_the_directions(optimizer: Optimizer) -> None:
     """θ_2 − θ_1 against the gradients stored at θ_1, which have length 1."""
     cohort = with_optimizer(cohort_of(blobs((90, 90)), OGD(slots=40), [(0, 0.01)], epochs=4), optimizer)
@@ -131,7 +136,7 @@ PATHS: list[Optimizer] = [
 ]
 
 
-@pytest.mark.parametrize("execution", ["sequential", "vectorised"])
+@pytest.mark.parametrize("execution", ["sequential", pytest.param("vectorised", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", PATHS, ids=lambda o: o.name)
 def test_sis_path_integral_is_the_decrease_of_the_loss(optimizer: Optimizer, execution: Execution) -> None:
     """Full batches and small steps: Σ ω is L_1(θ_0) − L_1(θ_1) up to second order, with the rates of the schedule."""
