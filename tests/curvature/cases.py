@@ -84,6 +84,8 @@ def make(network: str, loss: str = "cross-entropy", seed: int = 0, n: int = 7) -
     y = torch.arange(n) * 2 % CLASSES
     if loss == "squared-error":
         y = torch.randn(n, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    if loss == "binary-cross-entropy":
+        y = torch.rand(n, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).round()
     return Risk(module.eval(), params, dict(module.named_buffers()), x, y, losses.get(loss))
 
 

@@ -22,19 +22,23 @@ with warnings.catch_warnings():
     from curvlinops import GGNLinearOperator, HessianLinearOperator, KFACLinearOperator
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+CRITERIA: dict[str, tuple[nn.Module, float]] = {
+    "cross-entropy": (nn.CrossEntropyLoss(), 1),
+    "squared-error": (nn.MSELoss(), CLASSES / 2),
+    "binary-cross-entropy": (nn.BCEWithLogitsLoss(), CLASSES),
+}
 
 
 def by_curvlinops(operator: Any, case: Risk, wanted: Mapping[str, Tensor], **options: Any) -> Tensor:
-    """An operator's dense matrix. nn.MSELoss is our squared error times 2/K."""
+    """An operator's dense matrix. nn.MSELoss is our squared error times 2/K, nn.BCEWithLogitsLoss ours times 1/K."""
     own = dict(case.module.named_parameters())
     for k, p in case.params.items():
         own[k].data.copy_(p)
-    squared = case.loss.name == "squared-error"
-    criterion = nn.MSELoss() if squared else nn.CrossEntropyLoss()
+    criterion, factor = CRITERIA[case.loss.name]
     data = [(case.x[:3], case.y[:3]), (case.x[3:], case.y[3:])]
     matrix = operator(case.module, criterion, [own[k] for k in wanted], data, check_deterministic=False, **options)
     identity = torch.eye(sum(p.numel() for p in wanted.values()), dtype=torch.float64)
-    return (matrix @ identity).detach() * (CLASSES / 2 if squared else 1)
+    return (matrix @ identity).detach() * factor
 
 
 @ON_ALL
