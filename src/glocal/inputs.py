@@ -5,6 +5,7 @@ Errors call the data by the `name` that the caller gives, such as "task 1 (train
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from itertools import islice
 from numbers import Number
@@ -179,7 +180,7 @@ def _batches(
 
 
 def _batch(pair: Any, name: str, labels: dict[Hashable, int] | None) -> tuple[Tensor, Tensor]:
-    targets = pair[1] if labels is None else _numbered(pair[1], labels)
+    targets = pair[1] if labels is None else _numbered(pair[1], labels, name)
     x, y = _tensor(pair[0], f"x of {name}"), _tensor(targets, f"y of {name}")
     shapes = f"x of {name} has shape {tuple(x.shape)} and y {tuple(y.shape)}"
     aligned = x.ndim > 0 and y.ndim > 0 and len(x) == len(y)
@@ -188,18 +189,20 @@ def _batch(pair: Any, name: str, labels: dict[Hashable, int] | None) -> tuple[Te
     return x, y
 
 
-def _numbered(values: Any, labels: dict[Hashable, int]) -> Any:
+def _numbered(values: Any, labels: dict[Hashable, int], name: str) -> Any:
     """Return the numbers of labels that are not numbers themselves, adding new ones to `labels`; others unchanged."""
     if not isinstance(values, tuple | list):
         array = None if isinstance(values, Tensor) else np.asarray(values)
         values = values if array is None or array.dtype.kind not in "OSU" or array.ndim != 1 else array.tolist()
     if not isinstance(values, tuple | list) or not any(map(_is_label, values)):
         return values
+    missing = next((i for i, v in enumerate(values) if v is None or (isinstance(v, float) and math.isnan(v))), None)
+    require(missing is None, f"y of {name} has no label at index {missing} (None or NaN); remove such examples.")
     return [labels.setdefault(value, len(labels)) for value in values]
 
 
 def _is_label(value: Any) -> bool:
-    """Return whether a target is a class label that is not a number: a string, None, an enum, a tuple of those."""
+    """Return whether a target is a class label that is not a number: a string, an enum, a tuple of those."""
     if isinstance(value, tuple):
         return any(map(_is_label, value))
     numeric = isinstance(value, Number | np.generic | Tensor | np.ndarray) and not isinstance(value, str | bytes)

@@ -243,7 +243,7 @@ class Colour(Enum):
     [
         (["dog", "cat", "dog", "ant"], ["ant", "cat", "dog"], [2, 1, 2, 0]),
         (np.array(["dog", "cat", "dog", "ant"]), ["ant", "cat", "dog"], [2, 1, 2, 0]),
-        (np.array(["b", None, "b", "a"], dtype=object), ["b", "None", "a"], [0, 1, 0, 2]),
+        (np.array(["b", 7, "b", "a"], dtype=object), ["b", "7", "a"], [0, 1, 0, 2]),
         ([("b", 1), ("a", 2), ("a", 1), ("b", 1)], ["('a', 1)", "('a', 2)", "('b', 1)"], [2, 1, 0, 2]),
         ([Colour.RED, Colour.BLUE, Colour.BLUE, Colour.RED], [repr(c) for c in Colour], [0, 1, 1, 0]),
         ([b"x", b"y", b"x", b"y"], ["b'x'", "b'y'"], [0, 1, 0, 1]),
@@ -280,6 +280,9 @@ def test_names_are_refused_where_they_have_no_meaning() -> None:
         from_tasks("mixed", [((x, [0, 1]), (x, [0, 1])), ((x, names), (x, names))])
     with pytest.raises(GlocalError, match=r"y of task 1 \(train\) cannot be converted to one tensor"):
         from_tasks("regression", [((x, names), (x, names))], setting="domain", loss="squared-error")
+    for missing in (None, float("nan")):
+        with pytest.raises(GlocalError, match=r"y of task 1 \(test\) has no label at index 1 \(None or NaN\)"):
+            from_tasks("missing", [((x, names), (x, ["dog", missing]))])
 
 
 def test_tuples_of_numbers_stay_targets() -> None:

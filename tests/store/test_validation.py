@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def test_held_out_rows_do_not_depend_on_the_seed() -> None:
     first, second = (challenge.task(0, seed).validation for seed in (1, 2))
     assert first is not None and second is not None
     assert torch.equal(first.x, second.x)
+
+
+def test_a_challenge_made_of_another_does_not_hold_out_twice() -> None:
+    challenge = make("split-digits").with_validation(0.5)
+    wrapped = replace(challenge, make_task=challenge.task)
+    assert len(wrapped.task(0, 0).train.y) == len(challenge.task(0, 0).train.y) == 400
 
 
 def test_validation_is_part_of_a_run_s_name_only_where_asked_for() -> None:

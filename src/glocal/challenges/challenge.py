@@ -107,7 +107,9 @@ class Challenge:
         """Return task `index`, counted from 0, of the run with this seed; on `device` if the challenge supports it."""
         require(0 <= index < self.tasks, f"{self.name} has no task of index {index}; allowed: 0 to {self.tasks - 1}.")
         task = self.make_task(index, seed, device) if self.on_device and device else self.make_task(index, seed)
-        return hold_out(task, self.validation) if isinstance(self.validation, float) else task
+        if isinstance(self.validation, float) and task.validation is None:
+            return hold_out(task, self.validation)
+        return task
 
     def first(self, tasks: int) -> Challenge:
         """Return this challenge with only its first `tasks` tasks."""
