@@ -19,11 +19,12 @@ from benchmarks.worker import Measure, ms_per_step, serve
 from glocal import __version__, challenges, tree
 from glocal.algorithms import AGEM, ER, EWC, SGD, Algorithm
 from glocal.challenges import Challenge
+from glocal.engine.choose import Execution, choose
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Executor
 from glocal.engine.loader import Loader
-from glocal.engine.loop import Execution, choose, note_divergence
-from glocal.engine.state import State, arrange
+from glocal.engine.loop import note_divergence
+from glocal.engine.state import State
 from glocal.fast.step_trace import StepTracer
 from glocal.networks.mlp import mlp
 
@@ -70,12 +71,12 @@ def prepare(cohort: Cohort, execution: Execution = "auto", strict: bool = True) 
     if strict and executor.note:
         raise RuntimeError(executor.note)
     state = cohort.initial_state(loader.example())
-    arrange(state, cohort.device)
+    executor.arrange(state)
     prepared = PreparedCohort(executor, loader, state)
     prepared.epoch(state, 0)
     with torch.no_grad():
         executor.consolidate(state, loader)
-    arrange(state, cohort.device)
+    executor.arrange(state)
     loader.load_task(1, state.memory)
     return prepared
 

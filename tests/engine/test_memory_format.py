@@ -15,12 +15,13 @@ from glocal.curvature.jacobian import CONV
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
 from glocal.engine.loader import Loader
-from glocal.engine.state import State, arrange, arranged
+from glocal.engine.state import State
+from glocal.fast.channels_last import arrange, arranged
 from glocal.networks.convolution import merge_batch_dim
 from glocal.networks.resnet import resnet18
 
 RUNS, INPUTS, CHANNELS, SIDE = 3, 5, 4, 6
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
 def test_images_of_all_runs_are_one_image_of_many_channels_without_being_copied() -> None:
@@ -69,11 +70,12 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
         with torch.no_grad():
             executor.consolidate(begin, loader)
 
-    def next_task(device: torch.device) -> State:
+    def next_task(channels_last: bool) -> State:
         state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), begin.clock)
-        arrange(state, device)
+        if channels_last:
+            arrange(state)
         laid = tree.flatten(state.memory["span"]["rows"][CONV]["inputs"]).values()
-        assert all((t.stride(2) == 1) is (device.type == "cuda") for t in laid if t.shape[-1] > 1)
+        assert all((t.stride(2) == 1) is channels_last for t in laid if t.shape[-1] > 1)
         loader.load_task(2, state.memory)
         loader.load_epoch(0)
         executor.before_epoch(state, 0)
@@ -82,7 +84,7 @@ def test_a_memory_of_images_grows_and_projects_as_in_the_usual_order() -> None:
             executor.consolidate(state, loader)
         return state
 
-    usual, other = next_task(CPU), next_task(GPU)
+    usual, other = next_task(False), next_task(True)
     images = tree.flatten(other.memory["span"]["rows"][CONV])
     assert images and all(t.shape[:2] == (RUNS, 12) for t in images.values())
     for name, expected in tree.flatten({"params": usual.params, "memory": usual.memory}).items():

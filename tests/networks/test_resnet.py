@@ -20,10 +20,11 @@ from glocal.algorithms.ewc import task_fisher
 from glocal.challenges import Challenge, from_tasks
 from glocal.cli.main import main
 from glocal.curvature.layers import affine_layers
+from glocal.engine.choose import Execution, choose
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.executors import Vectorised
 from glocal.engine.loader import Loader
-from glocal.engine.loop import Execution, Snapshot, choose, train
+from glocal.engine.loop import Snapshot, train
 from glocal.errors import GlocalError
 from glocal.networks import ResNet18, resnet18
 from glocal.networks.model import MakeNetwork, Model

@@ -24,6 +24,8 @@ from glocal.hyperparameters import scalars
 from glocal.inputs import evenly_spaced_indices
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.preprocess import InputTransform
+from glocal.networks.randomness import draws_random_numbers
+from glocal.networks.replace_layers import replace_layers
 from glocal.optimizers import PLAIN_SGD, Optimizer, step_scalars
 from glocal.precision import Precision
 from glocal.rng import generator
@@ -89,11 +91,14 @@ class Cohort:
         return tree.map_tree(partial(torch.tensor, device=self.device), columns)
 
     def model(self, vectorised: bool) -> Model:
+        """Return the network as functions of one run's parameters, to be mapped over runs if `vectorised`."""
         module = share_parameters(self.shared_network)
+        if vectorised and self.device.type == "cuda":
+            module = replace_layers(module)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
         sizes = self.challenge.tasks, self.batch_size
         options: Any = {"vectorised": vectorised, "transform": self.transform, "precision": self.precision}
-        return Model(module, self.loss, *sizes, classes=classes, **options)
+        return Model(module, self.loss, *sizes, classes=classes, draws=self.draws, **options)
 
     @cached_property
     def loss(self) -> losses.Loss:
@@ -104,6 +109,12 @@ class Cohort:
             y = y[evenly_spaced_indices(len(y), losses.MAX_CHECKED_OUTPUTS)]
             loss.examples = [(torch.randn(len(y), self.challenge.outputs, generator=generator(0, "loss")), y)]
         return loss
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether the network draws random numbers in training."""
+        x = torch.zeros(2, *self.challenge.input_shape, dtype=self.challenge.input_dtype)
+        return draws_random_numbers(self.network(self.members[0].seed), x)
 
     @cached_property
     def transform(self) -> InputTransform:
@@ -166,7 +177,7 @@ PROTOCOL = 3
 """Increment when the same configuration gives different results (beyond rounding) than before.
 
 2: the random numbers inside a step come from its key. They have the distributions of protocol 1.
-3: a step's batch is augmented once, and apart from replayed images.
+3: a step's batch is augmented once, and apart from replayed images; dropout in a network draws from the step's key.
 """
 
 

@@ -46,12 +46,14 @@ class Record:
         memory_bytes[run, t]: the size of the algorithm's memory after t + 1 tasks.
     epoch_step_seconds: seconds per step and run, one value per epoch; a task's first epoch is left out, because it
         includes start-up, unless it is the only one.
+    executor: the name of what executed it (`engine.choose`).
     """
 
     arrays: dict[str, Tensor]
     seconds: float = 0.0
     epoch_step_seconds: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    executor: str = ""
     notes: list[str] = field(default_factory=list)
 
     @classmethod

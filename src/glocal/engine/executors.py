@@ -36,11 +36,12 @@ OnStep: TypeAlias = Callable[[State, int], None]  # is given the state and the n
 class Executor(ABC):
     """Runs the algorithm's methods on all runs of a cohort; the state is advanced in place."""
 
-    note: str
+    name: str = ""
+    note: str = ""
     """What a user should know about how the cohort was executed; empty if all went as expected."""
 
-    def __init__(self, cohort: Cohort, note: str = "") -> None:
-        self.cohort, self.note = cohort, note
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
         mapped = isinstance(self, Vectorised)
         self.program = Program(cohort.algorithm, cohort.model(vectorised=mapped), cohort.optimizer)
         self.hyper = cohort.hyper()
@@ -65,6 +66,10 @@ class Executor(ABC):
         The function takes one run's entries of `trees`, then `shared`. `stream` is the (task, epoch) that seed torch's
         global generator, for modules which draw from it.
         """
+
+    def arrange(self, state: State) -> None:
+        """Convert a state, in place, to the tensor layout that this executor is fastest with."""
+        return
 
     def before_epoch(self, state: State, epoch: int) -> None:
         """Call the algorithm's `before_epoch`."""

@@ -99,18 +99,19 @@ class Loader:
         keys, progress = self.tensors["keys"][:, step], self.tensors["progress"][step]
         return Batch(*self._examples(rows, slice(None)), self.task, keys, progress)
 
-    def batch_at(self, step: Tensor, size: int) -> Batch:
-        """Return the same with the number of the step on the device, for a captured graph."""
+    def batch_at(self, step: Tensor, size: int, runs: slice = slice(None)) -> Batch:
+        """Return the same with the number of the step on the device, for a captured graph, and for some of the runs."""
         where = step * self.cohort.batch_size + torch.arange(size, device=self.device)
-        keys = self.tensors["keys"].index_select(1, step.view(1)).squeeze(1)
+        keys = self.tensors["keys"][runs].index_select(1, step.view(1)).squeeze(1)
         progress = self.tensors["progress"].index_select(0, step.view(1)).squeeze(0)
-        rows = self.tensors["rows"].index_select(1, where)
-        return Batch(*self._examples(rows, slice(None)), self.task, keys, progress)
+        rows = self.tensors["rows"][runs].index_select(1, where)
+        return Batch(*self._examples(rows, runs), self.task, keys, progress)
 
     def batches_of(self, run: int) -> Iterator[Batch]:
         """Yield the epoch's batches of one run."""
         keys, progress = self.tensors["keys"][run], self.tensors["progress"]
-        for step, rows in enumerate(self.tensors["rows"][run].split(self.cohort.batch_size)):
+        batches = self.tensors["rows"][run].split(self.cohort.batch_size)[: self.steps]
+        for step, rows in enumerate(batches):
             x, y = self._examples(rows.unsqueeze(0), slice(run, run + 1))
             yield Batch(x[0], y[0], self.task, keys[step], progress[step])
 

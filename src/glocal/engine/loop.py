@@ -8,23 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from glocal import accelerate, tree
+from glocal import tree
+from glocal.engine.choose import Execution, choose
 from glocal.engine.cohort import Cohort
 from glocal.engine.evaluate import Evaluator, Record
-from glocal.engine.executors import Executor, OnStep, Sequential, Vectorised, keep_freed_memory
+from glocal.engine.executors import OnStep
 from glocal.engine.loader import Loader
-from glocal.engine.state import State, arrange
-from glocal.errors import first_line
+from glocal.engine.state import State
 from glocal.precision import matmul_precision
 from glocal.tree import Params
 
-Execution = Literal["auto", "vectorised", "sequential"]
 Watch = Callable[[int, int, State, Loader], None]
 """Called after an epoch with the task, the epoch, the state before consolidation, and the loader."""
 
@@ -77,17 +75,17 @@ def train(
         started = time.perf_counter()
         loader, evaluator = Loader(cohort), Evaluator(cohort)
         loader.load_task(0 if begin is None else min(begin.finished, cohort.challenge.tasks - 1))
-        executor = choose(cohort, loader, execution)
+        executor = choose(cohort, loader, execution, begin.record.executor if begin else "")
         theta_0, _ = cohort.initial()
         if begin is None:
             sizes = len(cohort), cohort.challenge.tasks, cohort.epochs
             record = Record.blank(*sizes, validation=cohort.challenge.validation is not None)
             begin = Snapshot(0, cohort.initial_state(loader.example()), record)
             evaluator.measure(executor, begin.state, record, row=0)
-            record.notes = [executor.note] if executor.note else []
+            record.executor, record.notes = executor.name, [executor.note] if executor.note else []
             record.seconds = time.perf_counter() - started
             yield begin
-        arrange(begin.state, cohort.device)
+        executor.arrange(begin.state)
         state, record, spent = begin.state, begin.record, begin.record.seconds
         for task in range(begin.finished, cohort.challenge.tasks):
             started = time.perf_counter()
@@ -112,7 +110,7 @@ def train(
                         torch.cuda.synchronize(cohort.device)
             with torch.no_grad():
                 executor.consolidate(state, loader)
-                arrange(state, cohort.device)
+                executor.arrange(state)
                 from_init = distance(state.params, theta_0)
                 note_lost(state, from_init)
                 record.arrays["distance_from_init"][:, task] = from_init
@@ -124,35 +122,6 @@ def train(
             spent += time.perf_counter() - started
             record.seconds = spent
             yield Snapshot(task + 1, state, record)
-
-
-def choose(cohort: Cohort, loader: Loader, execution: Execution) -> Executor:
-    """Return the fastest executor that works for this cohort, found by a rehearsal; `note` says why if it is slow."""
-    on_gpu = cohort.device.type == "cuda"
-    if not on_gpu:
-        keep_freed_memory()
-    if execution == "sequential" or (execution == "auto" and len(cohort) == 1 and not on_gpu):
-        return Sequential(cohort)
-    executor = Vectorised(cohort)
-    try:
-        rehearse(executor, cohort, loader)
-    except Exception as error:
-        if execution == "vectorised":
-            raise
-        return Sequential(cohort, f"sequentially, because it cannot be vectorised: {first_line(error)}")
-    graphed = accelerate.find("step.graphed_executor") if on_gpu else None
-    return executor if graphed is None else graphed(cohort)
-
-
-def rehearse(executor: Vectorised, cohort: Cohort, loader: Loader) -> None:
-    """Try a step, a consolidation on a few examples, a step with that memory and a prediction, on a separate state."""
-    loader.load_epoch(0)
-    state = cohort.initial_state(loader.example())
-    executor.before_epoch(state, 0)
-    executor.step(state, executor.hyper, loader.batch(0))
-    executor.consolidate(state, loader, limit=8)
-    executor.step(state, executor.hyper, loader.batch(0))
-    executor.predict(state, slice(0, len(cohort)), loader.x[None, :2], 0)
 
 
 def distance(params: Params, origin: Params) -> Tensor:

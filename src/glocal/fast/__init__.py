@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ALWAYS = {
     "step.compile": "glocal.fast.step_trace:compile_step",
-    "step.graphed_executor": "glocal.fast.cuda_graph:Graphed",
+    "step.captured": "glocal.fast.cuda_graph:captured_executors",
 }
 TRITON = {
     "layers.conv": "glocal.fast.grouped_conv:conv",

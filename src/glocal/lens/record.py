@@ -20,9 +20,10 @@ from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
 from glocal.engine import loop
+from glocal.engine.choose import Execution
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.loader import Loader, evenly_spaced
-from glocal.engine.loop import Execution, Progress
+from glocal.engine.loop import Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line, require
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from glocal.errors import require
@@ -17,12 +19,15 @@ from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
 from glocal.networks.layer_calls import hooked
 from glocal.networks.preprocess import InputTransform
+from glocal.networks.randomness import KeyedRandomness
 from glocal.precision import Precision
 from glocal.rng import fold_in, split
 from glocal.tree import Params, Tree, flatten
 
 StatisticsUpdates: TypeAlias = Literal["first pass", "every pass", "kept"]
 MakeNetwork: TypeAlias = Callable[[Sequence[int], int], nn.Module]  # input shape, outputs
+ATTENTION_UNDER_VMAP = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+"""Under `vmap` on a GPU torch's other kernels for attention fail, or return wrong gradients (torch 2.11)."""
 
 
 class Model:
@@ -45,6 +50,7 @@ class Model:
         classes: Returns the classes of a task.
         transform: The input transform; by default uint8 inputs are scaled to [0, 1].
         precision: The precision of the network's own products.
+        draws: Whether the network draws random numbers in training, as dropout does: they come from the key.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Model:
         classes: Callable[[int], tuple[int, ...]] | None = None,
         transform: InputTransform | None = None,
         precision: Precision = "fp32",
+        draws: bool = False,
     ) -> None:
         self._functions = {
             True: FunctionalModule(module.train()),
@@ -70,8 +77,9 @@ class Model:
         self.has_batchnorm = any(isinstance(m, _BatchNorm) for m in module.modules())
         self.vectorised = vectorised
         self.transform = transform or InputTransform()
+        self.draws = draws
         self.key: Tensor | None = None
-        self._batch_numbers = count()
+        self._draws = count()
         self.statistics: StatisticsUpdates = "every pass"
         self._remembered: frozenset[int] = frozenset()
         self.training = True
@@ -99,21 +107,20 @@ class Model:
         Args:
             buffers: The run's buffers, and its frozen parameters where they differ between runs.
             training: Train or evaluation mode.
-            key: The step's random key, for augmentation. Without one, the returned model continues this model's
-                sequence of augmentations.
-            purpose: The purpose that augmentation folds into the key.
+            key: The step's random key, for augmentation and dropout. Without one, the returned model continues this
+                model's sequence of draws.
+            purpose: The purpose that is folded into the key.
             statistics: Which passes update running statistics.
             memory: The memory, whose networks do not update them.
         """
-        if self.transform.augmentation is None:
+        if self.transform.augmentation is None and not self.draws:
             key = None
         if not buffers and training == self.training and key is None:
             return self
         bound = copy.copy(self)
         if key is not None:
-            bound.key, bound._batch_numbers = fold_in(key, purpose), count()
-        mutable = self._mutable_buffers if training else ()
-        bound.buffers = {k: b.clone() if k in mutable else b for k, b in buffers.items()}
+            bound.key, bound._draws = fold_in(key, purpose), count()
+        bound.buffers = dict(buffers)
         bound.training = training
         bound.statistics = statistics or self.statistics
         if memory is not None:
@@ -129,7 +136,7 @@ class Model:
 
         Inputs that are not bytes are changed only by a challenge's own augmentation.
         """
-        key = None if self.key is None or not self.training else split(self.key, next(self._batch_numbers))
+        key = None if self.key is None or not self.training else split(self.key, next(self._draws))
         return self.transform.prepare(x, key)
 
     def outputs(self, params: Mapping[str, Tensor], x: Tensor, *args: Any) -> Tensor:
@@ -145,13 +152,19 @@ class Model:
         if self.statistics == "first pass" and not any(id(p) in self._remembered for p in params.values()):
             update, self.statistics = True, "kept"
         tensors, x = {**params, **self.buffers}, self.transform.normalize(x)
-        if self.training and not update:
-            tensors |= {k: self.buffers[k].clone() for k in self._mutable_buffers}
+        own = {k: self.buffers[k].clone() for k in self._mutable_buffers} if self.training else {}
+        tensors |= own
         if self._bf16_params:  # cast by hand: torch's autocast fails under vmap
             tensors, x = self._cast(tensors), x.bfloat16() if x.is_floating_point() else x
-        outputs, changed = function({**self.frozen, **tensors}, x, *args)
-        if changed and update:
-            self.buffers = {**self.buffers, **changed}
+        key = self.key if self.draws and self.training else None
+        with ExitStack() as contexts:
+            if key is not None:
+                contexts.enter_context(KeyedRandomness(split(key, next(self._draws))))
+            if self.vectorised and x.is_cuda:
+                contexts.enter_context(sdpa_kernel(ATTENTION_UNDER_VMAP))
+            outputs, changed = function({**self.frozen, **tensors}, x, *args)
+        if update and (own or changed):
+            self.buffers = {**self.buffers, **own, **changed}
         return outputs.float() if self._bf16_params else outputs
 
     def _cast(self, tensors: Params) -> Params:

@@ -32,7 +32,7 @@ from glocal.tree import Params
 MARKER = "glocal-store.json"
 FORMAT = 1
 REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
-RECORD_SCALARS = ("seconds", "epoch_step_seconds", "peak_bytes", "notes")
+RECORD_SCALARS = ("seconds", "epoch_step_seconds", "peak_bytes", "executor", "notes")
 """Fields of a `Record` that are no arrays; a checkpoint stores them as JSON."""
 
 
@@ -202,7 +202,7 @@ class Claim:
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
             arrays = {name: parts["record"][name] for name in (*ARRAYS, *parts["record"])}
-            record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS})
+            record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS if name in about})
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
 

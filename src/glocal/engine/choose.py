@@ -1,0 +1,140 @@
+"""Choose how a cohort is executed: rehearse what would run, time it, and take the fastest executor that works."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from glocal import accelerate, tree
+from glocal.engine.cohort import Cohort
+from glocal.engine.executors import Executor, Sequential, Vectorised, keep_freed_memory
+from glocal.engine.loader import Loader
+from glocal.engine.state import State
+from glocal.errors import first_line, require
+
+Execution = Literal["auto", "vectorised", "sequential"]
+Ladder: TypeAlias = Mapping[str, Callable[[Cohort], Executor]]
+
+EAGER: Ladder = {"vectorised": Vectorised, "sequential": Sequential}
+"""Executors by name; those that are fast more often come first."""
+STEPS = {"cpu": 1, "cuda": 5}
+"""Steps of a rehearsal."""
+LONG = 20.0
+"""Seconds of training from which on it pays to time all executors; before, the first that works is taken."""
+GAIN = 1.1
+"""How many times as fast a later executor must be to be preferred."""
+
+
+def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlier: str = "") -> Executor:
+    """Return an executor for the cohort, with its name, and a note if one that is usually faster does not work.
+
+    Args:
+        cohort: what to train.
+        loader: its loader, with a task loaded.
+        execution: 'vectorised' and 'sequential' leave only those.
+        earlier: the name of the executor that trained the tasks before, which is kept where it works.
+    """
+    on_gpu = cohort.device.type == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
+    if execution == "sequential" or (len(cohort) == 1 and execution == "auto" and not on_gpu):
+        return named("sequential", Sequential(cohort))
+    captured = accelerate.find("step.captured") if on_gpu else None
+    failures: dict[str, Exception] = {}
+    for ladder in (captured() if captured else {}, EAGER):
+        allowed = {k: make for k, make in ladder.items() if execution == "auto" or k.startswith(execution)}
+        order = sorted(allowed, key=lambda name: name != earlier)
+        seconds = _rehearse_all({name: allowed[name] for name in order}, cohort, loader, failures, earlier)
+        if seconds:
+            first = next(iter(seconds))
+            best = min(seconds, key=lambda name: seconds[name] * (1 if name == first else GAIN))
+            return named(best, allowed[best](cohort), _note(best, failures) if best == first else "")
+    raise list(failures.values())[-1]
+
+
+def named(name: str, executor: Executor, note: str = "") -> Executor:
+    executor.name, executor.note = name, note
+    return executor
+
+
+def _note(name: str, failures: Mapping[str, Exception]) -> str:
+    if not failures:
+        return ""
+    failed, error = next(iter(failures.items()))
+    return f"{name}, because {failed} is not possible: {first_line(error)}"
+
+
+def _rehearse_all(
+    ladder: Ladder, cohort: Cohort, loader: Loader, failures: dict[str, Exception], earlier: str
+) -> dict[str, float]:
+    """Return the seconds of an epoch of every executor that works, or of the first one if training is short."""
+    seconds: dict[str, float] = {}
+    if not ladder:
+        return seconds
+    loader.load_epoch(0)
+    begin = cohort.initial_state(loader.example())
+    for name, make in ladder.items():
+        state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), 0)
+        try:
+            seconds[name] = rehearse(make(cohort), state, loader)
+        except Exception as error:
+            failures[name] = error
+            if cohort.device.type == "cuda":
+                torch.cuda.synchronize(cohort.device)
+        else:
+            if name == earlier or seconds[name] * cohort.epochs * cohort.challenge.tasks < LONG:
+                break
+    return seconds
+
+
+def rehearse(executor: Executor, state: State, loader: Loader) -> float:
+    """Take some steps, consolidate a few examples, take steps with that memory, and predict, on a separate state.
+
+    Torch's rules for `vmap` have mistakes, so the first losses of the run with the smallest learning rate must be those
+    that it has alone.
+
+    Returns:
+        The seconds that an epoch would take.
+    """
+    cohort = executor.cohort
+    short = copy.copy(loader)
+    short.steps = min(loader.steps, STEPS[cohort.device.type])
+    run = min(range(len(cohort)), key=lambda run: cohort.members[run].lr)
+
+    def epoch() -> Tensor:
+        return executor.epoch(state, short, 0, lambda steps: None).cpu()  # waits for the device
+
+    executor.arrange(state)
+    executor.before_epoch(state, 0)
+    if type(executor) is Sequential:
+        epoch()
+    else:
+        alone, together = losses_of(run, cohort, state, short), epoch()[run]
+        same = torch.allclose(together, alone, rtol=0.1, atol=0.01, equal_nan=True)
+        require(same, f"its first losses are {together.tolist()}, but {alone.tolist()} where a run is trained alone")
+    with torch.no_grad():
+        executor.consolidate(state, loader, limit=8)
+    executor.arrange(state)
+    epoch()
+    begun = time.perf_counter()
+    epoch()
+    took = time.perf_counter() - begun
+    with torch.no_grad():
+        executor.predict(state, slice(0, len(cohort)), loader.x[None, :2], 0)
+    if executor.note:  # it works, but not as it should
+        raise RuntimeError(executor.note.partition(": ")[2])
+    return took * loader.steps / short.steps
+
+
+def losses_of(run: int, cohort: Cohort, state: State, loader: Loader) -> Tensor:
+    """Return the objectives of one run's next steps, trained alone; the state is not changed."""
+    own = State.from_tree(tree.map_tree(torch.clone, state.select(run).as_tree()), state.clock)
+    alone = Sequential(cohort)
+    hyper = tree.select(alone.hyper, run)
+    batches = enumerate(loader.batches_of(run))
+    return torch.stack([alone.step(own, loader.scheduled(hyper, i, run), batch) for i, batch in batches]).cpu()
