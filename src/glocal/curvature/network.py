@@ -19,6 +19,7 @@ from glocal import losses
 from glocal.errors import GlocalError, first_line, require
 from glocal.inputs import check_finite, evenly_spaced_indices, read_examples
 from glocal.losses import LOSSES, MAX_CHECKED_OUTPUTS, AutogradLoss, CrossEntropy, Loss, SquaredError
+from glocal.networks.layer_calls import set_eval_mode
 from glocal.precision import full_precision
 from glocal.risk import MAX_CHUNK_SIZE, Risk, outputs_in_chunks
 
@@ -42,7 +43,7 @@ def network_risk(model: nn.Module, loss: AnyLoss, data: Any, chunk_size: int | N
         data: A DataLoader, a Dataset or a pair (x, y). It is read once, and moved to the model's device.
         chunk_size: How many samples are differentiated at once; by default as many as fit into memory.
     """
-    module, resolved = trainable_copy(model).eval(), resolve_loss(loss)
+    module, resolved = set_eval_mode(trainable_copy(model)), resolve_loss(loss)
     params = {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
     constants = {k: t.detach() for k, t in (*module.named_parameters(), *module.named_buffers()) if k not in params}
     x, y = (as_float(part).to(next(iter(params.values())).device) for part in read_examples(data))

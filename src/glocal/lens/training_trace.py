@@ -24,6 +24,7 @@ from glocal.curvature.operators import Operator, hessian_operator
 from glocal.curvature.spectrum import random_signs
 from glocal.errors import require
 from glocal.losses import Loss
+from glocal.networks.layer_calls import set_eval_mode
 from glocal.risk import Risk, outputs_in_chunks
 from glocal.tree import Params, to_vector
 
@@ -55,7 +56,7 @@ class TrainingTrace:
     """The test data of every task, if known."""
 
     def __post_init__(self) -> None:
-        self.module.eval()
+        set_eval_mode(self.module)
         count, limit = len(self.checkpoints), len(self.tasks) + 1
         message = f"{len(self.tasks)} tasks allow 1 to {limit} checkpoints θ_0, θ_1, …; {count} were given."
         require(1 <= count <= limit, message)

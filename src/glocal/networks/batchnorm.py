@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from glocal.accelerate import accelerated
+from glocal.networks.layer_calls import set_eval_mode
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 """γ and β, or the running mean and variance."""
@@ -80,7 +81,7 @@ def per_image_batchnorm(module: nn.Module, update_statistics: bool = False) -> n
     A sample's outputs and gradients then depend on that sample only, so many can be computed at once. Its running
     statistics change only if `update_statistics`.
     """
-    module = copy.deepcopy(module).eval()
+    module = set_eval_mode(copy.deepcopy(module))
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.__class__ = PerImageBatchNorm2d

@@ -72,6 +72,18 @@ def eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
             module.training = training
 
 
+def set_eval_mode(module: nn.Module) -> nn.Module:
+    """Set a network to evaluation mode, and return it.
+
+    Recurrent layers without dropout stay in training mode: they compute the same, and cuDNN differentiates them there
+    only.
+    """
+    for part in module.eval().modules():
+        if isinstance(part, nn.RNNBase) and part.dropout == 0:
+            part.training = True
+    return module
+
+
 class DropoutNetwork(nn.Module):
     """Drop inputs of every linear layer, except where it is the network's first layer: pixels are never dropped.
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from glocal.errors import require
 from glocal.losses import Loss
 from glocal.networks.batchnorm import BatchNorm2d
-from glocal.networks.layer_calls import hooked
+from glocal.networks.layer_calls import hooked, set_eval_mode
 from glocal.networks.preprocess import InputTransform
 from glocal.networks.randomness import KeyedRandomness
 from glocal.precision import Precision
@@ -68,7 +68,7 @@ class Model:
     ) -> None:
         self._functions = {
             True: FunctionalModule(module.train()),
-            False: FunctionalModule(share_parameters(module).eval()),
+            False: FunctionalModule(set_eval_mode(share_parameters(module))),
         }
         self.criterion = loss
         self.tasks = tasks
