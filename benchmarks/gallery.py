@@ -42,6 +42,8 @@ CLASSES = 10
 SLOTS = 200
 PENALTY = 1.0
 NUM_ROUNDS = 3
+LONG_TRAINING = 1_000_000
+"""Epochs, so that all executors are timed before one is chosen."""
 COHORTS = 1, 10
 GOALS = {"cuda": {1: 5.0, 10: 12.0}, "cpu": {1: 0.9, 10: 0.9}}
 """How many times as fast as the loop glocal must be, per model-step, with one and with ten runs."""
@@ -124,7 +126,7 @@ class Contender:
 
     @property
     def note(self) -> str:
-        return "" if self.prepared is None else self.prepared.executor.note
+        return "" if self.prepared is None else self.prepared.executor.note or self.prepared.executor.name
 
     def measure(self, seconds: float) -> None:
         """Run whole epochs for at least `seconds`."""
@@ -150,7 +152,8 @@ def prepare_cohort(
     """
     device = options.torch_device
     members = tuple(Member(seed, lr, ALGORITHMS[algorithm]) for seed, lr in product(range(5), (0.01, 0.02)))[:runs]
-    cohort = Cohort(challenge, make, members, 1, BATCH_SIZE, train_eval=10, device=device, precision=precision)
+    options_of_cohort: Any = {"train_eval": 10, "device": device, "precision": precision}
+    cohort = Cohort(challenge, make, members, LONG_TRAINING, BATCH_SIZE, **options_of_cohort)
     prepared = prepare(cohort, strict=False)
     numbers = count(1)
     contender = Contender(lambda: prepared.epoch(prepared.state, next(numbers)), device, prepared)
