@@ -239,6 +239,7 @@ def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:
             "step_seconds": record.step_seconds,
             "cohort_seconds": record.seconds,
             "cohort_runs": len(cohort),
+            "executor": record.executor,
             "peak_bytes": record.peak_bytes,
             "memory_bytes": int(record.arrays["memory_bytes"][index, -1]),
         },
