@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -18,7 +18,8 @@ from glocal.engine.loop import Snapshot, train
 from glocal.fast.cuda_graph import GraphedVectorised
 from glocal.networks import mlp
 from glocal.networks.model import Model
-from glocal.tree import Params
+from glocal.optimizers import AdamW
+from glocal.tree import Params, flatten
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -48,6 +49,23 @@ def finish(challenge: Challenge, name: str, device: str, batch_size: int = 64) -
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_as_on_the_cpu(challenge: Challenge, name: str) -> None:
     compare(finish(challenge, name, "cuda"), finish(challenge, name, "cpu"))
+
+
+@pytest.mark.parametrize("state", ["reset", "kept"])
+def test_optimisers_and_schedules_run_inside_the_graph(challenge: Challenge, state: Literal["reset", "kept"]) -> None:
+    """With eps far above rounding errors, which Adam would turn into steps where gradients are almost 0."""
+    chosen = [
+        AdamW(weight_decay=0.1, clip=1.0, eps=1e-3, schedule="cosine", warmup=0.5, span="sequence", state=state),
+        AdamW(beta1=0.5, eps=1e-2, schedule="step", gamma=0.5, state=state),
+    ]
+    runs = tuple(Member(seed, 0.002, ALGORITHMS["si"](), own) for seed in (1, 2) for own in chosen)
+    for_cpu = Cohort(challenge, mlp, runs, epochs=2, batch_size=64)
+    for_gpu = replace(for_cpu, device=torch.device("cuda"))
+    (*_, reference), (*_, ours) = train(for_cpu), train(for_gpu)
+    assert ours.record.notes == []
+    compare(ours, reference)
+    for key, expected in flatten(reference.state.optimizer).items():
+        torch.testing.assert_close(flatten(ours.state.optimizer)[key].cpu(), expected, rtol=1e-2, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sgd", "ogd-gtl"])
