@@ -24,7 +24,9 @@ CHALLENGE = from_tasks("blurry", [(part(30 + n, c), part(21 + n, c)) for n, c in
 
 
 @pytest.mark.parametrize("execution", ["sequential", "vectorised"])
-@pytest.mark.parametrize("algorithm", [SGD(), ER(slots=20), GEM(slots=40), ICaRL(slots=22)])
+@pytest.mark.parametrize(
+    "algorithm", [SGD(), ER(slots=20), pytest.param(GEM(slots=40), marks=pytest.mark.slow), ICaRL(slots=22)]
+)
 def test_overlapping_classes(algorithm: Algorithm, execution: Execution) -> None:
     members = tuple(Member(seed, 0.2, algorithm) for seed in (1, 2))
     cohort = Cohort(CHALLENGE, mlp, members, epochs=2, batch_size=8)

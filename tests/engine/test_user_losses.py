@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 import glocal
 from glocal import tree
-from glocal.algorithms import ALGORITHMS, ER, EWC, SGD, Algorithm
+from glocal.algorithms import ALGORITHMS, EWC, SGD, Algorithm
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.cohort import Cohort, Member, seeded_network
 from glocal.engine.loop import Execution, Snapshot, train
@@ -83,7 +83,9 @@ def trained(challenge: Challenge, algorithm: Algorithm, execution: Execution, ep
 
 
 @EXECUTIONS
-@pytest.mark.parametrize("algorithm", [SGD(), ER(slots=10), EWC(penalty=5.0, fisher="exact"), ALGORITHMS["ogd"]()])
+@pytest.mark.parametrize(
+    "algorithm", [SGD(), EWC(penalty=5.0, fisher="exact"), pytest.param(ALGORITHMS["ogd"](), marks=pytest.mark.slow)]
+)
 def test_cross_entropy_written_by_a_user_is_the_built_in_one(algorithm: Algorithm, execution: Execution) -> None:
     """EWC and OGD derive the root of its second derivative from automatic differentiation."""
     theirs, ours = (trained(classes(loss), algorithm, execution) for loss in ("cross-entropy", own_cross_entropy))
@@ -125,6 +127,7 @@ def test_runs_without_classes_are_reported_by_loss(tmp_path: Path) -> None:
     assert "nan" not in str(summary.render(runs, "markdown"))
 
 
+@pytest.mark.slow
 def test_outputs_may_differ_from_targets_for_a_users_loss(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
     y = 2 * x[:, 0] + np.random.default_rng(0).normal(0, 0.5, 64)
