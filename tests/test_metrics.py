@@ -37,7 +37,7 @@ def a_run(setting: str = "domain") -> Run:
     values["test_class_loss"] = 2 * (1 - HAND)
     return Run(
         config={"challenge": {"name": "c", "tasks": 3}, "algorithm": {"name": "er"}, "lr": 0.1, "seed": 0},
-        arrays={**values, "distance_from_init": np.array([1.0, 2.0, 3.5])},
+        arrays={**values, "distance_from_init": np.array([1.0, 2.0, 3.5]), "update_norm": np.ones(3)},
         info={"label": "er", "locality": "global", "setting": setting, "diverged": None},
     )
 

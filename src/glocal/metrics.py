@@ -6,6 +6,7 @@ t tasks; t = 0 is the initialisation. Task o is column o − 1 of the array. NaN
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -120,11 +121,12 @@ def summary(
 
     Returns:
         'acc', 'forgetting', 'backward_transfer', 'forward_transfer', 'learning_accuracy', 'distance' = ‖θ_T − θ_0‖₂;
-        of a run without classes 'loss', the average test loss, forgetting by loss, and NaN for accuracies.
+        of a run without classes 'loss', the average test loss, forgetting by loss, and NaN for accuracies; all NaN if
+        the run diverged.
     """
     R, by = accuracy_of(run, scope, split), measure_of(run, measure)
     loss = {"loss": average_accuracy(run.arrays[f"{split}_class_loss"])} if measure_of(run) == "loss" else {}
-    return {
+    found = {
         **loss,
         "acc": average_accuracy(R),
         "forgetting": average_forgetting(run.arrays[f"{split}_{scope_of(run, scope)}_{by}"], over=over, by=by),
@@ -133,6 +135,7 @@ def summary(
         "learning_accuracy": learning_accuracy(R),
         "distance": float(run.arrays["distance_from_init"][-1]),
     }
+    return found if run.diverged is None else dict.fromkeys(found, math.nan)
 
 
 def over_seeds(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:

@@ -12,6 +12,7 @@ from fake_runs import fake_run
 
 import glocal
 from glocal.algorithms import EWC
+from glocal.metrics import summary
 from glocal.paper import results
 from glocal.report.summary import diverged_note, matrix_table, rows
 from glocal.store.run import Run
@@ -66,6 +67,7 @@ def test_means_are_over_the_other_seeds() -> None:
     (others,) = glocal.Runs(runs[1:]).table().to_dicts()
     assert (row["seeds"], row["diverged"]) == (3, 1)
     assert all(row[name] == others[name] for name in ("acc_mean", "acc_std", "forgetting_mean", "distance_mean"))
+    assert np.isnan(list(summary(runs[0]).values())).all(), "what studies and archives are made of"
     assert "1 of 3" in diverged_note(rows(runs))
 
 
