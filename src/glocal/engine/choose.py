@@ -74,14 +74,10 @@ def _rehearse_all(
 ) -> dict[str, float]:
     """Return the seconds of an epoch of every executor that works, or of the first one if training is short."""
     seconds: dict[str, float] = {}
-    if not ladder:
-        return seconds
     loader.load_epoch(0)
-    begin = cohort.initial_state(loader.example())
     for name, make in ladder.items():
-        state = State.from_tree(tree.map_tree(torch.clone, begin.as_tree()), 0)
         try:
-            seconds[name] = rehearse(make(cohort), state, loader)
+            seconds[name] = rehearse(make(cohort), cohort.initial_state(loader.example()), loader)
         except Exception as error:
             failures[name] = error
             if cohort.device.type == "cuda":
