@@ -17,7 +17,8 @@ SLOW = (
     *("algorithms/test_batchnorm_side_effect", "algorithms/test_divergence"),
     *("lens/test_examination", "lens/test_instruments", "lens/test_monitor", "lens/test_perturbation"),
     *("lens/test_retrace", "lens/test_rank", "lens/test_local_or_global", "lens/test_task_inputs"),
-    *("curvature/test_spectrum", "report/test_plots"),
+    *("curvature/test_spectrum", "report/test_plots", "lens/test_theorem2", "lens/test_pretrained_start"),
+    *("store/test_optimizer_sweeps",),
 )
 """Folders and files that `make test` leaves out; `make test-all` runs them too."""
 QUICK = ("paper/test_table1_grid",)

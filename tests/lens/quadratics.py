@@ -101,7 +101,7 @@ def network(
     for _ in range(tasks):
         x = torch.randn(15, 5, dtype=torch.float64, generator=draw).to(dtype)
         y = torch.randint(3, (15,), generator=draw)
-        data.append((x, torch.eye(3, dtype=dtype)[y] if loss == "squared-error" else y))
+        data.append((x, y if loss == "cross-entropy" else torch.eye(3, dtype=dtype)[y]))
     return trace_checkpoints(module, get(loss), data, [from_vector(theta, start) for theta in walk])
 
 
