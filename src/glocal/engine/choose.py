@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def _rehearse_all(
             if cohort.device.type == "cuda":
                 torch.cuda.synchronize(cohort.device)
         else:
-            if name == earlier or seconds[name] * cohort.epochs * cohort.challenge.tasks < LONG:
+            if name == earlier or not is_long(cohort, seconds[name]):
                 break
     return seconds
 
@@ -116,15 +116,25 @@ def rehearse(executor: Executor, state: State, loader: Loader) -> float:
     with torch.no_grad():
         executor.consolidate(state, loader, limit=8)
     executor.arrange(state)
-    epoch()
-    begun = time.perf_counter()
-    epoch()
-    took = time.perf_counter() - begun
+    seconds = timed(epoch) * loader.steps / short.steps
+    if is_long(cohort, seconds):  # or only the first of these steps is, which may be captured
+        seconds = timed(epoch) * loader.steps / short.steps
     with torch.no_grad():
         executor.predict(state, slice(0, len(cohort)), loader.x[None, :2], 0)
     if executor.note:  # it works, but not as it should
         raise RuntimeError(executor.note.partition(": ")[2])
-    return took * loader.steps / short.steps
+    return seconds
+
+
+def timed(function: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def is_long(cohort: Cohort, epoch_seconds: float) -> bool:
+    """Return whether training takes so long that it pays to compare executors."""
+    return epoch_seconds * cohort.epochs * cohort.challenge.tasks > LONG
 
 
 def losses_of(run: int, cohort: Cohort, state: State, loader: Loader) -> Tensor:
