@@ -26,7 +26,7 @@ STEPS = {"cpu": 1, "cuda": 5}
 """Steps of a rehearsal."""
 LONG = 20.0
 """Seconds of training from which on it pays to time all executors; before, the first that works is taken."""
-GAIN = 1.1
+GAIN = 1.05
 """How many times as fast a later executor must be to be preferred."""
 
 
