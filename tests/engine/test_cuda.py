@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory
 from glocal.challenges import Challenge, from_tasks
 from glocal.engine.choose import choose
 from glocal.engine.cohort import Cohort, Member
+from glocal.engine.executors import Sequential
 from glocal.engine.loop import Snapshot, train
 from glocal.fast.cuda_graph import GraphedVectorised
 from glocal.networks import mlp
@@ -93,6 +95,35 @@ def test_it_is_the_graph_that_runs(challenge: Challenge) -> None:
     assert isinstance(executor, GraphedVectorised) and executor.note == ""
     *_, last = train(cohort)
     assert last.record.notes == []
+
+
+class RowLSTM(nn.Module):
+    """An LSTM over the rows of an image, which `vmap` cannot batch."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(shape[-1], 8, batch_first=True), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.flatten(1, -2))[0][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning")
+def test_what_cannot_be_vectorised_is_replayed_run_by_run(
+    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tuple(Member(1, lr, ALGORITHMS["er"]()) for lr in (0.02, 0.05))
+    of = Cohort(challenge, RowLSTM, runs, 1, 64, device=torch.device("cuda"))
+    *_, expected = train(of, execution="sequential")
+
+    def eagerly(*args: Any, **options: Any) -> Tensor:
+        raise AssertionError("steps were not captured")
+
+    monkeypatch.setattr(Sequential, "epoch", eagerly)
+    *_, last = train(of)
+    assert last.record.executor == "in one CUDA graph per run" and len(last.record.notes) == 1
+    for key, params in expected.state.params.items():
+        torch.testing.assert_close(last.state.params[key], params, rtol=1e-3, atol=1e-4)
 
 
 @dataclass(frozen=True)

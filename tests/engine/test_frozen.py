@@ -172,8 +172,6 @@ def test_bf16_casts_a_shared_backbone_once(execution: Execution) -> None:
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "hat"])  # hat needs a declaration of its units
 def test_every_algorithm_trains_beside_frozen_parameters(name: str) -> None:
     of = cohort(2, lambda shape, outputs: Adapted(outputs, 6, FEATURES), algorithm=ALGORITHMS[name]())
-    if of.algorithm.settings == ("class",):
-        pytest.skip("this algorithm needs new classes")
     ends = [end(of, execution) for execution in EXECUTORS]
     for key, p in ends[0].state.params.items():
         torch.testing.assert_close(p, ends[1].state.params[key], rtol=1e-4, atol=1e-5)

@@ -163,7 +163,7 @@ class Sequential(Executor):
 
     @contextmanager
     def _network_randomness(self, run: int, stream: tuple[int, int]) -> Iterator[None]:
-        """Seed torch's global generator, which dropout and the like draw from, for one run and epoch."""
+        """Seed torch's global generator, which an LSTM's dropout and the like draw from, for one run and epoch."""
         device = self.cohort.device
         seed = generator(self.cohort.members[run].seed, "network", *stream).initial_seed()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -14,7 +14,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.engine.choose import Ladder
 from glocal.engine.cohort import Cohort
-from glocal.engine.executors import Executor, OnStep, Sequential, Tick, Vectorised, copy_into_
+from glocal.engine.executors import OnStep, Sequential, Tick, Vectorised, copy_into_
 from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.errors import first_line, require
@@ -91,6 +91,8 @@ class Graphs:
 class GraphedVectorised(Vectorised):
     """All runs in one graph."""
 
+    capturable = True
+
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
         self._graphs = Graphs(self._advance, len(cohort), torch.cuda.Stream(cohort.device))
@@ -114,6 +116,8 @@ class GraphedVectorised(Vectorised):
 
 class GraphedRuns(Sequential):
     """A graph for every run, replayed on several streams at the same time."""
+
+    capturable = True
 
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
@@ -156,13 +160,14 @@ class GraphedRuns(Sequential):
         return advance
 
 
-def captured(executor: Executor, capture: Callable[[], list[T]]) -> list[T]:
+def captured(executor: GraphedVectorised | GraphedRuns, capture: Callable[[], list[T]]) -> list[T]:
     """Return what was captured; after a failure nothing, then and later, and the executor notes it."""
-    if executor.note:
+    if not executor.capturable:
         return []
     try:
         return capture()
     except Exception as error:
+        executor.capturable = False
         executor.note = f"step by step, because it cannot be captured in a CUDA graph: {first_line(error)}"
         torch.cuda.synchronize()
         return []
