@@ -20,6 +20,19 @@ from torch import Tensor
 from glocal.errors import GlocalError, first_line
 
 
+def user_path(given: str | Path) -> Path:
+    """Return a path that a user gave, with ~ expanded; raise if nothing can have this name."""
+    try:
+        path = Path(given).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, forbidden, with a zero byte, or of an unknown user
+        shown = str(given) if len(str(given)) < 200 else f"{str(given)[:200]}…"
+        reason = getattr(error, "strerror", None) or error
+        raise GlocalError(f"'{shown}' cannot be used as a path: {reason}. Give another one.") from error
+    return path
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON, atomically."""
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)

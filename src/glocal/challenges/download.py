@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from glocal.errors import GlocalError, require, require_known
-from glocal.files import replacing, report_os_errors
+from glocal.files import replacing, report_os_errors, user_path
 
 Progress = Callable[[int, int], None]
 BLOCK_BYTES = 1 << 16
@@ -99,7 +99,7 @@ def data_folders(data: str | Path | None = None) -> list[Path]:
     # The XDG specification says that a relative path is invalid and must be ignored.
     cache = cache if os.path.isabs(cache) else "~/.cache"
     folders = [data, os.environ.get("GLOCAL_DATA"), f"{cache}/glocal"]
-    return list(dict.fromkeys(Path(folder).expanduser() for folder in folders if folder))
+    return list(dict.fromkeys(user_path(folder) for folder in folders if folder))
 
 
 def checksum(path: Path, algorithm: Literal["md5", "sha256"] = "md5") -> str:

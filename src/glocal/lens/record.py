@@ -8,7 +8,7 @@ retraced = open_run("runs/runs/0123456789abcdef").retrace()  # train a stored ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from glocal import challenges, tree
+from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Data
@@ -27,6 +28,7 @@ from glocal.engine.loop import Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line, require
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
+from glocal.networks import NETWORKS
 from glocal.networks.model import Model, frozen_parameters, share_parameters
 from glocal.networks.pretrained import Pretrained
 from glocal.store.run import Run
@@ -35,6 +37,7 @@ from glocal.sweeps import resolve
 
 MAX_SNAPSHOT_BYTES = 4 << 30
 """Limit on θ and memory of all snapshots of a retraced run."""
+NOT_OF_THE_RUN = "this {} is not the one of the run: its data, options or code differ."
 
 
 class Snapshot(NamedTuple):
@@ -255,17 +258,16 @@ def open_run(
         "evaluate": config["challenge"].get("evaluate", "all"),
     }
     if challenge is None:
-        name, options = _built_in("challenge", config), config["challenge"]["options"]
+        name, options = _part("challenge", None, config), config["challenge"]["options"]
         resolved = resolve.challenge(challenges.make(name, run.tasks, data, **options), **measured)
     else:
         resolved = resolve.challenge(challenge, run.tasks, data, run.setting, **measured)
-    make = resolve.network(network or _built_in("network", config), resolved.value, init)
+    make = resolve.network(_part("network", network, config), resolved.value, init)
     # The parameters that a run has kept include its initialisation: its file is needed only to train again.
     expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}
-    trained = resolve.algorithm(algorithm or _built_in("algorithm", config), config["algorithm"]["options"])
+    trained = resolve.algorithm(_part("algorithm", algorithm, config), config["algorithm"]["options"])
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
-        message = f"this {what} is not the one of the run '{path}': its data, options or code differ."
-        require(part.config == expected[what], message)
+        require(part.config == expected[what], NOT_OF_THE_RUN.format(what))
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
     stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
     member = Member(run.seed, run.lr, trained.value, stepped.value)
@@ -273,10 +275,18 @@ def open_run(
     return StoredRun(run, Cohort(resolved.value, make.value, (member,), *options, config["precision"]))
 
 
-def _built_in(what: str, config: Mapping[str, dict[str, str]]) -> str:
-    """Return the name of a built-in part; parts from a user's file have a source."""
-    name = config[what]["name"]
-    unknown = what == "challenge" and name not in {c.name for c in challenges.catalogue()}
-    if "source" in config[what] or unknown:
+def _part(what: str, given: str | None, config: Mapping[str, dict[str, str]]) -> str:
+    """Return what to resolve as a part of a stored run: the given file if its hash is the run's, or a built-in name.
+
+    A store may be a stranger's: no code is loaded from a file because a configuration names it.
+    """
+    if given is not None:
+        known = not resolve.is_file_spec(given) or resolve.file_hash(given, what) == config[what].get("source")
+        require(known, NOT_OF_THE_RUN.format(what))
+        return given
+    name = str(config[what]["name"])
+    built_in: dict[str, Collection[str]]
+    built_in = {"network": NETWORKS, "algorithm": ALGORITHMS, "challenge": {c.name for c in challenges.catalogue()}}
+    if "source" in config[what] or name not in built_in[what]:
         raise GlocalError(f"the run's {what} '{name}' is not built in: give --{what} path.py:Name.")
     return name

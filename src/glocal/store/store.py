@@ -40,7 +40,7 @@ class Store:
     """A folder of runs, which several processes can use at the same time."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = files.user_path(path)
         self.runs_path = self.path / "runs"
         self.cohorts_path = self.path / "cohorts"
 

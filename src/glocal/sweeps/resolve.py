@@ -23,7 +23,7 @@ from glocal.algorithms import ALGORITHMS, Algorithm
 from glocal.challenges.challenge import Augment, Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known, unknown
-from glocal.files import read_tensors, report_damage
+from glocal.files import read_tensors, report_damage, report_os_errors, user_path
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork
 from glocal.networks.pretrained import Pretrained, list_names, load_state
@@ -124,7 +124,7 @@ def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | No
     sizes from elsewhere; a network that starts from the file `init` also by the file's content.
     """
     if init is not None:
-        return _pretrained(network(spec, challenge), challenge, Path(init).expanduser())
+        return _pretrained(network(spec, challenge), challenge, user_path(init))
     if isinstance(spec, str) and not is_file_spec(spec):
         require_known("network", spec, NETWORKS)
         tokens = f"'{spec}' takes images or floats, but {challenge.name} has integer tokens: give a network for them."
@@ -313,18 +313,29 @@ def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[An
     with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a run: its
         hash covers one file.
     """
-    location, _, name = spec.rpartition(":")
-    require(bool(location and name), f"'{spec}' names a file but no {kind} in it. Write path.py:Name.")
-    path = Path(location).expanduser()
-    require(path.is_file(), f"there is no file '{location}' to load the {kind} '{name}' from.")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    path, name, digest = *_user_file(spec, kind), file_hash(spec, kind)
     if with_neighbours and str(path.absolute().parent) not in sys.path:
         sys.path.append(str(path.absolute().parent))
     module = _module(path, digest)
     if not hasattr(module, name):
         own = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise unknown(f"{kind} in {location}:", name, own)
+        raise unknown(f"{kind} in {path}:", name, own)
     return getattr(module, name), digest
+
+
+def file_hash(spec: str, kind: str) -> str:
+    """Return the hash of the file of path.py:Name, without loading it."""
+    path, name = _user_file(spec, kind)
+    with report_os_errors(f"load the {kind} '{name}' from", path, "Give another file."):
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _user_file(spec: str, kind: str) -> tuple[Path, str]:
+    location, _, name = spec.rpartition(":")
+    require(bool(location and name), f"'{spec}' names a file but no {kind} in it. Write path.py:Name.")
+    path = user_path(location)
+    require(path.is_file(), f"there is no file '{location}' to load the {kind} '{name}' from.")
+    return path, name
 
 
 def call_user_code(function: Callable[[], Any], spec: str) -> Any:
