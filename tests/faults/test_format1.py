@@ -1,0 +1,43 @@
+"""A store of the first format, written before files had checksums, opens and resumes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_sweep import FINISHED, HERE, INTERRUPTED, WITH_PARAMETERS, sweep
+
+import glocal
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return shutil.copytree(HERE / "format1", tmp_path / "store")
+
+
+def test_finished_runs_are_read_and_not_repeated(store: Path, tmp_path: Path) -> None:
+    written = {p: p.stat().st_mtime_ns for p in (store / "runs").rglob("*.*")}
+    (plain,) = sweep(store, FINISHED)
+    (kept,) = sweep(store, WITH_PARAMETERS, keep_parameters=True)
+    assert written == {p: p.stat().st_mtime_ns for p in (store / "runs").rglob("*.*")}
+    assert [run.lr for run in glocal.load(store)] == [*FINISHED, *WITH_PARAMETERS]
+    (again,) = sweep(tmp_path / "new", WITH_PARAMETERS, keep_parameters=True)
+    for task in range(4):
+        for name, tensor in again.state(task).items():
+            np.testing.assert_allclose(tensor, kept.state(task)[name], rtol=1e-5, atol=1e-6)
+    with pytest.raises(glocal.GlocalError, match="has not kept its parameters"):
+        plain.state(0)
+
+
+def test_an_interrupted_cohort_resumes(store: Path, tmp_path: Path) -> None:
+    checkpoint = next(store.glob("cohorts/*/checkpoint.safetensors"))
+    resumed = sweep(store, INTERRUPTED, keep_parameters=True)
+    assert not checkpoint.exists() and len(glocal.load(store)) == 4
+    for one, other in zip(resumed, sweep(tmp_path / "new", INTERRUPTED, keep_parameters=True), strict=True):
+        assert one.config == other.config
+        for name, array in other.arrays.items():
+            np.testing.assert_allclose(one.arrays[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+        for task in range(4):
+            assert {k: v.shape for k, v in one.state(task).items()} == {"weight": (2, 4), "bias": (2,)}
