@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from glocal.rng import GLOBAL_STATE
+
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 CUDNN: Any = torch.backends.cudnn
 
@@ -26,8 +28,8 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
     memory and BatchNorm's statistics stay fp32, and other products are TF32.
     """
     mkldnn = torch.backends.mkldnn
-    before = CUDNN.benchmark, mkldnn.enabled
     with allow_tf32(precision != "fp32"), warnings.catch_warnings():
+        before = CUDNN.benchmark, mkldnn.enabled
         # On CPUs without bf16 torch falls back with this warning, and disables mkldnn for the rest of the process.
         warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
         try:
@@ -49,16 +51,17 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
     switches: list[tuple[Any, str, Any]] = [(matmul, "allow_tf32", allowed), (CUDNN, "allow_tf32", allowed)]
     switches += [(switch, "fp32_precision", new) for switch in (matmul, CUDNN.conv, CUDNN.rnn)]
     before = []  # the older switches first: setting them also sets the newer ones
-    for switch, name, _ in switches:
-        with suppress(RuntimeError):
-            before.append((switch, name, getattr(switch, name)))
-    try:
-        for switch, name, value in switches:
-            setattr(switch, name, value)
-        yield
-    finally:
-        for switch, name, value in before:
-            setattr(switch, name, value)
+    with GLOBAL_STATE:
+        for switch, name, _ in switches:
+            with suppress(RuntimeError):
+                before.append((switch, name, getattr(switch, name)))
+        try:
+            for switch, name, value in switches:
+                setattr(switch, name, value)
+            yield
+        finally:
+            for switch, name, value in before:
+                setattr(switch, name, value)
 
 
 full_precision = partial(allow_tf32, False)

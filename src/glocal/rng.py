@@ -16,7 +16,10 @@ tensor([20651, 23445,  1577, 23229])
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -35,6 +38,23 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
         text = str(part).encode()
         digest.update(f"{'s' if isinstance(part, str) else 'i'}{len(text)}:".encode() + text)
     return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest.digest()[:8], "big") >> 1)
+
+
+GLOBAL_STATE = RLock()
+"""Held while torch's global generator or its switches are set: they belong to all threads, so that others wait."""
+
+
+@contextmanager
+def global_generator(stream: torch.Generator, device: torch.device | None = None) -> Iterator[None]:
+    """Set torch's global generator, and a GPU's, to a stream, for code that draws from nothing else, as constructors of
+    modules do."""
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with GLOBAL_STATE, torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(stream.initial_seed())
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(stream.initial_seed())
+        yield
 
 
 def fold_in(key: Tensor, purpose: str) -> Tensor:

@@ -28,7 +28,7 @@ from glocal.networks.randomness import draws_random_numbers
 from glocal.networks.replace_layers import replace_layers
 from glocal.optimizers import PLAIN_SGD, Optimizer, step_scalars
 from glocal.precision import Precision
-from glocal.rng import generator
+from glocal.rng import generator, global_generator
 from glocal.tree import Params
 
 CPU = torch.device("cpu")
@@ -36,8 +36,7 @@ CPU = torch.device("cpu")
 
 def seeded_network(make: MakeNetwork, challenge: Challenge, seed: int) -> nn.Module:
     """Create the network for a challenge, initialised from the seed's own random stream."""
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(generator(seed, "init").get_state())
+    with global_generator(generator(seed, "init")):
         return make(challenge.input_shape, challenge.outputs)
 
 

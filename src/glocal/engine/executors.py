@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.loader import Loader
 from glocal.engine.state import State
 from glocal.engine.step import UNCHANGED, Hyper, Program, step, unmapped
-from glocal.rng import generator
+from glocal.rng import generator, global_generator
 from glocal.tree import Tree
 
 CompiledStep: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
@@ -161,14 +161,10 @@ class Sequential(Executor):
                 results.append(function(*(tree.select(part, run) for part in trees), *shared))
         return _stacked(results)
 
-    @contextmanager
-    def _network_randomness(self, run: int, stream: tuple[int, int]) -> Iterator[None]:
+    def _network_randomness(self, run: int, stream: tuple[int, int]) -> AbstractContextManager[None]:
         """Seed torch's global generator, which an LSTM's dropout and the like draw from, for one run and epoch."""
-        device = self.cohort.device
-        seed = generator(self.cohort.members[run].seed, "network", *stream).initial_seed()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            yield
+        own = generator(self.cohort.members[run].seed, "network", *stream)
+        return global_generator(own, self.cohort.device)
 
 
 def _stacked(results: Sequence[Any]) -> Any:

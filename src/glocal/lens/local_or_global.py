@@ -39,7 +39,7 @@ from glocal.errors import require
 from glocal.lens.record import copy_checkpoint
 from glocal.lens.training_trace import Checkpoint, require_positive
 from glocal.networks.model import MakeNetwork, Model
-from glocal.rng import generator, split
+from glocal.rng import generator, global_generator, split
 from glocal.sweeps import resolve
 from glocal.tree import Params, from_vector, to_vector
 
@@ -234,8 +234,7 @@ def _evaluate(
         state = snapshot.state.select(run)
         memory = tree.map_tree(torch.clone, resampled.memories(state.memory)[draw])
         # Dropout and users' code draw from torch's global generator: it has the same seed for every solution.
-        with torch.random.fork_rng(devices=[cohort.device] if cohort.device.type == "cuda" else []):
-            torch.manual_seed(generator(seed, "locality", "network", draw).initial_seed())
+        with global_generator(generator(seed, "locality", "network", draw), cohort.device):
             (params, buffers), batch = copy_checkpoint(snapshot.state, run), data._replace(key=keys[draw])
             memory = tested.consolidate(model.bind(buffers, key=batch.key), params, memory, batch)
             values = [_approximation(tested, m, memory, p) for m, p in zip(probe_models, probes, strict=True)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from glocal.rng import split, uniform
+from glocal.rng import generator, global_generator, split, uniform
 
 
 class KeyedRandomness(TorchFunctionMode):
@@ -129,7 +129,7 @@ def _body(function: FunctionType) -> FunctionType:
 
 def draws_random_numbers(module: nn.Module, x: Tensor) -> bool:
     """Return whether a pass in training mode draws from torch's global generator; x is a batch on the CPU."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with global_generator(generator(0)), torch.no_grad():
         before = torch.get_rng_state()
         try:
             module.train()(x)

@@ -18,6 +18,7 @@ from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member, RunConfig
 from glocal.errors import require
 from glocal.optimizers import Optimizer
+from glocal.rng import GLOBAL_STATE
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -41,7 +42,7 @@ def sweep(
     """Train every algorithm with every optimiser, learning rate and seed, and return these runs.
 
     Runs that the store already holds are not repeated. Interrupted runs resume at their last task boundary. Runs that
-    another process is training in the same store are waited for.
+    another process is training in the same store are waited for. Sweeps in threads of one process take turns.
 
     Args:
         challenge: a name from `glocal list challenges`, path.py:function, or a `Challenge`.
@@ -95,7 +96,8 @@ def sweep(
     cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
     store, notes = Store.create(chosen.store), [network.note] if network.note else []
     context = SweepContext(cohort, chosen, store, progress or ProgressReporter(), notes)
-    return train_missing(context, requests)
+    with GLOBAL_STATE:
+        return train_missing(context, requests)
 
 
 def load(store: str | Path) -> Runs:
