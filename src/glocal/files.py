@@ -112,17 +112,10 @@ def replacing(path: Path, make_folder: bool = False) -> Iterator[Path]:
         raise
 
 
-def lock_file(path: Path, wait: bool = True) -> IO[bytes]:
-    """Open a file and lock it until it is closed or the process ends.
-
-    Without `wait`, raise BlockingIOError if another process holds the lock.
-    """
+def lock_file(path: Path) -> IO[bytes]:
+    """Open a file and lock it, against processes of the same machine, until it is closed or the process ends."""
     file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        raise
+    fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 

@@ -31,9 +31,9 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def wait_for_a_checkpoint(store: Path, process: subprocess.Popen[str]) -> None:
     """Until a cohort has reached its first task boundary: from then on there is something to lose."""
-    known = {p: p.stat().st_mtime_ns for p in store.glob("cohorts/[!.]*/checkpoint.safetensors")}
+    known = {p: p.stat().st_mtime_ns for p in store.glob("cohorts/[!.]*/*/checkpoint.safetensors")}
     while process.poll() is None:
-        if any(known.get(p) != p.stat().st_mtime_ns for p in store.glob("cohorts/[!.]*/checkpoint.safetensors")):
+        if any(known.get(p) != p.stat().st_mtime_ns for p in store.glob("cohorts/[!.]*/*/checkpoint.safetensors")):
             return
         time.sleep(0.02)
 
@@ -91,4 +91,4 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert errors.strip().splitlines()[-1].startswith("glocal: interrupted.") and "same command again" in errors
-    assert list(store.glob("cohorts/[!.]*/checkpoint.safetensors")), "the checkpoint is kept"
+    assert list(store.glob("cohorts/[!.]*/*/checkpoint.safetensors")), "the checkpoint is kept"

@@ -1,10 +1,12 @@
 """The store: one directory per finished run, named by the hash of its configuration.
 
     STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if asked for, parameters.safetensors
-    STORE/cohorts/HASH/    a cohort in training: its members, its checkpoint at the last task boundary, its lock
+    STORE/cohorts/HASH/    a cohort in training: its members, and one directory per attempt to train them, with a lease
+                           (`glocal.store.lease`) and the checkpoint of the last task boundary
 
 A cohort's directory is removed when all its runs are written. One that no process holds was interrupted; the next
-process that needs its runs resumes it.
+process that needs its runs resumes it from the last attempt's checkpoint. An attempt writes to its own directory only.
+Of two processes that finish the same run, the first one's is kept.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -26,6 +28,7 @@ from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require
+from glocal.store.lease import EXPIRY_SECONDS, Lease, Watch
 from glocal.store.run import Run
 from glocal.tree import Params
 
@@ -37,10 +40,10 @@ RECORD_SCALARS = ("seconds", "epoch_step_seconds", "peak_bytes", "executor", "no
 
 
 class Store:
-    """A folder of runs, which several processes can use at the same time."""
+    """A folder of runs, which several processes and machines can use at the same time."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = files.user_path(path)
+    def __init__(self, path: str | Path, lease_seconds: float = EXPIRY_SECONDS) -> None:
+        self.path, self.lease_seconds, self._watch = files.user_path(path), lease_seconds, Watch()
         self.runs_path = self.path / "runs"
         self.cohorts_path = self.path / "cohorts"
 
@@ -105,8 +108,10 @@ class Store:
         return [self.run(name) for name in names]
 
     def write(self, config: RunConfig, arrays: Params, info: Mapping[str, Any], parameters: Params | None) -> None:
-        """Write a finished run."""
+        """Write a finished run, unless another process has."""
         path = self.runs_path / config.hash
+        if self.finished(config.hash, parameters is not None):
+            return
         with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
             files.write_json(part / "config.json", config.as_dict())
             files.write_json(part / "info.json", dict(info))
@@ -114,95 +119,100 @@ class Store:
             if parameters is not None:
                 files.write_tensors(part / "parameters.safetensors", parameters)
 
-    @contextmanager
-    def claiming(self) -> Iterator[None]:
-        """Hold the store's lock, for the short time in which runs are claimed or released."""
-        with files.report_os_errors("lock the store", self.path):
-            lock = files.lock_file(self.path / ".lock")
-        with lock:
-            yield
+    def cohorts(self) -> list[StoredCohort]:
+        """Return the cohorts that are not finished: those in training and those that were interrupted."""
+        cohorts = []
+        for path in sorted(self.cohorts_path.glob("[!.]*/members.json")):
+            with files.report_damage(path, "Delete this folder of an interrupted cohort."), suppress(FileNotFoundError):
+                members, holder = files.read_json(path), self._watch.holder(path.parent)
+                cohorts.append(StoredCohort(path.parent, members["runs"], members["parameters"], holder))
+        return cohorts
 
-    def interrupted(self) -> list[Claim]:
-        """Claim and return all cohorts that no process trains. Call it while `claiming`."""
-        return [claim for path in self._cohorts() if (claim := Claim.take(path)) is not None]
-
-    def claim(self, hashes: Sequence[str], parameters: bool) -> Claim:
-        """Claim a new cohort of runs that no process trains. Call it while `claiming`."""
-        path = self.cohorts_path / hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
+    def claim(self, hashes: Sequence[str], parameters: bool) -> Claim | None:
+        """Claim a new cohort of runs, or return None if another process was faster."""
+        members = {"runs": list(hashes), "parameters": parameters}
+        path = self.cohorts_path / hashlib.sha256(json.dumps(members).encode()).hexdigest()[:16]
         with files.report_os_errors("write to the store", self.path):
-            with files.new_directory(path) as part:
-                files.write_json(part / "members.json", {"runs": list(hashes), "parameters": parameters})
-            claim = Claim.take(path)
-        assert claim is not None, "a cohort created under the store's lock has no other owner"
-        return claim
+            path.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # another process has finished the cohort in this moment
+                files.write_json(path / "members.json", members)
+        return self.take(StoredCohort(path, list(hashes), parameters))
 
-    def _cohorts(self) -> list[Path]:
-        return sorted(self.cohorts_path.glob("[!.]*"))
-
-    def busy(self) -> set[str]:
-        """Return the hashes of runs that a process is training, this one included. Call it while `claiming`."""
-        hashes: set[str] = set()
-        for path in self._cohorts():
-            if (claim := Claim.take(path)) is None:
-                hashes.update(_members(path)["runs"])
-            else:
-                claim.leave()
-        return hashes
+    def take(self, cohort: StoredCohort) -> Claim | None:
+        """Claim a cohort, or return None if another process holds it or has finished it."""
+        with files.report_os_errors("resume the cohort", cohort.path):
+            lease = Lease.take(cohort.path, self._watch, self.lease_seconds)
+        return None if lease is None else Claim(cohort.path, cohort.hashes, cohort.parameters, lease)
 
 
-@dataclass
-class Claim:
-    """A cohort that this process holds until it is finished or left."""
+@dataclass(frozen=True)
+class StoredCohort:
+    """A cohort that is not finished: its runs, whether their parameters are kept, and what its holder says."""
 
     path: Path
     hashes: list[str]
     parameters: bool
-    lock: IO[bytes]
+    holder: Mapping[str, Any] | None = None
+    """None: no process trains it."""
 
-    @classmethod
-    def take(cls, path: Path) -> Claim | None:
-        """Claim the cohort, or return None if another process holds it."""
-        with files.report_os_errors("resume the cohort", path):
-            try:
-                lock = files.lock_file(path / "lock", wait=False)
-            except BlockingIOError:
-                return None
-        members = _members(path)
-        return cls(path, members["runs"], members["parameters"], lock)
+
+@dataclass
+class Claim:
+    """A cohort that this process trains until it is finished or left."""
+
+    path: Path
+    hashes: list[str]
+    parameters: bool
+    lease: Lease
+    kept: list[str] = field(default_factory=list)
+    """The files with θ_0, θ_1, ... and the buffers, of this attempt and of those that it goes on from."""
 
     def leave(self) -> None:
         """Release the cohort; its checkpoint stays."""
-        self.lock.close()
+        self.lease.release()
 
-    def finish(self, store: Store) -> None:
+    def finish(self) -> None:
         """Remove the cohort, once all its runs are written."""
-        with store.claiming(), files.report_os_errors("write to the store", store.path):
+        with files.report_os_errors("write to the store", self.path), suppress(FileNotFoundError):
             files.remove_directory(self.path)
-            self.lock.close()
+        self.lease.release()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write the checkpoint of a task boundary in place of the previous one."""
+        """Write the checkpoint of a task boundary in place of the previous one, of this attempt or an earlier one."""
+        self.lease.check()
         with files.report_os_errors("write the checkpoint to", self.path):
             if self.parameters:
                 name = f"theta-{snapshot.finished:04}.safetensors"
                 state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
-                files.write_tensors(self.path / name, tree.flatten(state))
+                files.write_tensors(self.lease.path / name, tree.flatten(state))
+                self.kept[snapshot.finished :] = [f"{self.lease.path.name}/{name}"]
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays})
-            about = {"finished": snapshot.finished, "clock": snapshot.state.clock}
+            about = {"finished": snapshot.finished, "clock": snapshot.state.clock, "kept": self.kept}
             about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
-            files.write_tensors(self.path / "checkpoint.safetensors", tensors, {"about": json.dumps(about)})
+            path = self.lease.path / "checkpoint.safetensors"
+            files.write_tensors(path, tensors, {"about": json.dumps(about)})
+            for earlier in self._checkpoints():
+                if earlier.parent < path.parent:
+                    earlier.unlink(missing_ok=True)
+
+    def _checkpoints(self) -> list[Path]:
+        """Return the checkpoints of all attempts, the last one last. Older stores have one in the cohort's folder."""
+        return sorted(self.path.glob("checkpoint.safetensors")) + sorted(
+            self.path.glob("[0-9]*/checkpoint.safetensors")
+        )
 
     def load(self, device: torch.device) -> Snapshot | None:
         """Read the last checkpoint, if there is one."""
-        path = self.path / "checkpoint.safetensors"
-        if not path.exists():
+        if not (checkpoints := self._checkpoints()):
             return None
+        path = checkpoints[-1]
         with files.report_damage(path, f"Delete '{self.path}'."):
             tensors, metadata = files.read_tensors(path)
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
             arrays = {name: parts["record"][name] for name in (*ARRAYS, *parts["record"])}
             record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS if name in about})
+            self.kept = about.get("kept", sorted(p.name for p in self.path.glob("theta-*.safetensors")))
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
 
@@ -214,14 +224,7 @@ class Claim:
         if not self.parameters:
             return None
         states: Params = {f"frozen/{k}": p for k, p in frozen.items()}
-        for path in sorted(self.path.glob("theta-*.safetensors")):
-            tensors, _ = files.read_tensors(path)
-            task = int(path.stem.removeprefix("theta-"))
+        for task, name in enumerate(self.kept):
+            tensors, _ = files.read_tensors(self.path / name)
             states |= {f"{task}/{k.partition('/')[2]}": t[run].clone() for k, t in tensors.items()}
         return states
-
-
-def _members(path: Path) -> dict[str, Any]:
-    with files.report_damage(path, "Delete this folder of an interrupted cohort."):
-        members: dict[str, Any] = files.read_json(path / "members.json")
-    return members

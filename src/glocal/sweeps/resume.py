@@ -1,7 +1,7 @@
 """Train the runs that a store misses, in cohorts: new ones, and interrupted ones from their last checkpoint.
 
 Several processes may work on the same store. Each claims one cohort after the other; what another process is training
-is waited for.
+is waited for, and taken over if that process stops.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,8 +26,10 @@ from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
+from glocal.errors import GlocalError
 from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
+from glocal.store.lease import LeaseLost
 from glocal.store.run import Runs
 from glocal.store.store import Claim, Store
 from glocal.sweeps import resolve
@@ -85,59 +88,76 @@ class SweepContext:
 def train_missing(context: SweepContext, requests: Mapping[str, RunRequest]) -> Runs:
     """Train until the store holds every requested run, trained by this process or by another one."""
     store, keep = context.store, context.options.keep_parameters
-    cohort_sizes: dict[str, int] = {}
+    groups = [Group(context, group) for group in _groups(requests.values())]
     context.progress.start(len(requests), sum(store.finished(hash, keep) for hash in requests))
     for note in context.notes:
         context.progress.message(note)
     try:
-        while missing := {hash: r for hash, r in requests.items() if not store.finished(hash, keep)}:
-            with store.claiming():
-                claim = _claim_interrupted(context, requests, missing)
-                busy = set() if claim else store.busy()
-                group = [] if claim else _next_group(r for hash, r in missing.items() if hash not in busy)
-            if group:
-                key = _cohort_key(group[0])
-                if key not in cohort_sizes:
-                    cohort_sizes[key] = _cohort_size(context, group)
-                with store.claiming():
-                    busy = store.busy()
-                    hashes = [r.config.hash for r in group]
-                    free = [hash for hash in hashes if hash not in busy and not store.finished(hash, keep)]
-                    claim = store.claim(free[: cohort_sizes[key]], keep) if free else None
-            if claim is not None:
-                _train_claim(context, claim, requests)
-            elif not group:
+        while missing := {hash for hash in requests if not store.finished(hash, keep)}:
+            claim = _claim(context, groups, requests, missing)
+            if claim is None:
                 context.progress.waiting(len(missing))
                 time.sleep(POLL_SECONDS)
+                continue
+            try:
+                _train_claim(context, claim, requests)
+            except LeaseLost as lost:
+                context.progress.message(str(lost))
     finally:
         context.progress.stop()
     return Runs([store.run(hash) for hash in requests])
 
 
-def _claim_interrupted(
-    context: SweepContext, requests: Mapping[str, RunRequest], missing: Mapping[str, RunRequest]
+def _claim(
+    context: SweepContext, groups: Iterable[Group], requests: Mapping[str, RunRequest], missing: set[str]
 ) -> Claim | None:
-    """Claim an interrupted cohort with missing runs.
+    """Claim a cohort with missing runs that no process trains: an interrupted one, or else a new one.
 
     A cohort that keeps parameters is only resumed if all of its runs are requested, because its files hold them all.
     """
-    chosen: Claim | None = None
-    for claim in context.store.interrupted():
-        complete = requests.keys() >= set(claim.hashes)
-        suitable = complete if claim.parameters else not context.options.keep_parameters
-        if chosen is None and suitable and missing.keys() & claim.hashes:
-            chosen = claim
-        else:
-            claim.leave()
-    return chosen
+    store, keep, unfinished = context.store, context.options.keep_parameters, context.store.cohorts()
+    for cohort in unfinished:
+        suitable = requests.keys() >= set(cohort.hashes) if cohort.parameters else not keep
+        wanted = cohort.holder is None and suitable and not missing.isdisjoint(cohort.hashes)
+        if wanted and (claim := store.take(cohort)) is not None:
+            return claim
+    free = missing - {hash for cohort in unfinished if cohort.holder is not None for hash in cohort.hashes}
+    for group in groups:
+        for hashes in group.cohorts if free.intersection(group.hashes) else []:
+            chosen = [hash for hash in hashes if hash in free]
+            if chosen and (claim := store.claim(chosen, keep)) is not None:
+                return claim
+    return None
 
 
-def _next_group(requests: Iterable[RunRequest]) -> list[RunRequest]:
-    """Return the first request and all that can train with it in one cohort, in the order of their seeds."""
+@dataclass(frozen=True)
+class Group:
+    """Requested runs that could train in one cohort, in the order of their seeds."""
+
+    context: SweepContext
+    requests: list[RunRequest]
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        return [request.config.hash for request in self.requests]
+
+    @cached_property
+    def cohorts(self) -> list[list[str]]:
+        """The group in cohorts that fit into memory. Every process cuts it in the same way, whatever is finished."""
+        options, size = self.context.options, len(self.requests)
+        if size > 1:
+            cohort = self.context.cohort.only([request.member for request in self.requests])
+            fitting = largest_cohort(cohort, options.memory_budget)
+            size = max(1, min(size, fitting, options.cohort_size or size))
+        return [self.hashes[start : start + size] for start in range(0, len(self.hashes), size)]
+
+
+def _groups(requests: Iterable[RunRequest]) -> list[list[RunRequest]]:
+    """Return the requests that can train in one cohort together, in the order of their seeds."""
     groups: dict[str, list[RunRequest]] = {}
     for request in requests:
         groups.setdefault(_cohort_key(request), []).append(request)
-    return sorted(next(iter(groups.values()), []), key=lambda r: (r.config.seed, r.config.lr, r.config.hash))
+    return [sorted(g, key=lambda r: (r.config.seed, r.config.lr, r.config.hash)) for g in groups.values()]
 
 
 def _cohort_key(request: RunRequest) -> str:
@@ -148,14 +168,6 @@ def _cohort_key(request: RunRequest) -> str:
     return json.dumps(config | shared, sort_keys=True)
 
 
-def _cohort_size(context: SweepContext, group: list[RunRequest]) -> int:
-    """Return how many runs of a group fit into memory together."""
-    if len(group) == 1:
-        return 1
-    fitting = largest_cohort(context.cohort.only([r.member for r in group]), context.options.memory_budget)
-    return max(1, min(len(group), fitting, context.options.cohort_size or len(group)))
-
-
 def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunRequest]) -> None:
     """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
 
@@ -164,6 +176,8 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
     """
     store = context.store
     missing = {hash for hash in claim.hashes if not store.finished(hash, claim.parameters)}
+    if not missing:
+        return claim.finish()
     indices = [i for i, hash in enumerate(claim.hashes) if hash in requests and (claim.parameters or hash in missing)]
     members = [requests[claim.hashes[i]] for i in indices]
     complete = len(indices) == len(claim.hashes)
@@ -182,6 +196,7 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
             bar = context.progress.start_cohort(*shown)
             for snapshot in train(cohort, last, context.options.execution, bar, monitor):
                 last = snapshot
+                claim.lease.note(finished=last.finished, tasks=tasks)
                 if complete:
                     claim.save(snapshot)
         assert last is not None
@@ -194,7 +209,10 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
                 store.write(request.config, arrays, info, claim.kept_parameters(indices[i], frozen))
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, claim.parameters) for hash in claim.hashes):
-            claim.finish(store)
+            claim.finish()
+    except GlocalError:
+        claim.lease.check()  # an error of reading or writing may be the work of a successor
+        raise
     finally:
         claim.leave()
 

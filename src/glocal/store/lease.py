@@ -1,0 +1,162 @@
+"""Leases: which process works in a folder, on any file system that several machines share.
+
+Every attempt to work in a folder is a numbered directory in it: 0001, 0002, ... The last one holds the lease. `mkdir`
+succeeds for one process only, on NFS too, so no two processes hold the same number. The holder rewrites the file
+`lease.json` in its directory every few seconds. A contender makes the next directory once
+
+- the holder has released its lease, or
+- the file has not changed for as many seconds of the contender's own clock as it promises, or
+- the holder was a process of this machine and has ended.
+
+The clocks of two machines are never compared. A process that was stopped and wakes up after its lease expired is fenced
+off: an attempt writes to its own directory only, no other attempt does, and `Lease.check` raises `LeaseLost`.
+
+(filelock's SoftFileLease takes an expired lease over by exchanging two names, which NFS refuses.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+EXPIRY_SECONDS = 60.0
+"""A holder that gives no sign of life for so long loses its lease."""
+BEATS = 6
+"""Signs of life that a holder gives in this time."""
+
+
+class LeaseLost(Exception):
+    """Another process has taken over the folder."""
+
+
+class Watch:
+    """What a contender has seen of other processes' leases, and since when it has not changed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[bytes, float]] = {}
+
+    def holder(self, folder: Path) -> dict[str, Any] | None:
+        """Return what the holder of a folder says about itself, or None if the folder is free."""
+        number = _last_attempt(folder)
+        if number == 0:
+            return None
+        path, content = _attempt(folder, number) / "lease.json", b""
+        with suppress(FileNotFoundError):
+            content = path.read_bytes()
+        try:
+            about: dict[str, Any] = json.loads(content)
+            expiry = float(about["expiry"])
+        except (ValueError, KeyError, TypeError):  # created or rewritten at this moment
+            about, expiry = {}, EXPIRY_SECONDS
+        seen, since = self._seen.get(path, (None, 0.0))
+        if seen != content:
+            since = time.monotonic()
+            self._seen[path] = content, since
+        free = about.get("released") or _has_ended(about) or time.monotonic() - since > expiry
+        return None if free else about
+
+
+class Lease:
+    """The lease of a folder, held until `release` or until another process takes it after its expiry.
+
+    path: the attempt's own directory, the only place to write to.
+    about: what others may read: the machine, the process, since when, and what `note` adds.
+    """
+
+    def __init__(self, folder: Path, number: int, expiry: float) -> None:
+        self.folder, self.number, self.path = folder, number, _attempt(folder, number)
+        self.about: dict[str, Any] = {"expiry": expiry, "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        self.about |= {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
+        self.about |= {"start": _start_time(os.getpid()), "beat": 0}
+        self._file = (self.path / "lease.json").open("xb", buffering=0)
+        self._lock, self._released = threading.Lock(), threading.Event()
+        self._beat()
+        threading.Thread(target=self._keep_beating, args=(expiry / BEATS,), daemon=True).start()
+
+    @classmethod
+    def take(cls, folder: Path, watch: Watch, expiry: float = EXPIRY_SECONDS) -> Lease | None:
+        """Take the lease of a folder, or return None if another process holds it."""
+        if watch.holder(folder) is not None:
+            return None
+        number = _last_attempt(folder) + 1
+        try:
+            _attempt(folder, number).mkdir()
+            return cls(folder, number, expiry)
+        except (FileExistsError, FileNotFoundError):  # another process was faster, or removed the folder
+            return None
+
+    def check(self) -> None:
+        """Raise LeaseLost if another process has taken the folder, or removed it."""
+        try:
+            ours = os.path.samestat(os.fstat(self._file.fileno()), (self.path / "lease.json").stat())
+        except (FileNotFoundError, ValueError):
+            ours = False
+        if not ours or _last_attempt(self.folder) != self.number:
+            raise LeaseLost(f"another process has taken over '{self.folder}'.")
+
+    def note(self, **about: Any) -> None:
+        """Tell others about the progress."""
+        self.about |= about
+        self._beat()
+
+    def release(self) -> None:
+        """Give the lease back."""
+        if not self._released.is_set():
+            self._released.set()
+            self.note(released=True)
+            with self._lock:
+                self._file.close()
+
+    def _keep_beating(self, seconds: float) -> None:
+        while not self._released.wait(seconds):
+            self._beat()
+
+    def _beat(self) -> None:
+        # In place: another machine that opens a file again sees what was written, but may remember a replaced name.
+        # What cannot be written now may be the next time; if not, the lease expires.
+        with self._lock, suppress(OSError, ValueError):
+            self.about["beat"] += 1
+            content = json.dumps(self.about).encode()
+            os.pwrite(self._file.fileno(), content, 0)
+            os.ftruncate(self._file.fileno(), len(content))
+            os.fsync(self._file.fileno())
+
+
+def _attempt(folder: Path, number: int) -> Path:
+    return folder / f"{number:04}"
+
+
+def _last_attempt(folder: Path) -> int:
+    """Return the number of the last attempt, or 0 without any."""
+    with suppress(FileNotFoundError):
+        return max((int(name) for name in os.listdir(folder) if name.isdecimal()), default=0)
+    return 0
+
+
+def _has_ended(about: dict[str, Any]) -> bool:
+    """Return whether a process is known to have ended: one of this machine, as far as /proc tells."""
+    same_machine = about.get("machine") == _machine() and bool(about.get("start"))
+    return same_machine and _start_time(about["pid"]) != about["start"]
+
+
+def _machine() -> str:
+    """Identify this machine since it was started, and its numbering of processes."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
+
+
+def _start_time(pid: int) -> str:
+    """Return when a process of this machine was started, or '' if there is none or no /proc."""
+    with suppress(OSError, IndexError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
+    return ""
