@@ -44,9 +44,13 @@ class Watch:
 
     def holder(self, folder: Path) -> dict[str, Any] | None:
         """Return what the holder of a folder says about itself, or None if the folder is free."""
+        return self.last(folder)[1]
+
+    def last(self, folder: Path) -> tuple[int, dict[str, Any] | None]:
+        """Return the number of the last attempt, or 0 without any, and its holder, or None if the folder is free."""
         number = _last_attempt(folder)
         if number == 0:
-            return None
+            return 0, None
         path, content = _attempt(folder, number) / "lease.json", b""
         with suppress(FileNotFoundError):
             content = path.read_bytes()
@@ -60,7 +64,7 @@ class Watch:
             since = time.monotonic()
             self._seen[path] = content, since
         free = about.get("released") or _has_ended(about) or time.monotonic() - since > expiry
-        return None if free else about
+        return number, None if free else about
 
 
 class Lease:
@@ -83,12 +87,12 @@ class Lease:
     @classmethod
     def take(cls, folder: Path, watch: Watch, expiry: float = EXPIRY_SECONDS) -> Lease | None:
         """Take the lease of a folder, or return None if another process holds it."""
-        if watch.holder(folder) is not None:
+        number, holder = watch.last(folder)
+        if holder is not None:
             return None
-        number = _last_attempt(folder) + 1
         try:
-            _attempt(folder, number).mkdir()
-            return cls(folder, number, expiry)
+            _attempt(folder, number + 1).mkdir()  # after the one that was seen free: a later one may not be
+            return cls(folder, number + 1, expiry)
         except (FileExistsError, FileNotFoundError):  # another process was faster, or removed the folder
             return None
 
