@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import inspect
+import importlib
 import itertools
 import linecache
 import os
@@ -16,13 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import glocal
 from glocal.errors import GlocalError
-from glocal.sweeps.resolve import load_object
 from glocal.sweeps.source import source_hash
 
 CELL = """
@@ -34,11 +33,19 @@ from glocal import Algorithm
 SCALE = 1.0
 WORDS = {"one", "two", "three", "four"}
 
-def scaled(loss):
+def scaled(loss, by=SCALE):
     return SCALE * loss
 
+WEIGHT = 3
+
+class Base(Algorithm):
+    weight = WEIGHT
+
+    def five(self):
+        return 5
+
 @dataclass(frozen=True)
-class Mine(Algorithm):
+class Mine(Base):
     name: ClassVar[str] = "mine"
     strength: float = 0.1
 
@@ -89,6 +96,9 @@ EDITS = {
     "a global number": ("SCALE = 1.0", "SCALE = 2.0"),
     "a global set": ('"four"', '"five"'),
     "a helper function": ("return SCALE * loss", "return SCALE + loss"),
+    "a default": ("def scaled(loss, by=SCALE)", "def scaled(loss, by=SCALE + 1)"),
+    "a class attribute from a global": ("WEIGHT = 3", "WEIGHT = 4"),
+    "a base class": ("return 5", "return 6"),
     "a class attribute": ('name: ClassVar[str] = "mine"', 'name: ClassVar[str] = "yours"'),
 }
 
@@ -153,13 +163,104 @@ def test_activations_that_are_passed_around() -> None:
     def make(activation: Any) -> Any:
         return lambda shape, outputs: nn.Sequential(nn.Flatten(), activation(), nn.Linear(784, outputs))
 
+    first, other = ([1].count, [2].count), (np.random.default_rng(0).normal, np.random.default_rng(1).normal)
+    assert all(source_hash(make(a)) != source_hash(make(b)) for a, b in (first, other))
     names = [source_hash(make(kind)) for kind in (nn.ReLU, nn.Tanh, nn.ReLU, torch.relu, torch.tanh)]
     assert names[0] == names[2] and len(set(names)) == 4
 
 
-def test_names_of_code_that_takes_nothing_from_outside_are_the_hash_of_its_source() -> None:
-    """As in earlier versions, so that their runs are found."""
-    anchor, _ = load_object(str(Path(__file__).parents[2] / "examples" / "anchor.py:Anchor"), "algorithm")
-    network, _ = load_object(str(Path(__file__).parents[2] / "examples" / "convolutional.py:make_network"), "network")
-    for target in (anchor, network):
-        assert source_hash(target) == hashlib.sha256(inspect.getsource(target).encode()).hexdigest()[:16]
+def test_values_that_change_while_the_code_stays() -> None:
+    cell = run_cell(CELL + "\nDEFAULT = 1\ndef network(shape, outputs, width=DEFAULT): return width\n")
+    hashes = {source_hash(cell.Mine)}
+    for owner, name, value in ((cell, "SCALE", 2.0), (cell.Base, "weight", 7), (cell.Mine, "name", "other")):
+        setattr(owner, name, value)
+        hashes.add(source_hash(cell.Mine))
+    cell.scaled.__defaults__ = (5.0,)
+    hashes.add(source_hash(cell.Mine))
+    assert len(hashes) == 5
+
+
+def module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str) -> ModuleType:
+    """Import a user's module from a file."""
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    importlib.invalidate_caches()
+    loaded = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, loaded)
+    return loaded
+
+
+def test_values_in_modules_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = module(monkeypatch, tmp_path, "own_settings", "SCALE = 1.0\nOTHER = 1\ndef f(): return OTHER\n")
+    code = "import own_settings, torch\ndef loss(x): return own_settings.SCALE * torch.relu(x) + own_settings.f()\n"
+    own = module(monkeypatch, tmp_path, "own_losses", code)
+    before = source_hash(own.loss)
+    assert before == source_hash(own.loss)
+    settings.SCALE = 2.0  # type: ignore[attr-defined]
+    scaled = source_hash(own.loss)
+    settings.OTHER = 2  # type: ignore[attr-defined]
+    assert len({before, scaled, source_hash(own.loss)}) == 3
+    for line in ("import own_settings; return own_settings.SCALE", "return vars(own_settings)['SCALE']"):
+        code = f"import own_settings\ndef loss(x):\n    {line}\n"
+        with pytest.raises(GlocalError, match="own_settings"):
+            source_hash(run_cell(code).loss)
+
+
+def test_a_file_that_was_edited_after_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old code runs until the module is reloaded."""
+    code = "def loss(x):\n    return 2 * x\n"
+    own = module(monkeypatch, tmp_path, "own_edited", code)
+    before = source_hash(own.loss)
+    (tmp_path / "own_edited.py").write_text("# A comment\n" + code.replace("2", "30"))
+    assert source_hash(own.loss) == before
+    assert source_hash(importlib.reload(own).loss) != before
+
+
+MEMBERS = """
+import abc, enum, functools, typing
+from collections import namedtuple
+import torch
+
+class Kind(enum.Enum):
+    A = 1
+
+class Pair(typing.NamedTuple):
+    a: int = 1
+
+T = typing.TypeVar("T")
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x * x
+
+class Odd(abc.ABC, typing.Generic[T]):
+    __slots__ = ("x",)
+    kind, pair, point = Kind.A, Pair(), namedtuple("Point", "x y")(1, 2)
+
+    @functools.cached_property
+    def cached(self): return NUMBER
+
+    @property
+    def own(self): return Kind, Pair, Square, self.x
+
+    @staticmethod
+    def static(): return str.join, math
+
+    @abc.abstractmethod
+    def f(self): ...
+
+import math
+NUMBER = 1
+"""
+
+
+def test_classes_with_unusual_members() -> None:
+    cell = run_cell(MEMBERS)
+    before = source_hash(cell.Odd)
+    assert before == source_hash(run_cell(MEMBERS).Odd)
+    cell.NUMBER = 2  # type: ignore[attr-defined]
+    assert source_hash(cell.Odd) != before
+    nested: list[Any] = []
+    nested.append(nested)
+    with pytest.raises(GlocalError, match="nested"):
+        source_hash(partial(print, nested))

@@ -47,11 +47,11 @@ def from_tasks(
         outputs: the network's number of outputs; by default the smallest that fits the labels.
         loss: 'cross-entropy'; 'squared-error'; 'binary-cross-entropy' for targets (n, outputs) in [0, 1], of which
             several may be 1; or a function (outputs, targets) -> one loss per example, (n,). Integers (n,) are class
-            labels for it, and all other targets become floats (n, columns). Runs are named by its source.
+            labels for it, and all other targets become floats (n, columns). Runs are named by its code.
         transform: random augmentation, a function (x, key) -> x of the same shape and dtype. It is applied to every
             training batch of one run, (n, *input_shape), as the network takes it: images are scaled to [0, 1]. The key
             is a scalar tensor, different at every step; functions of `glocal.rng` make random numbers of it. Runs are
-            named by its source.
+            named by its code.
 
     Example:
         >>> import torch

@@ -84,7 +84,7 @@ def challenge(
 
 
 def _identity(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the name and the hash of the source of a user's function."""
+    """Return the name and the hash of the code of a user's function."""
     name = getattr(function, "__name__", type(function).__name__)
     return {"name": name, "source": source_hash(function)}
 
@@ -120,7 +120,7 @@ def check_setting(algorithm: Algorithm, challenge: Challenge) -> None:
 def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | None = None) -> Resolved:
     """Resolve a network: a name, path.py:function, or a function (input_shape, outputs) -> nn.Module.
 
-    A user's network is identified by its source and by the initial network it makes, because a function may take its
+    A user's network is identified by its code and by the initial network it makes, because a function may take its
     sizes from elsewhere; a network that starts from the file `init` also by the file's content.
     """
     if init is not None:
