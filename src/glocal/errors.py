@@ -32,4 +32,8 @@ def require(condition: bool, message: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    try:
+        message = str(error).strip()
+    except Exception:  # a user's class of errors may fail here too
+        message = ""
+    return (message or type(error).__name__).splitlines()[0]

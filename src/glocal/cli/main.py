@@ -9,6 +9,7 @@ import operator
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -48,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _parse(list(sys.argv[1:] if arguments is None else arguments))()
+        command = _parse(list(sys.argv[1:] if arguments is None else arguments))
+        try:
+            command()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, GlocalError | BrokenPipeError) or not _report_user_error(error):
+                raise
+            return 2
     except GlocalError as error:
         return _print_error(str(error))
     except KeyboardInterrupt:
@@ -58,6 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     return 0
+
+
+def _report_user_error(error: BaseException) -> bool:
+    """Print an error of code that the user gave, and the lines of this code; return False if it is not involved."""
+    from glocal.sweeps.resolve import USER_MODULE, describe_error, user_frames
+
+    own = [module.__file__ for name, module in sys.modules.items() if name.startswith(USER_MODULE)]
+    if not own:
+        return False
+    frames = user_frames(error)
+    hint = "" if frames else f" Check what the code in {', '.join(map(str, own))} returns."
+    _print_error(f"{describe_error(error)}.{hint}")
+    print("".join(traceback.StackSummary.from_list(frames).format()), end="", file=sys.stderr)
+    return True
 
 
 def _print_error(message: str) -> int:

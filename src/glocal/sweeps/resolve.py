@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -29,7 +30,10 @@ from glocal.networks.model import MakeNetwork
 from glocal.networks.pretrained import Pretrained, list_names, load_state
 from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Adam, Optimizer
 from glocal.sweeps.options import convert
-from glocal.sweeps.source import source_hash
+from glocal.sweeps.source import is_installed, source_hash
+
+USER_MODULE = "glocal_user_"
+"""How the names of modules begin that were loaded from a user's file."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | No
         inspect.signature(make).bind(challenge.input_shape, challenge.outputs)
     except TypeError as error:
         raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
-    module = seeded_network(make, challenge, seed=0)
+    module = call_user_code(partial(seeded_network, make, challenge, seed=0), name)
     _check_network(module, name, challenge)
     return Resolved(make, {"name": name, "source": digest or source_hash(make), "made": _fingerprint(module)})
 
@@ -167,10 +171,10 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     try:
         with torch.no_grad():
             outputs = module.eval()(examples)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise GlocalError(
             f"network '{name}' does not accept inputs of shape {tuple(challenge.input_shape)} ({challenge.name}): "
-            f"{first_line(error)}."
+            f"{describe_error(error)}."
         ) from error
     is_tensor, expected = isinstance(outputs, torch.Tensor), (len(examples), challenge.outputs)
     given = f"outputs of shape {tuple(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
@@ -232,7 +236,7 @@ def _with_options(kind: type, spec: Any, options: Mapping[str, Any] | None) -> A
     values = {name: convert(f"{name_of(kind)}.{name}", hints[name], value) for name, value in given.items()}
     missing = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
     require(not missing, f"{name_of(kind)} needs a value for {', '.join(missing)}: set it in the options.")
-    return kind(**values)
+    return call_user_code(partial(kind, **values), name_of(kind))
 
 
 def optimizer(spec: str | Optimizer | type[Optimizer], options: Mapping[str, Any] | None = None) -> Resolved:
@@ -339,24 +343,33 @@ def _user_file(spec: str, kind: str) -> tuple[Path, str]:
 
 
 def call_user_code(function: Callable[[], Any], spec: str) -> Any:
-    """Call a user's function; its exception becomes an error of one line."""
+    """Call a user's function; its exception, or its wish to exit, becomes an error of one line."""
     try:
         return function()
     except GlocalError:
         raise
-    except Exception as error:
-        raise GlocalError(f"'{spec}' failed: {_where(error, Path(spec.rpartition(':')[0]))}") from error
+    except (Exception, SystemExit) as error:
+        raise GlocalError(f"'{spec}' failed: {describe_error(error)}") from error
 
 
-def _where(error: BaseException, path: Path) -> str:
-    """Return the line of the user's file in which an error was raised, and its message."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.absolute()]
-    line = getattr(error, "lineno", None) or (lines[-1] if lines else "?")
-    return f"line {line}: {type(error).__name__}: {first_line(error)}"
+def describe_error(error: BaseException) -> str:
+    """Return the line in which an error was raised, of the user's code if possible, and the error."""
+    frames = user_frames(error) or traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}, line {error.lineno}: "
+    return f"{place}{type(error).__name__}: {first_line(error)}"
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return those frames of an error's traceback that are the user's code."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = zip(traceback.extract_tb(error.__traceback__), modules, strict=True)
+    return [frame for frame, module in frames if not is_installed(module)]
 
 
 def _module(path: Path, digest: str) -> Any:
-    name = f"glocal_user_{path.stem}_{digest}"
+    name = f"{USER_MODULE}{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -365,11 +378,11 @@ def _module(path: Path, digest: str) -> Any:
     sys.modules[name] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = ""
         if missing and (path.parent / f"{missing}.py").is_file():
             hint = f". A run is identified by one file: put {missing}.py into it, or install {missing} as a package."
-        raise GlocalError(f"'{path}' cannot be loaded: {_where(error, path)}{hint}") from error
+        raise GlocalError(f"'{path}' cannot be loaded: {describe_error(error)}{hint}") from error
     return module

@@ -70,10 +70,10 @@ class _Text:
         if isinstance(value, torch.Tensor):
             data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             return f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
-        if isinstance(value, ModuleType) and _is_installed(value.__name__):
+        if isinstance(value, ModuleType) and is_installed(value.__name__):
             return f"module {value.__name__}"
         module, bound = getattr(value, "__module__", None), not isinstance(getattr(value, "__self__", None), UNBOUND)
-        if hasattr(value, "__qualname__") and _is_installed(module) and not bound:
+        if hasattr(value, "__qualname__") and is_installed(module) and not bound:
             return f"{module}.{value.__qualname__}"
         if id(value) in self.seen:
             return f"#{list(self.seen).index(id(value))}"
@@ -153,7 +153,7 @@ def _outside_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
                 found = name, function.__globals__[name]
             elif instruction.opname in READS_CLOSURE and name in closure and name != "__class__":
                 found = name, closure[name]
-            elif instruction.opname == "IMPORT_NAME" and not _is_installed(name):
+            elif instruction.opname == "IMPORT_NAME" and not is_installed(name):
                 raise GlocalError(
                     f"a run's name must cover what '{function.__qualname__}' computes with, but it imports '{name}' "
                     "when it is called: import it at the top of the file."
@@ -161,10 +161,10 @@ def _outside_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_user_module(value: Any) -> bool:
-    return isinstance(value, ModuleType) and not _is_installed(value.__name__)
+    return isinstance(value, ModuleType) and not is_installed(value.__name__)
 
 
-def _is_installed(module: str | None) -> bool:
+def is_installed(module: str | None) -> bool:
     """Return whether a module belongs to Python, glocal or an installed package."""
     root = (module or "builtins").partition(".")[0]
     if root in {"glocal", *sys.stdlib_module_names}:
