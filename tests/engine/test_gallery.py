@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.gallery_networks import GALLERY, VOCABULARY, GalleryNetwork
@@ -44,6 +46,8 @@ ROUNDING_OF_DEEP_NETWORKS: dict[Precision, float] = {"fp32": 5e-2, "tf32": 1e-1,
 A few of their 10⁵ ReLUs have inputs so close to 0 that rounding changes the sign; one in the last stage of resnet18
 changes the gradient by 1 %.
 """
+UNIT_ROUNDOFF: dict[Precision, float] = {"fp32": 2**-24, "tf32": 2**-11, "bf16": 2**-8}
+NUM_PERTURBED = 6
 BF16_ON_A_CPU = [(name, a) for name in ("cnn-batchnorm", "vit", "lstm-rows", "frozen-backbone") for a in ("sgd", "er")]
 
 # Torch says so where a kernel has no batching rule and where the parameters of an LSTM were moved.
@@ -105,20 +109,54 @@ def update_between(start: Params, end: Params) -> Params:
     return {k: end[k].double() - start[k].double() for k in start}
 
 
-def assert_same_update(ours: Params, theirs: Params, rounding: float, exact: Params | None = None) -> None:
-    """Compare two updates parameter by parameter, up to rounding of each and of the whole update.
-
-    Where an `exact` update is given, ours may also be off by three times as much as theirs are.
-    """
+def assert_same_update(
+    ours: Params, theirs: Params, rounding: float, spread: Callable[[str], float] = lambda name: 0.0
+) -> None:
+    """Compare two updates parameter by parameter, up to rounding of each and of the whole update, or up to `spread`."""
     whole = float(torch.stack([u.norm() for u in theirs.values()]).norm())
     assert whole > 0
     for key, update in theirs.items():
         difference = float((ours[key] - update).norm())
-        allowed = rounding * (float(update.norm()) + 0.1 * whole)
-        if exact is not None:
-            difference = float((ours[key] - exact[key]).norm())
-            allowed = max(allowed, 3 * float((update - exact[key]).norm()))
-        assert difference <= allowed, f"{key} differs by {difference:.2g}, more than {allowed:.2g}"
+        if difference > rounding * (float(update.norm()) + 0.1 * whole):
+            allowed = spread(key)
+            assert difference <= allowed, f"{key} differs by {difference:.2g}, more than {allowed:.2g}"
+
+
+class Perturbed:
+    """Trainings in fp32 from parameters that are changed as much as rounding to a precision changes them.
+
+    ReLU and maximum pooling turn a small change into a large one where two values are almost equal: changes of the size
+    of TF32's rounding move an update of the first layer by up to 40 %. Two ways to compute it may differ as much.
+    """
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = replace(cohort, precision="fp32")
+        self.size = UNIT_ROUNDOFF[cohort.precision]
+
+    @cached_property
+    def trainings(self) -> list[tuple[list[Params], list[Params], Tensor]]:
+        """The unchanged training, then the changed ones."""
+        return [train_cohort(self.change(draw), "sequential") for draw in range(NUM_PERTURBED + 1)]
+
+    def change(self, draw: int) -> Cohort:
+        def make(*args: Any) -> nn.Module:
+            module = self.cohort.make_network(*args)
+            random = torch.Generator().manual_seed(draw)
+            for p in module.parameters() if draw else ():
+                p.data *= 1 + self.size * torch.randn(p.shape, generator=random)
+            return module
+
+        return replace(self.cohort, make_network=make)
+
+    def of_update(self, task: int, run: int, name: str) -> float:
+        """Return how far apart two updates of a parameter may be."""
+        start, *changed = [p[task + 1][name][run].double() - p[task][name][run].double() for p, *_ in self.trainings]
+        return 3 * max(float((update - start).norm()) for update in changed)
+
+    def of_accuracy(self) -> Tensor:
+        """Return how far apart two accuracies of each run may be."""
+        start, *changed = [accuracies for *_, accuracies in self.trainings]
+        return 3 * torch.stack([(a - start).abs() for a in changed]).amax(0)
 
 
 def make_cohort(name: str, algorithm: Algorithm, device: str, precision: Precision = "fp32") -> Cohort:
@@ -135,12 +173,13 @@ def test_as_run_by_run(name: str, algorithm: str, device: str, precision: Precis
     rounding = (ROUNDING if GALLERY[name].needs is None else ROUNDING_OF_DEEP_NETWORKS)[precision]
     ours, _, our_accuracies = train_cohort(cohort, "auto")
     theirs, _, accuracies = train_cohort(cohort, "sequential")
-    rounded = [] if precision == "fp32" else [train_cohort(replace(cohort, precision="fp32"), "sequential")[0]]
+    perturbed = Perturbed(cohort)
     for task, run in product((0, 1), range(len(cohort))):
-        updates = [tree.select(update_between(p[task], p[task + 1]), run) for p in (ours, theirs, *rounded)]
-        assert_same_update(updates[0], updates[1], rounding, *updates[2:])
+        updates = [tree.select(update_between(p[task], p[task + 1]), run) for p in (ours, theirs)]
+        assert_same_update(updates[0], updates[1], rounding, partial(perturbed.of_update, task, run))
     tolerance = 0.06 if rounding <= ROUNDING["fp32"] else 0.15 if rounding <= ROUNDING["bf16"] else 0.3
-    torch.testing.assert_close(our_accuracies, accuracies, rtol=0, atol=tolerance)
+    differences = (our_accuracies - accuracies).abs()
+    assert (differences <= tolerance).all() or (differences <= perturbed.of_accuracy()).all()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from glocal.networks.layer_calls import Layer, hooked, named_layers
-from glocal.risk import Risk
+from glocal.risk import Risk, unfused_ops
 from glocal.tree import Params
 
 Cotangents: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -78,8 +78,9 @@ def layer_factors(risk: Risk, layers: Mapping[str, AffineLayer], cotangents: Cot
 
     dtype = next(iter(risk.params.values())).dtype  # the network may compute in a wider type than its inputs have
     offsets = {name: risk.x.new_zeros(len(risk), *layer.output_shape, dtype=dtype) for name, layer in layers.items()}
-    f, pull, inputs = vjp(outputs, offsets, has_aux=True)  # type: ignore[misc]
-    return inputs, vmap(pull, in_dims=1, out_dims=1)(cotangents(f, risk.y))[0]
+    with unfused_ops(risk.module):
+        f, pull, inputs = vjp(outputs, offsets, has_aux=True)  # type: ignore[misc]
+        return inputs, vmap(pull, in_dims=1, out_dims=1)(cotangents(f, risk.y))[0]
 
 
 def params_outside(layers: Iterable[str], params: Mapping[str, Tensor]) -> Params:
