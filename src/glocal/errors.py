@@ -10,6 +10,10 @@ class GlocalError(Exception):
     """An error that the user can correct. The command line prints its message and exits with status 2."""
 
 
+class GlocalWarning(UserWarning):
+    """Something that the user should know, after which the work goes on."""
+
+
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> GlocalError:
     """Return the error for a name that is not in `allowed`; it suggests the nearest one and lists all."""
     names = sorted(allowed)

@@ -1,8 +1,10 @@
-"""Atomic files and directories, tensors on disk, and locks."""
+"""Files that are written completely or not at all, tensors with checksums, and locks."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -13,11 +15,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from glocal.errors import GlocalError, first_line
+
+CHECKSUMS, CHECKSUM = "glocal.tensors", "glocal.metadata"
+"""Keys in a safetensors file's metadata: one checksum per tensor, and that of all other metadata.
+
+They are two, so that damage to the name of one does not make the file look like one that never had checksums.
+"""
+
+
+class DamagedError(GlocalError):
+    """A file that can be read, but whose content is not what was written, or is not there."""
 
 
 def user_path(given: str | Path) -> Path:
@@ -33,32 +46,86 @@ def user_path(given: str | Path) -> Path:
     return path
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, atomically."""
-    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+def write_json(path: Path, value: object) -> str:
+    """Write a value as JSON, atomically, and return the checksum of the file."""
+    content = (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
     with replacing(path) as part:
-        part.write_text(text + "\n")
+        part.write_bytes(content)
+    return _checksum(content)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text())
+def read_json(path: Path, checksum: str | None = None) -> Any:
+    """Read a JSON file; raise ValueError if it is not the one with this checksum."""
+    content = path.read_bytes()
+    if checksum not in (None, _checksum(content)):
+        raise ValueError(f"{path.name} does not agree with its checksum")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name}: {first_line(error)}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors by name, with their order: sums over parameters follow it and must not change."""
+    """Write tensors by name, with checksums and their order: sums over parameters follow it and must not change."""
     # safetensors rejects tensors that share storage, so each one is cloned.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    about = {**(metadata or {}), "order": json.dumps(list(copies))}
+    about[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in copies.values()])
+    about[CHECKSUM] = _checksum(json.dumps(about, sort_keys=True).encode())
     with replacing(path) as part:
-        save_file(copies, part, metadata={**(metadata or {}), "order": json.dumps(list(copies))})
+        part.touch()
+        mode = part.stat().st_mode  # what the umask allows; safetensors makes files that others cannot read
+        try:
+            save_file(copies, part, metadata=about)
+        except SafetensorError as error:  # safetensors reports a full disk in this way
+            raise OSError(first_line(error)) from error
+        part.chmod(mode)
 
 
-def read_tensors(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata."""
+def read_tensors(path: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata.
+
+    Raise ValueError if one of them, or the metadata, does not agree with its checksum. Files without checksums, which
+    are a user's own or of an earlier version, are read as they are.
+    """
+    with path.open("rb"):  # an OSError says why a file cannot be read; an error of safetensors does not
+        pass
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
         names = json.loads(metadata["order"]) if "order" in metadata else file.keys()
-        return {k: file.get_tensor(k) for k in names if k.startswith(prefix)}, metadata
+        expected = _pop_checksums(metadata, names, path)
+        tensors = {k: file.get_tensor(k) for k in names if k.startswith(prefix)}
+    for name, checksum in expected.items():
+        if name in tensors and _tensor_checksum(tensors[name]) != checksum:
+            raise ValueError(f"{name} in {path.name} does not agree with its checksum")
+    return tensors, metadata
+
+
+def read_rows(path: Path, row: int) -> dict[str, Tensor]:
+    """Read one row of every tensor, without checking checksums, which are those of whole tensors."""
+    with safe_open(path, framework="pt") as file:
+        return {k: file.get_slice(k)[row] for k in json.loads(file.metadata()["order"])}
+
+
+def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> dict[str, str]:
+    """Take the checksums out of the metadata, check that of the metadata, and return those of the tensors."""
+    if not metadata.keys() & {CHECKSUMS, CHECKSUM}:
+        return {}
+    if metadata.pop(CHECKSUM, "") != _checksum(json.dumps(metadata, sort_keys=True).encode()):
+        raise ValueError(f"the metadata of {path.name} do not agree with their checksum")
+    return dict(zip(names, json.loads(metadata.pop(CHECKSUMS)), strict=True))
+
+
+def _tensor_checksum(tensor: Tensor) -> str:
+    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _checksum(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), content)
+
+
+def _checksum(*parts: Any) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 @contextmanager
@@ -71,6 +138,7 @@ def new_directory(final: Path) -> Iterator[Path]:
         if final.exists():
             remove_directory(final)
         part.rename(final)
+        _sync_folder(final.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -97,7 +165,7 @@ def _temporary(path: Path) -> Path:
 def replacing(path: Path, make_folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds.
 
-    Readers see the old file or the new one, and two processes may write the same file.
+    Readers see the old file or the new one, also after a power failure, and two processes may write the same file.
     """
     part = _temporary(path)
     if make_folder:
@@ -107,9 +175,22 @@ def replacing(path: Path, make_folder: bool = False) -> Iterator[Path]:
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(path)
+        _sync_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(path: Path) -> None:
+    """Write a folder's entries to the disk: without it, a renamed file can be lost with the power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot, and need not
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def lock_file(path: Path) -> IO[bytes]:
@@ -121,11 +202,23 @@ def lock_file(path: Path) -> IO[bytes]:
 
 @contextmanager
 def report_damage(path: Path, remedy: str) -> Iterator[None]:
-    """Turn any error of reading a file into a GlocalError that names it and says what to do."""
+    """Turn errors of reading a file into a GlocalError that names it and says what to do.
+
+    Wrong content, or a file missing in a folder, is damage; what cannot be opened is not, and must not be deleted.
+    """
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise GlocalError(f"'{path}' cannot be read ({first_line(error)}). {remedy}") from error
+    except (GlocalError, MemoryError):
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError):
+            reason = first_line(error)
+        elif isinstance(error, FileNotFoundError) and path.is_dir():
+            reason = f"it has no {Path(error.filename or '').name}"
+        else:
+            advice = remedy if isinstance(error, FileNotFoundError) else "Check its permissions and its disk."
+            raise GlocalError(f"'{path}' cannot be read: {error.strerror or first_line(error)}. {advice}") from error
+        raise DamagedError(f"'{path}' is damaged or has another format ({reason}). {remedy}") from error
 
 
 @contextmanager

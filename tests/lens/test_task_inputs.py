@@ -395,7 +395,7 @@ def test_checkpoints_are_read_from_safetensors(tmp_path: Path) -> None:
         assert all(torch.equal(a.params[k], p) for k, p in b.params.items())
     files[0].write_bytes(b"cut off")
     for wrong in (files[0], tmp_path / "none.safetensors"):
-        with pytest.raises(GlocalError, match=f"'{wrong}' cannot be read"):
+        with pytest.raises(GlocalError, match=f"'{wrong}' (cannot be read|is damaged)"):
             trace_checkpoints(ours.module, "cross-entropy", ours.tasks, [wrong, *states[1:]])
 
 

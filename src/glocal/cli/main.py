@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from glocal.cli.list import Data, List
 from glocal.cli.paper import Paper
 from glocal.cli.show import Demo, Plot, Table
 from glocal.cli.train import Run, Sweep, SweepFile
-from glocal.errors import GlocalError, require_known
+from glocal.errors import GlocalError, GlocalWarning, require_known
 
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0 on success, 2 after an error, 130 if it was interrupted."""
     with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    warnings.formatwarning = _format_warning
     try:
         command = _parse(list(sys.argv[1:] if arguments is None else arguments))
         try:
@@ -79,6 +81,14 @@ def _report_user_error(error: BaseException) -> bool:
     _print_error(f"{describe_error(error)}.{hint}")
     print("".join(traceback.StackSummary.from_list(frames).format()), end="", file=sys.stderr)
     return True
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format a warning of ours as a sentence, without the line of code that gave it."""
+    place = "" if issubclass(category, GlocalWarning) else f"{filename}:{lineno}: {category.__name__}: "
+    return f"glocal: {place}{message}\n"
 
 
 def _print_error(message: str) -> int:

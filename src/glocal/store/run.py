@@ -86,8 +86,10 @@ class Run:
         if path is None or not path.exists():
             raise GlocalError("this run has not kept its parameters: repeat its command with keep_parameters.")
         require(0 <= task <= self.tasks, f"task = {task} was given; it must be 0 (initialisation) to {self.tasks}.")
-        with report_damage(path, "Delete the run's folder and repeat its command."):
-            tensors = {**read_tensors(path, "frozen/")[0], **read_tensors(path, f"{task}/")[0]}
+        with report_damage(path, "Set the file aside and repeat the run's command with keep_parameters."):
+            tensors, _ = read_tensors(path, ("frozen/", f"{task}/"))
+            if not any(name.startswith(f"{task}/") for name in tensors):
+                raise ValueError(f"it has no parameters after {task} tasks")
         return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}
 
 

@@ -3,10 +3,14 @@
     STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if asked for, parameters.safetensors
     STORE/cohorts/HASH/    a cohort in training: its members, and one directory per attempt to train them, with a lease
                            (`glocal.store.lease`) and the checkpoint of the last task boundary
+    STORE/damaged/         damaged runs and checkpoints that were trained again; nothing reads or removes them
 
 A cohort's directory is removed when all its runs are written. One that no process holds was interrupted; the next
 process that needs its runs resumes it from the last attempt's checkpoint. An attempt writes to its own directory only.
 Of two processes that finish the same run, the first one's is kept.
+
+Every file has a checksum, which is checked when it is read: tensors in the file itself (`glocal.files`), config.json
+and info.json in the metadata of arrays.safetensors. Files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,9 +65,10 @@ class Store:
         """Open a store, or create it in an empty or new folder."""
         store = cls(path)
         with files.report_os_errors("read the folder", store.path):
-            names = os.listdir(store.path) if store.path.is_dir() else []
-            occupied = any(not name.startswith(f".{MARKER}") for name in names)  # but for a marker being written
-        if occupied or store.path.is_file():
+            names = set(os.listdir(store.path)) if store.path.is_dir() else set()
+        names -= {name for name in names if name.startswith(f".{MARKER}")}  # a marker being written
+        marker_lost = names >= {"runs", "cohorts"} and MARKER not in names
+        if store.path.is_file() or (names and not marker_lost):
             store._check()
         with files.report_os_errors("create the store", store.path):
             store.path.mkdir(parents=True, exist_ok=True)
@@ -90,9 +96,9 @@ class Store:
     def run(self, hash: str) -> Run:
         """Read one run."""
         path = self.runs_path / hash
-        with files.report_damage(path, "Delete this folder and repeat the run's command."):
-            config, info = files.read_json(path / "config.json"), files.read_json(path / "info.json")
-            arrays, _ = files.read_tensors(path / "arrays.safetensors")
+        with files.report_damage(path, "The run's command trains it again."):
+            arrays, about = files.read_tensors(path / "arrays.safetensors")
+            config, info = (files.read_json(path / name, about.get(name)) for name in ("config.json", "info.json"))
             run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
             expected = RunConfig(**config).hash
             missing = (set(ARRAYS) - run.arrays.keys()) | (REQUIRED_INFO - set(info))
@@ -113,9 +119,9 @@ class Store:
         if self.finished(config.hash, parameters is not None):
             return
         with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
-            files.write_json(part / "config.json", config.as_dict())
-            files.write_json(part / "info.json", dict(info))
-            files.write_tensors(part / "arrays.safetensors", arrays)
+            contents = {"config.json": config.as_dict(), "info.json": dict(info)}
+            checksums = {name: files.write_json(part / name, value) for name, value in contents.items()}
+            files.write_tensors(part / "arrays.safetensors", arrays, checksums)
             if parameters is not None:
                 files.write_tensors(part / "parameters.safetensors", parameters)
 
@@ -182,10 +188,10 @@ class Claim:
         self.lease.check()
         with files.report_os_errors("write the checkpoint to", self.path):
             if self.parameters:
-                name = f"theta-{snapshot.finished:04}.safetensors"
                 state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
-                files.write_tensors(self.lease.path / name, tree.flatten(state))
-                self.kept[snapshot.finished :] = [f"{self.lease.path.name}/{name}"]
+                name = f"{self.lease.path.name}/theta-{snapshot.finished:04}.safetensors"
+                files.write_tensors(self.path / name, tree.flatten(state))
+                self.kept[snapshot.finished :] = [name]
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays})
             about = {"finished": snapshot.finished, "clock": snapshot.state.clock, "kept": self.kept}
             about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
@@ -205,26 +211,59 @@ class Claim:
         """Read the last checkpoint, if there is one."""
         if not (checkpoints := self._checkpoints()):
             return None
-        path = checkpoints[-1]
-        with files.report_damage(path, f"Delete '{self.path}'."):
-            tensors, metadata = files.read_tensors(path)
+        with files.report_damage(self.path, ""):
+            tensors, metadata = files.read_tensors(checkpoints[-1])
             about = json.loads(metadata["about"])
             parts = tree.unflatten(tensors)
             arrays = {name: parts["record"][name] for name in (*ARRAYS, *parts["record"])}
             record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS if name in about})
-            self.kept = about.get("kept", sorted(p.name for p in self.path.glob("theta-*.safetensors")))
+            _check_record(arrays["update_norm"], about["finished"], parts["state"]["diverged"])
+            older = sorted(path.name for path in self.path.glob("theta-*.safetensors"))
+            self.kept = about.get("kept", older[: about["finished"] + 1])
+            self._check_kept(about["finished"])
         state = tree.map_tree(lambda leaf: leaf.to(device), parts["state"])
         return Snapshot(about["finished"], State.from_tree(state, about["clock"]), record)
 
-    def kept_parameters(self, run: int, frozen: Params) -> Params | None:
-        """Return θ_0 … θ_T and the buffers of one member as 't/name', as `Run.state` reads them.
+    def _check_kept(self, finished: int) -> None:
+        """Raise unless θ_0 … θ_t are there, if they are kept, and agree with their checksums."""
+        if len(self.kept) != (finished + 1 if self.parameters else 0):
+            raise ValueError(f"it has {len(self.kept)} files of parameters after {finished} tasks")
+        for name in self.kept:
+            files.read_tensors(self.path / name)
+
+    def set_aside(self) -> Path:
+        """Move a damaged checkpoint out of the way, so that the cohort starts again, and return its new folder."""
+        return set_aside(self.path, list(self.path.rglob("*.safetensors")))
+
+    def kept_parameters(self, runs: Sequence[int], tasks: int, frozen: Params) -> Iterator[Params | None]:
+        """Yield θ_0 … θ_T and the buffers of every member in `runs` as 't/name', as `Run.state` reads them.
 
         The parameters in `frozen`, which all members share, are in no θ_t; they follow once, as 'frozen/name'.
         """
-        if not self.parameters:
-            return None
-        states: Params = {f"frozen/{k}": p for k, p in frozen.items()}
-        for task, name in enumerate(self.kept):
-            tensors, _ = files.read_tensors(self.path / name)
-            states |= {f"{task}/{k.partition('/')[2]}": t[run].clone() for k, t in tensors.items()}
-        return states
+        with files.report_damage(self.path, "The same command trains its runs again."):
+            self._check_kept(tasks)  # each file once; what follows reads single rows
+            for run in runs:
+                states: Params = {f"frozen/{k}": p for k, p in frozen.items()}
+                for task, name in enumerate(self.kept):
+                    rows = files.read_rows(self.path / name, run)
+                    states |= {f"{task}/{k.partition('/')[2]}": t for k, t in rows.items()}
+                yield states if self.parameters else None
+
+
+def set_aside(folder: Path, paths: Sequence[Path] = ()) -> Path:
+    """Move a damaged folder, or some of its files, into the store's folder `damaged`, and return where it is now."""
+    target = folder.parent.parent / "damaged" / f"{folder.name}-{uuid.uuid4().hex[:8]}"
+    with files.report_os_errors("move the damaged files of", folder):
+        (target if paths else target.parent).mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            path.rename(target / "-".join(path.relative_to(folder).parts))
+        return target if paths else folder.rename(target)
+
+
+def _check_record(update_norm: torch.Tensor, finished: int, diverged: torch.Tensor) -> None:
+    """Raise ValueError unless a checkpoint's record ends after so many tasks; a diverged run's may end before."""
+    runs, tasks = update_norm.shape
+    expected = torch.arange(tasks) < finished
+    complete = (update_norm.isfinite() == expected) | (expected & (diverged >= 0)[:, None])
+    if not 0 <= finished <= tasks or diverged.shape != (runs,) or not complete.all():
+        raise ValueError(f"its record does not end after {finished} of {tasks} tasks")

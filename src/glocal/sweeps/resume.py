@@ -10,6 +10,7 @@ import json
 import math
 import platform
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +27,8 @@ from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, GlocalWarning
+from glocal.files import DamagedError
 from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
 from glocal.store.lease import LeaseLost
@@ -185,7 +187,7 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
     tasks = cohort.challenge.tasks
     monitor: TrainingMonitor | None = None
     try:
-        last = claim.load(cohort.device)
+        last = _load(claim, cohort)
         if last is not None and not complete:
             last = Snapshot(last.finished, last.state.select(indices), last.record.select(indices))
         if last is None or last.finished < tasks:
@@ -202,11 +204,12 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
         assert last is not None
         frozen = {k: p for k, p in frozen_parameters(cohort.shared_network).items() if k not in last.state.buffers}
         notes = [*last.record.notes, *context.notes]
-        for i, request in enumerate(members):
-            if request.config.hash in missing:
-                arrays = {name: array[i] for name, array in last.record.arrays.items()}
-                info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, notes, i)
-                store.write(request.config, arrays, info, claim.kept_parameters(indices[i], frozen))
+        unwritten = [i for i, request in enumerate(members) if request.config.hash in missing]
+        kept = claim.kept_parameters([indices[i] for i in unwritten], tasks, frozen)
+        for i, parameters in zip(unwritten, kept, strict=True):
+            arrays = {name: array[i] for name, array in last.record.arrays.items()}
+            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, notes, i)
+            store.write(members[i].config, arrays, info, parameters)
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, claim.parameters) for hash in claim.hashes):
             claim.finish()
@@ -215,6 +218,16 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
         raise
     finally:
         claim.leave()
+
+
+def _load(claim: Claim, cohort: Cohort) -> Snapshot | None:
+    """Read the last checkpoint. A damaged one is set aside: training again from the beginning gives the same runs."""
+    try:
+        return claim.load(cohort.device)
+    except DamagedError as error:
+        message = f"{error}It was moved to '{claim.set_aside()}', and its runs start again."
+        warnings.warn(message, GlocalWarning, stacklevel=2)
+        return None
 
 
 def _make_monitor(context: SweepContext, cohort: Cohort) -> TrainingMonitor | None:
