@@ -29,7 +29,7 @@ LAYERS = (
         "risk",
         "curvature",
     ),
-    *("optimizers", "algorithms", "engine", "store", "metrics", "sweeps", "lens", "report", "paper", "cli"),
+    *("optimizers", "algorithms", "engine", "store", "metrics", "sweeps", "cluster", "lens", "report", "paper", "cli"),
 )
 CORE = LAYERS[: LAYERS.index("lens") + 1]
 CURVATURE_IMPORTS = {"curvature", "accelerate", "precision", "risk", "losses", "tree", "errors", "inputs", "networks"}

@@ -21,6 +21,7 @@ from glocal.cli.list import Data, List
 from glocal.cli.paper import Paper
 from glocal.cli.show import Demo, Plot, Table
 from glocal.cli.train import Run, Sweep, SweepFile
+from glocal.cli.work import Work
 from glocal.errors import GlocalError, GlocalWarning, require_known
 
 COMMANDS: dict[str, Any] = {
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Any] = {
     "list": List,
     "run": Run,
     "sweep": Sweep,
+    "work": Work,
     "table": Table,
     "plot": Plot,
     "locality": Locality,

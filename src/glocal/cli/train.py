@@ -90,6 +90,8 @@ class Sweep(SweepFile):
     """sgd (default), adam or adamw; several are all trained."""
     optimizer_options: Options = ()
     """Options of the optimizer, as NAME=VALUE or OPTIMIZER.NAME=VALUE, with one or several values."""
+    plan: bool = False
+    """Train nothing: write the sweep into the store, for `glocal work` on this and other machines."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
     @classmethod
@@ -112,13 +114,28 @@ class Sweep(SweepFile):
     def __call__(self) -> None:
         from glocal.report.summary import render
 
-        print_rendered(render(self.train(), "rich"))
+        if not self.plan:
+            print_rendered(render(self.train(), "rich"))
+            return
+        from glocal.sweeps.plan import write_plan
+
+        plan, _ = write_plan(**self.arguments())
+        code = "".join(f" --code {path}" for path in plan.code)
+        print(f"Planned {len(plan.runs)} runs. `glocal work {self.training.store}{code}` trains them.")
 
     def train(self) -> Runs:
         """Train every algorithm with every combination of its options' values."""
         from glocal.report.progress import Bars
         from glocal.sweeps.sweep import sweep
 
+        runs = sweep(**self.arguments(), progress=Bars())
+        count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
+        if self.training.monitor is not None and count:
+            print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
+        return runs
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `glocal.sweep`."""
         if self.challenge is None:
             raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
         content = {} if self.file is None else _read(self.file)
@@ -127,12 +144,8 @@ class Sweep(SweepFile):
         own = list(self.optimizer) or content.get("optimizer", "sgd")
         algorithms = _choices("algorithm", entries, self.options)
         optimizers = _choices("optimizer", own if isinstance(own, list) else [own], self.optimizer_options)
-        settings = {"optimizer": optimizers, "progress": Bars(), **vars(self.training)}
-        runs = sweep(self.challenge, algorithms, self.lrs, self.seeds, **settings)
-        count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
-        if self.training.monitor is not None and count:
-            print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
-        return runs
+        named = {"challenge": self.challenge, "algorithms": algorithms, "optimizer": optimizers}
+        return {**named, "lrs": self.lrs, "seeds": self.seeds, **vars(self.training)}
 
 
 def _choices(kind: str, entries: Iterable[Any], texts: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:

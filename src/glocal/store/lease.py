@@ -24,7 +24,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 EXPIRY_SECONDS = 60.0
 """A holder that gives no sign of life for so long loses its lease."""
@@ -42,15 +42,11 @@ class Watch:
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[bytes, float]] = {}
 
-    def holder(self, folder: Path) -> dict[str, Any] | None:
-        """Return what the holder of a folder says about itself, or None if the folder is free."""
-        return self.last(folder)[1]
-
-    def last(self, folder: Path) -> tuple[int, dict[str, Any] | None]:
-        """Return the number of the last attempt, or 0 without any, and its holder, or None if the folder is free."""
+    def look(self, folder: Path) -> Seen:
+        """Return the last attempt at a folder."""
         number = _last_attempt(folder)
         if number == 0:
-            return 0, None
+            return NO_ATTEMPT
         path, content = _attempt(folder, number) / "lease.json", b""
         with suppress(FileNotFoundError):
             content = path.read_bytes()
@@ -64,7 +60,18 @@ class Watch:
             since = time.monotonic()
             self._seen[path] = content, since
         free = about.get("released") or _has_ended(about) or time.monotonic() - since > expiry
-        return number, None if free else about
+        return Seen(number, about, held=not free)
+
+
+class Seen(NamedTuple):
+    """The last attempt at a folder: its number, 0 if there is none; what it says about itself; whether it holds on."""
+
+    number: int
+    about: dict[str, Any]
+    held: bool
+
+
+NO_ATTEMPT = Seen(0, {}, held=False)
 
 
 class Lease:
@@ -87,12 +94,13 @@ class Lease:
     @classmethod
     def take(cls, folder: Path, watch: Watch, expiry: float = EXPIRY_SECONDS) -> Lease | None:
         """Take the lease of a folder, or return None if another process holds it."""
-        number, holder = watch.last(folder)
-        if holder is not None:
+        last = watch.look(folder)
+        if last.held:
             return None
+        number = last.number + 1  # after the one that was seen free: a later one may not be
         try:
-            _attempt(folder, number + 1).mkdir()  # after the one that was seen free: a later one may not be
-            return cls(folder, number + 1, expiry)
+            _attempt(folder, number).mkdir()
+            return cls(folder, number, expiry)
         except (FileExistsError, FileNotFoundError):  # another process was faster, or removed the folder
             return None
 
@@ -110,11 +118,11 @@ class Lease:
         self.about |= about
         self._beat()
 
-    def release(self) -> None:
-        """Give the lease back."""
+    def release(self, **about: Any) -> None:
+        """Give the lease back, and tell others why."""
         if not self._released.is_set():
             self._released.set()
-            self.note(released=True)
+            self.note(**about, released=True)
             with self._lock:
                 self._file.close()
 

@@ -4,6 +4,7 @@
     STORE/cohorts/HASH/    a cohort in training: its members, and one directory per attempt to train them, with a lease
                            (`glocal.store.lease`) and the checkpoint of the last task boundary
     STORE/damaged/         damaged runs and checkpoints that were trained again; nothing reads or removes them
+    STORE/plans/           sweeps for `glocal work` to train (`glocal.sweeps.plan`)
 
 A cohort's directory is removed when all its runs are written. One that no process holds was interrupted; the next
 process that needs its runs resumes it from the last attempt's checkpoint. An attempt writes to its own directory only.
@@ -33,7 +34,7 @@ from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
 from glocal.errors import GlocalError, require
-from glocal.store.lease import EXPIRY_SECONDS, Lease, Watch
+from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch
 from glocal.store.run import Run
 from glocal.tree import Params
 
@@ -130,8 +131,8 @@ class Store:
         cohorts = []
         for path in sorted(self.cohorts_path.glob("[!.]*/members.json")):
             with files.report_damage(path, "Delete this folder of an interrupted cohort."), suppress(FileNotFoundError):
-                members, holder = files.read_json(path), self._watch.holder(path.parent)
-                cohorts.append(StoredCohort(path.parent, members["runs"], members["parameters"], holder))
+                members, seen = files.read_json(path), self._watch.look(path.parent)
+                cohorts.append(StoredCohort(path.parent, members["runs"], members["parameters"], seen))
         return cohorts
 
     def claim(self, hashes: Sequence[str], parameters: bool) -> Claim | None:
@@ -153,13 +154,17 @@ class Store:
 
 @dataclass(frozen=True)
 class StoredCohort:
-    """A cohort that is not finished: its runs, whether their parameters are kept, and what its holder says."""
+    """A cohort that is not finished: its runs, whether their parameters are kept, and the last attempt to train it."""
 
     path: Path
     hashes: list[str]
     parameters: bool
-    holder: Mapping[str, Any] | None = None
-    """None: no process trains it."""
+    last: Seen = NO_ATTEMPT
+
+    @property
+    def failed(self) -> str | None:
+        """The message of the error that ended the last attempt, or None."""
+        return None if self.last.held else self.last.about.get("failed")
 
 
 @dataclass
@@ -173,9 +178,9 @@ class Claim:
     kept: list[str] = field(default_factory=list)
     """The files with θ_0, θ_1, ... and the buffers, of this attempt and of those that it goes on from."""
 
-    def leave(self) -> None:
-        """Release the cohort; its checkpoint stays."""
-        self.lease.release()
+    def leave(self, **about: Any) -> None:
+        """Release the cohort and say why; its checkpoint stays."""
+        self.lease.release(**about)
 
     def finish(self) -> None:
         """Remove the cohort, once all its runs are written."""

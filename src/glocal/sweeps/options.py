@@ -56,7 +56,7 @@ class SweepOptions:
     data: str | Path | None = None
     """Folder to search first for data sets."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """auto, cpu, cuda or cuda:N; all: a process for every GPU."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Precision of matrix products and convolutions. bf16 is fast on GPUs and slow on CPUs."""
     keep_parameters: bool = False
@@ -67,6 +67,8 @@ class SweepOptions:
     """Bytes of memory that a cohort may use. The default is most of what is free on the device."""
     cohort_size: int | None = None
     """Train at most N runs together."""
+    workers: int | None = None
+    """Train in N processes, here or by `glocal work`: cohorts are cut so that each has something to train."""
     monitor: float | None = None
     """An ε: report when training leaves the ε-region of an old task, where local approximations hold."""
     monitor_by: Literal["diagonal", "kronecker", "own"] | None = None

@@ -6,13 +6,14 @@ is waited for, and taken over if that process stops.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
-from glocal.errors import GlocalError, GlocalWarning
+from glocal.errors import GlocalError, GlocalWarning, first_line
 from glocal.files import DamagedError
 from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
@@ -75,61 +76,121 @@ class RunRequest:
     member: Member
 
 
-@dataclass(frozen=True)
+@dataclass
 class SweepContext:
     """What all runs of a sweep share; `cohort` has no members yet."""
 
     cohort: Cohort
     options: SweepOptions
     store: Store
-    progress: ProgressReporter
     notes: list[str]
     """Notes of all runs, for example on their initialisation."""
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
+    stop: Callable[[], bool] = lambda: False
+    """Whether to stop at the next task boundary."""
 
 
-def train_missing(context: SweepContext, requests: Mapping[str, RunRequest]) -> Runs:
-    """Train until the store holds every requested run, trained by this process or by another one."""
-    store, keep = context.store, context.options.keep_parameters
-    groups = [Group(context, group) for group in _groups(requests.values())]
-    context.progress.start(len(requests), sum(store.finished(hash, keep) for hash in requests))
-    for note in context.notes:
-        context.progress.message(note)
+def train_missing(job: Job) -> Runs:
+    """Train until the store holds every requested run, trained by this process or by another one.
+
+    A cohort that fails does not stop the others; the first error is raised after them.
+    """
+    progress, store = job.context.progress, job.context.store
+    progress.start(len(job.requests), sum(store.finished(hash, job.keep) for hash in job.requests))
+    for note in job.context.notes:
+        progress.message(note)
     try:
-        while missing := {hash for hash in requests if not store.finished(hash, keep)}:
-            claim = _claim(context, groups, requests, missing)
-            if claim is None:
-                context.progress.waiting(len(missing))
+        while missing := job.missing():
+            if not job.train_next(missing):
+                progress.waiting(len(missing))
                 time.sleep(POLL_SECONDS)
+    finally:
+        progress.stop()
+    for error in job.errors.values():
+        raise error
+    return Runs([store.run(hash) for hash in job.requests])
+
+
+@dataclass
+class Job:
+    """Requested runs, and their training cohort by cohort.
+
+    retry: also train cohorts that failed in another process, or earlier.
+    errors: why runs have failed, in this process or, without `retry`, in another one.
+    """
+
+    context: SweepContext
+    requests: Mapping[str, RunRequest]
+    retry: bool = True
+    errors: dict[str, Exception] = field(default_factory=dict)
+
+    @property
+    def keep(self) -> bool:
+        return self.context.options.keep_parameters
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        return make_groups(self.context, self.requests.values())
+
+    def missing(self) -> set[str]:
+        """Return the requested runs that are neither in the store nor known to have failed."""
+        finished = self.context.store.finished
+        return {hash for hash in self.requests if hash not in self.errors and not finished(hash, self.keep)}
+
+    def train_next(self, missing: set[str]) -> bool:
+        """Train one cohort with missing runs, and return False if other processes train all of them."""
+        claim = self._claim(missing)
+        if claim is None:
+            return bool(missing & self.errors.keys())
+        try:
+            train_claim(self.context, claim, self.requests)
+        except LeaseLost as lost:
+            self.context.progress.message(str(lost))
+        except Exception as error:
+            self._fail(claim, error)
+        finally:
+            claim.leave()
+        return True
+
+    def _fail(self, claim: Claim, error: Exception) -> None:
+        """Leave a cohort that cannot be trained, and tell other processes why."""
+        if isinstance(error.__cause__, OSError):  # of reading or writing the store: no cohort can be trained
+            raise error
+        kind = "" if isinstance(error, GlocalError) else f"{type(error).__name__}: "
+        claim.leave(failed=f"{kind}{first_line(error)}")
+        self.errors.update(dict.fromkeys(claim.hashes, error))
+
+    def _claim(self, missing: set[str]) -> Claim | None:
+        """Claim a cohort with missing runs that no process trains: an interrupted one, or else a new one.
+
+        A cohort that keeps parameters is only resumed if all of its runs are requested: its files hold them all.
+        """
+        store, unfinished = self.context.store, self.context.store.cohorts()
+        for cohort in unfinished:
+            suitable = self.requests.keys() >= set(cohort.hashes) if cohort.parameters else not self.keep
+            if cohort.last.held or not suitable or missing.isdisjoint(cohort.hashes):
+                continue
+            if cohort.failed is not None and not self.retry:
+                self.errors.update(dict.fromkeys(cohort.hashes, GlocalError(cohort.failed)))
+            elif (claim := store.take(cohort)) is not None:
+                return claim
+        free = missing - {hash for cohort in unfinished if cohort.last.held for hash in cohort.hashes}
+        free -= self.errors.keys()
+        for group in self.groups:
+            if free.isdisjoint(group.hashes):
                 continue
             try:
-                _train_claim(context, claim, requests)
-            except LeaseLost as lost:
-                context.progress.message(str(lost))
-    finally:
-        context.progress.stop()
-    return Runs([store.run(hash) for hash in requests])
-
-
-def _claim(
-    context: SweepContext, groups: Iterable[Group], requests: Mapping[str, RunRequest], missing: set[str]
-) -> Claim | None:
-    """Claim a cohort with missing runs that no process trains: an interrupted one, or else a new one.
-
-    A cohort that keeps parameters is only resumed if all of its runs are requested, because its files hold them all.
-    """
-    store, keep, unfinished = context.store, context.options.keep_parameters, context.store.cohorts()
-    for cohort in unfinished:
-        suitable = requests.keys() >= set(cohort.hashes) if cohort.parameters else not keep
-        wanted = cohort.holder is None and suitable and not missing.isdisjoint(cohort.hashes)
-        if wanted and (claim := store.take(cohort)) is not None:
-            return claim
-    free = missing - {hash for cohort in unfinished if cohort.holder is not None for hash in cohort.hashes}
-    for group in groups:
-        for hashes in group.cohorts if free.intersection(group.hashes) else []:
-            chosen = [hash for hash in hashes if hash in free]
-            if chosen and (claim := store.claim(chosen, keep)) is not None:
-                return claim
-    return None
+                cohorts, error = group.cohorts, None
+            except Exception as raised:  # a step is tried to measure its memory
+                cohorts, error = [group.hashes], raised
+            for hashes in cohorts:
+                chosen = [hash for hash in hashes if hash in free]
+                claim = store.claim(chosen, self.keep) if chosen else None
+                if claim is not None and error is not None:
+                    self._fail(claim, error)
+                elif claim is not None:
+                    return claim
+        return None
 
 
 @dataclass(frozen=True)
@@ -138,6 +199,8 @@ class Group:
 
     context: SweepContext
     requests: list[RunRequest]
+    parts: int
+    """Cohorts to cut it into, at least."""
 
     @cached_property
     def hashes(self) -> list[str]:
@@ -146,20 +209,24 @@ class Group:
     @cached_property
     def cohorts(self) -> list[list[str]]:
         """The group in cohorts that fit into memory. Every process cuts it in the same way, whatever is finished."""
-        options, size = self.context.options, len(self.requests)
-        if size > 1:
+        options, runs = self.context.options, len(self.requests)
+        parts = min(runs, max(self.parts, math.ceil(runs / (options.cohort_size or runs))))
+        if parts < runs:
             cohort = self.context.cohort.only([request.member for request in self.requests])
-            fitting = largest_cohort(cohort, options.memory_budget)
-            size = max(1, min(size, fitting, options.cohort_size or size))
-        return [self.hashes[start : start + size] for start in range(0, len(self.hashes), size)]
+            fitting = max(1, largest_cohort(cohort, options.memory_budget))
+            while math.ceil(runs / parts) > fitting:
+                parts = min(runs, 2 * parts)
+        bounds = [runs * part // parts for part in range(parts + 1)]
+        return [self.hashes[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-def _groups(requests: Iterable[RunRequest]) -> list[list[RunRequest]]:
-    """Return the requests that can train in one cohort together, in the order of their seeds."""
+def make_groups(context: SweepContext, requests: Iterable[RunRequest]) -> list[Group]:
+    """Return the requests that can train in one cohort together, in at least as many parts as there are workers."""
     groups: dict[str, list[RunRequest]] = {}
     for request in requests:
         groups.setdefault(_cohort_key(request), []).append(request)
-    return [sorted(g, key=lambda r: (r.config.seed, r.config.lr, r.config.hash)) for g in groups.values()]
+    ordered = [sorted(g, key=lambda r: (r.config.seed, r.config.lr, r.config.hash)) for g in groups.values()]
+    return [Group(context, group, math.ceil((context.options.workers or 1) / len(ordered))) for group in ordered]
 
 
 def _cohort_key(request: RunRequest) -> str:
@@ -170,7 +237,7 @@ def _cohort_key(request: RunRequest) -> str:
     return json.dumps(config | shared, sort_keys=True)
 
 
-def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunRequest]) -> None:
+def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunRequest]) -> None:
     """Train a claimed cohort to its end, with a checkpoint at every task boundary, and write its runs.
 
     An interrupted cohort resumes with the runs that are requested and missing; its checkpoint stays for the others. If
@@ -196,11 +263,14 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
             steps = tasks * cohort.epochs * math.ceil(examples / cohort.batch_size) * len(cohort)
             shown = resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0
             bar = context.progress.start_cohort(*shown)
+            claim.lease.note(label=shown[0], runs=len(cohort), tasks=tasks, finished=shown[-1])
             for snapshot in train(cohort, last, context.options.execution, bar, monitor):
                 last = snapshot
-                claim.lease.note(finished=last.finished, tasks=tasks)
+                claim.lease.note(finished=last.finished)
                 if complete:
                     claim.save(snapshot)
+                if context.stop() and last.finished < tasks:
+                    return
         assert last is not None
         frozen = {k: p for k, p in frozen_parameters(cohort.shared_network).items() if k not in last.state.buffers}
         notes = [*last.record.notes, *context.notes]
@@ -216,8 +286,6 @@ def _train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, Run
     except GlocalError:
         claim.lease.check()  # an error of reading or writing may be the work of a successor
         raise
-    finally:
-        claim.leave()
 
 
 def _load(claim: Claim, cohort: Cohort) -> Snapshot | None:

@@ -23,7 +23,7 @@ from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
 from glocal.sweeps.options import SweepOptions, convert, require_option
-from glocal.sweeps.resume import ProgressReporter, RunRequest, SweepContext, train_missing
+from glocal.sweeps.resume import Job, ProgressReporter, RunRequest, SweepContext, train_missing
 
 AlgorithmSpec: TypeAlias = str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]
 OptimizerSpec: TypeAlias = str | Optimizer | type[Optimizer] | tuple[str, Mapping[str, Any]]
@@ -62,10 +62,38 @@ def sweep(
         >>> adam = [("adamw", {"weight_decay": decay, "schedule": "cosine"}) for decay in (0.0, 0.1)]
         >>> runs = glocal.sweep("split-digits", ["er"], [0.001], [11], optimizer=adam)  # doctest: +SKIP
     """
-    allowed = ["optimizer", *(field.name for field in fields(SweepOptions))]
-    for option in options:
-        require_option("option of a sweep", option, allowed)
-    chosen = SweepOptions(**options)
+    from glocal.cluster.worker import start_workers, worker_devices
+    from glocal.sweeps.plan import write_plan
+
+    chosen = _check(options)
+    devices = worker_devices(chosen.device, chosen.workers)
+    options |= {"device": devices[0], "workers": len(devices)}
+    if progress is None and sys.stderr.isatty():
+        from glocal.report.progress import Bars
+
+        progress = Bars()
+    with GLOBAL_STATE:
+        if len(devices) == 1:
+            job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
+        else:
+            plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
+            start_workers(job.context.store.path, devices, [text for path in plan.code for text in ("--code", path)])
+            job.retry = False
+        job.context.progress = progress or ProgressReporter()
+        return train_missing(job)
+
+
+def prepare(
+    challenge: str | Challenge,
+    algorithms: str | Iterable[AlgorithmSpec],
+    lrs: Iterable[float],
+    seeds: Iterable[int],
+    *,
+    optimizer: OptimizerSpec | Iterable[OptimizerSpec] = "sgd",
+    **options: Any,
+) -> Job:
+    """Return the runs that the arguments of `sweep` ask for, ready to be trained."""
+    chosen = _check(options)
     learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation, chosen.evaluate)
     network = resolve.network(chosen.network, learnt.value, chosen.init)
     shared: dict[str, Any] = {
@@ -79,8 +107,8 @@ def sweep(
     require(min(lrs) > 0, f"lr = {min(lrs)} was given; it must be positive.")
     require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
     requests: dict[str, RunRequest] = {}
-    chosen_algorithms = [resolve.algorithm(*entry) for entry in _pairs(algorithms)]
-    chosen_optimizers = [resolve.optimizer(*entry) for entry in _pairs(optimizer)]
+    chosen_algorithms = [resolve.algorithm(*entry) for entry in pairs(algorithms)]
+    chosen_optimizers = [resolve.optimizer(*entry) for entry in pairs(optimizer)]
     for algorithm, own in itertools.product(chosen_algorithms, chosen_optimizers):
         resolve.check_setting(algorithm.value, learnt.value)
         resolve.check_optimizer(algorithm.value, own.value)
@@ -89,15 +117,15 @@ def sweep(
             config = RunConfig(learnt.config, network.config, lr=lr, seed=seed, **parts, **shared)
             requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value, own.value))
     require(bool(requests), "a sweep needs at least one algorithm and one optimizer.")
-    if progress is None and sys.stderr.isatty():
-        from glocal.report.progress import Bars
-
-        progress = Bars()
     cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
-    store, notes = Store.create(chosen.store), [network.note] if network.note else []
-    context = SweepContext(cohort, chosen, store, progress or ProgressReporter(), notes)
-    with GLOBAL_STATE:
-        return train_missing(context, requests)
+    notes = [network.note] if network.note else []
+    return Job(SweepContext(cohort, chosen, Store.create(chosen.store), notes), requests)
+
+
+def _check(options: Mapping[str, Any]) -> SweepOptions:
+    for option in options:
+        require_option("option of a sweep", option, ["optimizer", *(field.name for field in fields(SweepOptions))])
+    return SweepOptions(**options)
 
 
 def load(store: str | Path) -> Runs:
@@ -105,7 +133,7 @@ def load(store: str | Path) -> Runs:
     return Runs(sorted(Store.open(store).runs(), key=lambda run: (run.algorithm, run.lr, run.seed)))
 
 
-def _pairs(specs: Any) -> list[tuple[Any, Any]]:
+def pairs(specs: Any) -> list[tuple[Any, Any]]:
     """Return one or several specifications of algorithms or optimisers as (what, options) pairs."""
 
     def is_pair(spec: Any) -> bool:

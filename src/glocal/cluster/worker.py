@@ -1,0 +1,169 @@
+"""Workers: processes that train what the plans of a store ask for, on any machines that see its folder.
+
+There is no master. A worker takes one cohort after the other by its lease, and stays until nothing is left: what
+another worker is training may need a successor.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from glocal.errors import GlocalError
+from glocal.rng import GLOBAL_STATE
+from glocal.store.store import Store
+from glocal.sweeps.plan import read_plans
+from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+GRACE_SECONDS = 20.0
+"""After a signal, the task in progress may be finished within this time. Slurm kills a process after 30 s."""
+
+
+class Stop:
+    """When a worker stops: after a signal, or before its time is up, if possible at the end of a task.
+
+    Call it at every task boundary; it is true if the next task would not end in time. A second signal, or the end of
+    the time, raises KeyboardInterrupt: the task in progress is lost.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.asked, self._boundary = False, time.monotonic()
+        self._end = math.inf if seconds is None else self._boundary + seconds
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        took, self._boundary = now - self._boundary, now
+        self.asked |= now + took > self._end
+        return self.asked
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to signals inside the block, in the main thread."""
+        previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        if self._end < math.inf:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, self._end - time.monotonic()))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        signal.setitimer(signal.ITIMER_REAL, min(GRACE_SECONDS, max(0.001, self._end - time.monotonic())))
+
+
+def work(
+    store: Store,
+    device: str = "auto",
+    seconds: float | None = None,
+    code: Sequence[Path] = (),
+    retry_failed: bool = False,
+    progress: ProgressReporter | None = None,
+) -> tuple[int, list[str]]:
+    """Train what the plans of a store ask for, until nothing is left, the time is up or a signal comes.
+
+    Args:
+        store: the store.
+        device: auto, cpu, cuda or cuda:N.
+        seconds: the time to work for; None: no limit.
+        code: files that plans may load code from.
+        retry_failed: train cohorts again that have failed.
+        progress: receives the progress.
+
+    Returns:
+        How many runs are left to train, and why others cannot be trained.
+    """
+    stop, progress = Stop(seconds), progress or ProgressReporter()
+    jobs: dict[Path, Job] = {}
+    refused: dict[Path, str] = {}
+    left = 0
+    progress.start(*_count(store))
+    try:
+        with GLOBAL_STATE, suppress(KeyboardInterrupt), stop.listening():
+            while not stop():
+                for plan in read_plans(store):
+                    if plan.finished(store):
+                        plan.path.unlink(missing_ok=True)
+                    elif plan.path not in jobs and plan.path not in refused:
+                        try:
+                            jobs[plan.path] = job = plan.prepare(store, device, code)
+                            job.retry, job.context.progress, job.context.stop = retry_failed, progress, stop
+                        except GlocalError as error:
+                            refused[plan.path] = str(error)
+                missing = {path: runs for path, job in jobs.items() if (runs := job.missing())}
+                left = sum(map(len, missing.values()))
+                if not missing:
+                    break
+                if not any(jobs[path].train_next(runs) for path, runs in missing.items()):
+                    progress.waiting(left)
+                    time.sleep(POLL_SECONDS)
+    finally:
+        progress.stop()
+    errors = [str(error) for job in jobs.values() for error in job.errors.values()]
+    return left, list(dict.fromkeys([*refused.values(), *errors]))
+
+
+def _count(store: Store) -> tuple[int, int]:
+    """Return how many runs the plans ask for, and how many of them are finished."""
+    runs = {hash for plan in read_plans(store) for hash in plan.runs}
+    return len(runs), sum(store.finished(hash) for hash in runs)
+
+
+def worker_devices(device: str, workers: int | None = None) -> list[str]:
+    """Return the devices of workers on this machine; 'all' are all its GPUs, which several workers may share."""
+    gpus = torch.cuda.device_count() if device == "all" else 0
+    if gpus == 0:
+        return ["auto" if device == "all" else device] * (workers or 1)
+    return [f"cuda:{worker % gpus}" for worker in range(workers or gpus)]
+
+
+def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str]) -> int:
+    """Start a worker process for every device, wait for all, and return the largest exit status.
+
+    Their output is printed with the device's name. A signal is passed on to them.
+    """
+    command = [sys.executable, "-m", "glocal", "work", str(store), *arguments, "--device"]
+    pipe, stdout = subprocess.PIPE, subprocess.STDOUT
+    workers = [
+        # In a session of its own, or Ctrl-C would reach it twice.
+        subprocess.Popen([*command, device], stdout=pipe, stderr=stdout, text=True, start_new_session=True)
+        for device in devices
+    ]
+    printers = [
+        threading.Thread(target=_print_lines, args=(f"{i + 1}, {device}", worker))
+        for i, (device, worker) in enumerate(zip(devices, workers, strict=True))
+    ]
+    for printer in printers:
+        printer.start()
+    while any(worker.poll() is None for worker in workers):
+        try:
+            for worker in workers:
+                worker.wait()
+        except KeyboardInterrupt:
+            for worker in workers:
+                worker.send_signal(signal.SIGTERM)
+    for printer in printers:
+        printer.join()
+    return max(worker.returncode for worker in workers)
+
+
+def _print_lines(name: str, worker: subprocess.Popen[str]) -> None:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        print(f"[worker {name}] {line.rstrip()}", file=sys.stderr, flush=True)

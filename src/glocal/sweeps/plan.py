@@ -1,0 +1,142 @@
+"""Plans: sweeps that a store asks for, as files, so that workers on any machine can train them.
+
+A plan holds the arguments of `glocal.sweep` as JSON, and the names of the runs. Code is named by its file and the hash
+of the file. A worker loads it only from a file that its own user gave it and that has this hash: nothing in a store can
+make it run other code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from glocal import files
+from glocal.errors import GlocalError, first_line, require
+from glocal.store.store import Store
+from glocal.sweeps.options import SweepOptions
+from glocal.sweeps.resolve import is_file_spec
+from glocal.sweeps.resume import Job
+from glocal.sweeps.sweep import pairs, prepare
+
+OWN = ("store", "device")
+"""Options that a worker chooses itself."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan of a store: its file, the arguments of the sweep, the hashes of its files of code, and its runs."""
+
+    path: Path
+    arguments: Mapping[str, Any]
+    code: Mapping[str, str]
+    runs: list[str]
+
+    def finished(self, store: Store) -> bool:
+        """Return whether the store holds all runs."""
+        keep = bool(self.arguments["options"].get("keep_parameters"))
+        return all(store.finished(hash, keep) for hash in self.runs)
+
+    def prepare(self, store: Store, device: str, code: Iterable[Path]) -> Job:
+        """Return the runs, ready to be trained on a device, with code from these files alone."""
+        allowed = {_digest(path): path for path in code}
+
+        def own_file(location: str) -> str:
+            digest = self.code.get(location)
+            advice = f"Give the worker this file, unchanged: --code {location}."
+            require(digest in allowed, f"the plan '{self.path}' needs code from '{location}'. {advice}")
+            return str(allowed[str(digest)])
+
+        arguments = _with_files(self.arguments, own_file)
+        options = {k: v for k, v in arguments.pop("options").items() if k not in OWN}
+        job = prepare(**arguments, **options, store=store.path, device=device)
+        changed = (
+            f"the plan '{self.path}' asks for other runs than its arguments make here: write it again, with --plan."
+        )
+        require(list(job.requests) == self.runs, changed)
+        job.context.store = store
+        return job
+
+
+def write_plan(
+    challenge: Any,
+    algorithms: Any,
+    lrs: Iterable[float],
+    seeds: Iterable[int],
+    *,
+    optimizer: Any = "sgd",
+    **options: Any,
+) -> tuple[Plan, Job]:
+    """Write what a sweep with these arguments asks for into its store; return the plan and its runs.
+
+    The arguments are those of `glocal.sweep`. All must have names, which classes and functions from Python have not.
+    """
+    own = {"algorithms": pairs(algorithms), "optimizer": pairs(optimizer)}
+    job = prepare(challenge, own["algorithms"], lrs, seeds, optimizer=own["optimizer"], **options)
+    members = [request.member for request in job.requests.values()]
+    values = {"lrs": list(dict.fromkeys(m.lr for m in members)), "seeds": list(dict.fromkeys(m.seed for m in members))}
+    arguments = {"challenge": challenge, **own, **values, "options": _options(job.context.options)}
+    code: dict[str, str] = {}
+
+    def absolute(location: str) -> str:
+        path = files.user_path(location).absolute()
+        code[str(path)] = _digest(path)
+        return str(path)
+
+    named = _with_files(arguments, absolute)
+    content = {"arguments": named, "code": code, "runs": list(job.requests)}
+    folder = job.context.store.path / "plans"
+    try:
+        text = json.dumps(content, sort_keys=True)
+    except TypeError as error:
+        raise GlocalError(f"an option cannot be written into a plan: {first_line(error)}.") from error
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    with files.report_os_errors("write the plan to", folder):
+        folder.mkdir(exist_ok=True)
+        files.write_json(path, content)
+    return Plan(path, named, code, list(job.requests)), job
+
+
+def read_plans(store: Store) -> list[Plan]:
+    """Return the plans of a store, the oldest first."""
+    plans = []
+    for path in (store.path / "plans").glob("[!.]*.json"):
+        with files.report_damage(path, "Delete it, and write it again with --plan."):
+            content = files.read_json(path)
+            arguments, code, runs = (content[name] for name in ("arguments", "code", "runs"))
+            plans.append((path.stat().st_mtime, Plan(path, arguments, code, runs)))
+    return [plan for _, plan in sorted(plans, key=lambda entry: (entry[0], entry[1].path))]
+
+
+def _options(options: SweepOptions) -> dict[str, Any]:
+    """Return the options that are not defaults and that a worker does not choose; paths are made absolute."""
+    hints = get_type_hints(SweepOptions)
+    values = {f.name: getattr(options, f.name) for f in fields(SweepOptions) if f.name not in OWN}
+    changed = {f.name: values[f.name] for f in fields(SweepOptions) if values.get(f.name, f.default) != f.default}
+    return {k: str(files.user_path(v).absolute()) if Path in get_args(hints[k]) else v for k, v in changed.items()}
+
+
+def _with_files(arguments: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Return the arguments with every path.py:Name in a file of another name, and check that all are named."""
+
+    def renamed(spec: Any) -> str:
+        if not isinstance(spec, str):
+            kind = getattr(spec, "__name__", type(spec).__name__)
+            raise GlocalError(f"{kind} from Python cannot be named in a plan: put it into a file, as path.py:{kind}.")
+        location, _, name = spec.rpartition(":")
+        return f"{rename(location)}:{name}" if is_file_spec(spec) and location else spec
+
+    changed = {**arguments, "challenge": renamed(arguments["challenge"])}
+    for kind in ("algorithms", "optimizer"):
+        changed[kind] = [(renamed(what), own) for what, own in arguments[kind]]
+    if "network" in arguments["options"]:
+        changed["options"] = arguments["options"] | {"network": renamed(arguments["options"]["network"])}
+    return changed
+
+
+def _digest(path: Path) -> str:
+    with files.report_os_errors("read the code in", path, "Give a Python file."):
+        return hashlib.sha256(files.user_path(path).read_bytes()).hexdigest()[:16]

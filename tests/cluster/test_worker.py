@@ -1,0 +1,175 @@
+"""Workers: plans are trained as sweeps are, code comes from named files alone, failures and signals cost little."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import glocal
+from glocal.cluster.worker import Stop, work
+from glocal.engine import loop
+from glocal.store.store import Store
+from glocal.sweeps.plan import read_plans, write_plan
+from glocal.sweeps.resume import ProgressReporter
+from glocal.sweeps.sweep import prepare
+
+QUICK: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500}
+MINE = """
+from glocal.algorithms.baselines import SGD
+
+class Mine(SGD):
+    name = "mine"
+
+class Bad(SGD):
+    name = "bad"
+
+    def objective(self, model, params, memory, batch):
+        raise ZeroDivisionError("no objective")
+"""
+
+
+def plan(store: Path, algorithms: Sequence[Any] = ("sgd", "er"), **options: Any) -> Store:
+    write_plan("rotated-digits", algorithms, [0.1, 0.2], [1], store=store, **QUICK, **options)
+    return Store.open(store)
+
+
+def assert_same(store: Store, runs: glocal.Runs) -> None:
+    assert len(store.runs()) == len(runs)
+    for run in runs:
+        assert run.path is not None
+        for name, array in store.run(run.path.name).arrays.items():
+            np.testing.assert_array_equal(array, run.arrays[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> glocal.Runs:
+    store = tmp_path_factory.mktemp("whole") / "store"
+    return glocal.sweep("rotated-digits", ["sgd", "er"], [0.1, 0.2], [1], store=store, **QUICK)
+
+
+def test_a_plan_is_trained_as_a_sweep_is(tmp_path: Path, whole: glocal.Runs) -> None:
+    store = plan(tmp_path / "store")
+    assert not store.runs()
+    assert work(store) == (0, [])
+    assert_same(store, whole)
+    assert not read_plans(store) and not store.cohorts()
+
+
+class FromPython(glocal.Algorithm):
+    """An algorithm that no file can name."""
+
+
+@pytest.mark.parametrize("algorithm", [FromPython, glocal.algorithms.EWC(penalty=2.0)], ids=["class", "instance"])
+def test_what_has_no_name_is_refused(tmp_path: Path, algorithm: Any) -> None:
+    with pytest.raises(glocal.GlocalError, match=r"from Python cannot be named in a plan: .* path\.py:"):
+        plan(tmp_path / "store", [algorithm])
+
+
+def test_code_is_loaded_from_files_of_the_workers_user_alone(tmp_path: Path) -> None:
+    file, copy = tmp_path / "mine.py", tmp_path / "copy.py"
+    file.write_text(MINE)
+    copy.write_text(MINE)
+    store = plan(tmp_path / "store", [f"{file}:Mine"])
+    left, (problem,) = work(store)
+    assert left == 0 and "mine.py" in problem and "--code" in problem and not store.runs()
+    marker = tmp_path / "executed"
+    file.write_text(f"{MINE}\nopen({str(marker)!r}, 'w')\n")
+    assert len(work(store, code=[file])[1]) == 1 and not store.runs(), "the file has changed"
+    assert work(store, code=[copy]) == (0, []) and len(store.runs()) == 2, "another copy of the same file will do"
+    assert not marker.exists()
+
+
+def test_a_file_that_a_plan_does_not_declare_is_not_loaded(tmp_path: Path) -> None:
+    store, marker, evil = plan(tmp_path / "store", ["sgd"]), tmp_path / "executed", tmp_path / "evil.py"
+    evil.write_text(f"{MINE}\nopen({str(marker)!r}, 'w')\n")
+    (known,) = read_plans(store)
+    for field in ("algorithms", "network", "challenge"):
+        content = json.loads(known.path.read_text())
+        changed: dict[str, Any] = {"algorithms": [[f"{evil}:Mine", {}]], "challenge": f"{evil}:Mine"}
+        if field == "network":
+            content["arguments"]["options"][field] = f"{evil}:Mine"
+        else:
+            content["arguments"][field] = changed[field]
+        (store.path / "plans" / f"{field}.json").write_text(json.dumps(content))
+    known.path.unlink()
+    assert len(work(store)[1]) == 3
+    assert not marker.exists() and not store.runs()
+
+
+@pytest.mark.parametrize("lrs", [[0.1], [0.1, 0.2]], ids=["in training", "while memory is measured"])
+def test_a_cohort_that_fails_does_not_stop_the_others(tmp_path: Path, lrs: list[float]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    arguments: dict[str, Any] = {"store": tmp_path / "store", **QUICK}
+    write_plan("rotated-digits", [f"{file}:Bad", "sgd"], lrs, [1], **arguments)
+    store = Store.open(tmp_path / "store")
+    left, (problem,) = work(store, code=[file])
+    assert left == 0 and "no objective" in problem and len(store.runs()) == len(lrs)
+    (failed,) = store.cohorts()
+    assert failed.failed is not None and "no objective" in failed.failed
+    attempts = failed.last.number
+    assert work(store, code=[file])[1] == [failed.failed] and store.cohorts()[0].last.number == attempts
+    assert len(work(store, code=[file], retry_failed=True)[1]) == 1 and store.cohorts()[0].last.number > attempts
+    with pytest.raises(ZeroDivisionError, match="no objective"):
+        glocal.sweep("rotated-digits", [f"{file}:Bad", "er"], lrs, [1], **arguments)
+    assert len(store.runs()) == 2 * len(lrs), "the others are trained before the error"
+
+
+class Signalling(ProgressReporter, loop.Progress):
+    """Sends this process a signal in the middle of the first task."""
+
+    sent = False
+
+    def start_cohort(self, label: str, runs: int, tasks: int, steps: int, done: int) -> loop.Progress:
+        return self
+
+    def steps(self, count: int) -> None:
+        if not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_stops_a_worker_at_the_end_of_a_task(tmp_path: Path, whole: glocal.Runs) -> None:
+    store = plan(tmp_path / "store")
+    before = signal.getsignal(signal.SIGUSR1)
+    left, problems = work(store, progress=Signalling())
+    assert left == 4 and not problems and not store.runs()
+    assert signal.getsignal(signal.SIGUSR1) is before
+    (cohort,) = store.cohorts()
+    assert cohort.last.about["finished"] == 1 and not cohort.last.held
+    assert work(store) == (0, [])
+    assert_same(store, whole)
+
+
+def test_time_that_is_up_stops_a_worker_in_a_task(tmp_path: Path) -> None:
+    """Before it, no task is begun that would take longer than the last one did."""
+    stop, began = Stop(0.3), time.monotonic()
+    with pytest.raises(KeyboardInterrupt), stop.listening():
+        time.sleep(10)
+    assert 0.25 < time.monotonic() - began < 5
+    stop = Stop(1_000)
+    assert not stop()
+    stop._boundary -= 1_100
+    assert stop(), "the last task took 1,100 s, and 1,000 s are left"
+    store = plan(tmp_path / "store")
+    _, problems = work(store, seconds=0.001)
+    assert not problems and not store.runs() and not any(cohort.last.held for cohort in store.cohorts())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_every_worker_has_something_to_train(tmp_path: Path, workers: int) -> None:
+    """And the cut does not depend on what is finished."""
+    options: dict[str, Any] = {"store": tmp_path / "store", "workers": workers, **QUICK}
+    job = prepare("rotated-digits", ["sgd", "er"], [0.1, 0.2, 0.3], [1, 2], **options)
+    cohorts = [cohort for group in job.groups for cohort in group.cohorts]
+    assert len(cohorts) >= workers and {hash for cohort in cohorts for hash in cohort} == job.requests.keys()
+    assert sum(map(len, cohorts)) == 12
+    assert max(map(len, cohorts)) - min(map(len, cohorts)) <= 1
