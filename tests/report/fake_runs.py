@@ -57,10 +57,15 @@ def fake_run(
     arrays["memory_bytes"] = steps * 100
     return Run(
         config={
-            "challenge": {"name": challenge, "tasks": tasks, "options": {"angles": None}}
-            | ({"loss": "squared-error"} if regression else {}),
+            "challenge": {
+                "name": challenge,
+                "tasks": tasks,
+                "outputs": 10,
+                "options": {"angles": None},
+                "loss": "squared-error" if regression else "cross-entropy",
+            },
             "network": network or {"name": "mlp", "hidden": [100, 100]},
-            "algorithm": {"name": algorithm, **(options or {})},
+            "algorithm": {"name": algorithm, "options": {}, **(options or {})},
             "lr": lr,
             "seed": seed,
             "epochs": epochs,

@@ -150,7 +150,7 @@ def test_split_challenges_are_compared_among_the_tasks_own_classes(
         ({"batch_size": 64}, r"differ in batch_size: 32 with seed 11, 64 with seed 13"),
         ({"network": {"name": "resnet18", "width": 20}}, r"differ in network.width: absent with seed 11, 20 with"),
         (
-            {"challenge": {"name": "split-cifar10", "tasks": 5, "options": {"angles": list(range(99))}}},
+            {"challenge": {**split_run().config["challenge"], "options": {"angles": list(range(99))}}},
             r"challenge.options.angles: None with seed 11, \[0, 1, .*\.\.\. with seed 13",
         ),
     ],

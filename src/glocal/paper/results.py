@@ -7,6 +7,7 @@ test accuracies R[t, o] (those among the task's classes only if they differ), â€
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from glocal.errors import GlocalError, require
-from glocal.files import lock_file, report_os_errors
+from glocal.errors import GlocalWarning, require
+from glocal.files import DamagedError, lock_file, report_damage, report_os_errors
 from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.study import read_table, write_table
 from glocal.report.summary import PERCENT
-from glocal.store.run import Run, Runs
+from glocal.store.run import Run, Runs, check_run
 
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
 LISTS = (*MATRICES, "distance_from_init", "update_norm")
@@ -39,15 +40,25 @@ def write(runs: Iterable[Run], path: str | Path) -> Path:
     return write_table(frame, path, compression="zstd", compression_level=19)
 
 
-def read(*paths: str | Path) -> Runs:
-    """Read the runs of result files; of equal runs the last one is kept."""
+def read(*paths: str | Path, strict: bool = False) -> Runs:
+    """Read the runs of result files; of equal runs the last one is kept.
+
+    Rows that cannot be read are left out, with a warning, or raise an error if it is `strict`.
+    """
     runs: list[Run] = []
+    errors: list[str] = []
     for path in map(Path, paths):
-        for i, row in enumerate(read_table(path, REQUIRED, "a result file", empty=True).iter_rows(named=True)):
+        table = read_table(path, REQUIRED, "a result file", empty=True)
+        for number, row in enumerate(table.iter_rows(named=True), 1):
             try:
-                runs.append(_run(row))
-            except (KeyError, ValueError, TypeError) as error:
-                raise GlocalError(f"'{path}' is not a result file: row {i + 1} cannot be read.") from error
+                with report_damage(path, f"It is row {number} of {len(table)}."):
+                    runs.append(_run(row))
+            except DamagedError as error:
+                errors.append(str(error))
+    if errors:
+        message = f"{len(errors)} rows of result files cannot be read; the first: {errors[0]}"
+        require(not strict, f"{message} Write to another file.")
+        warnings.warn(f"{message} They are left out.", GlocalWarning, stacklevel=2)
     return merge(runs)
 
 
@@ -62,7 +73,8 @@ def add(runs: Iterable[Run], path: str | Path) -> Path:
     with report_os_errors("write the results to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(path.with_name(f".{path.stem}.lock")):
-            return write(merge([*(read(path) if path.exists() else ()), *map(with_named_angles, runs)]), path)
+            before = read(path, strict=True) if path.exists() else ()
+            return write(merge([*before, *map(with_named_angles, runs)]), path)
 
 
 def with_named_angles(run: Run) -> Run:
@@ -113,4 +125,6 @@ def _run(row: Mapping[str, Any]) -> Run:
     for name in MATRICES:
         values = arrays[name] if arrays[name].size else arrays["test_class_accuracy"]
         arrays[name] = values.reshape(tasks + 1, tasks)
-    return Run(config, arrays, {"notes": [], **info})
+    run = Run(config, arrays, {"notes": [], **info})
+    check_run(run)
+    return run

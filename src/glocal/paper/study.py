@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import polars as pl
 import torch
 
-from glocal.errors import GlocalError, require
-from glocal.files import replacing, report_os_errors
+from glocal.errors import GlocalError, first_line, require
+from glocal.files import DamagedError, replacing, report_damage, report_os_errors
 from glocal.precision import full_precision
 from glocal.store.store import Store
 from glocal.sweeps.resolve import device_name
@@ -153,18 +154,25 @@ def read_table(
         raise GlocalError(f"'{path}' cannot be read: {error.strerror or error}.") from error
     if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
         raise GlocalError(f"'{path}' is not {kind}: it is not a complete Parquet file.")
-    try:
+    with _parquet_errors(path, kind):
         frame = pl.read_parquet(content)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise GlocalError(f"'{path}' is not {kind}: {reason}.") from error
     if missing := [column for column in columns if column not in frame.columns]:
         raise GlocalError(f"'{path}' is not {kind}: it has no column {', '.join(missing)}.")
     require(empty or not frame.is_empty(), f"'{path}' is not {kind}: it has no rows.")
     return frame
 
 
+@contextmanager
+def _parquet_errors(path: Path, kind: str = "a table of a study") -> Iterator[None]:
+    """Turn errors of the Parquet reader, a panic in its Rust code among them, into a DamagedError."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise DamagedError(f"'{path}' is not {kind}: {first_line(error).rstrip('.')}.") from error
+
+
 def read_cost(path: Path) -> Cost | None:
     """Read the cost from a table's metadata; None if the file has none."""
-    metadata = pl.read_parquet_metadata(path)
-    return Cost(**json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None
+    with _parquet_errors(path), report_damage(path, "Measure it again."):
+        metadata = pl.read_parquet_metadata(path)
+        return Cost(**json.loads(metadata[COST_KEY])) if COST_KEY in metadata else None

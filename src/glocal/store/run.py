@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import UserList
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +118,52 @@ def exploded_task(run: Run) -> int | None:
         longest = np.maximum.accumulate(updates)[:-1]
         exploded = np.concatenate([[False], (longest > 0) & (updates[1:] > EXPLOSION * longest)])
     return int(exploded.argmax()) + 1 if exploded.any() else None
+
+
+CONFIG = {
+    "challenge": {"name": str, "tasks": int, "outputs": int, "loss": str | dict, "options": dict},
+    "network": {"name": str},
+    "algorithm": {"name": str, "options": dict},
+    "lr": int | float,
+    "seed": int,
+    "epochs": int,
+    "batch_size": int,
+}
+INFO = {
+    "label": str,
+    "locality": ("local", "global"),
+    "setting": ("task", "class", "domain"),
+    "diverged": int | None,
+    "cost": {"seconds": int | float, "memory_bytes": int},
+    "versions": dict,
+    "notes": list,
+    "steps": int,
+}
+
+
+def check_run(run: Run) -> None:
+    """Raise ValueError unless a run that was read from a file has the types and shapes that tables and figures need."""
+    wrong = next(chain(_misfits(run.config, CONFIG, "config"), _misfits(run.info, INFO, "info")), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} is missing or of another type")
+    json.dumps([run.config, run.info], ensure_ascii=False).encode()  # raises if it is not text
+    tasks, epochs = run.tasks, run.config["epochs"]
+    vectors = {"distance_from_init": (tasks,), "update_norm": (tasks,), "memory_bytes": (tasks,)}
+    shapes = {**vectors, "epoch_loss": (tasks, epochs)}
+    for name, array in run.arrays.items():
+        if array.shape != shapes.get(name, (tasks + 1, tasks)) or array.dtype.kind not in "if":
+            raise ValueError(f"{name} has shape {array.shape} and type {array.dtype}")
+
+
+def _misfits(value: Any, schema: Any, name: str) -> Iterator[str]:
+    """Yield the names of entries that are not as a schema of types, allowed values and dicts of schemas says."""
+    if isinstance(schema, dict):
+        for key, part in schema.items():
+            yield from _misfits(value.get(key) if isinstance(value, dict) else value, part, f"{name}.{key}")
+    elif isinstance(schema, tuple):
+        yield from () if value in schema else (name,)
+    elif not isinstance(value, schema) or (isinstance(value, int | float) and not abs(value) < 2**63):
+        yield name
 
 
 class Runs(UserList[Run]):

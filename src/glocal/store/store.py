@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,14 +34,13 @@ from glocal.engine.cohort import RunConfig
 from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
-from glocal.errors import GlocalError, require
+from glocal.errors import GlocalError, GlocalWarning, require
 from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch
-from glocal.store.run import Run
+from glocal.store.run import Run, check_run
 from glocal.tree import Params
 
 MARKER = "glocal-store.json"
 FORMAT = 1
-REQUIRED_INFO = {"label", "locality", "setting", "diverged", "steps", "cost", "versions", "notes"}
 RECORD_SCALARS = ("seconds", "epoch_step_seconds", "peak_bytes", "executor", "notes")
 """Fields of a `Record` that are no arrays; a checkpoint stores them as JSON."""
 
@@ -102,17 +102,32 @@ class Store:
             config, info = (files.read_json(path / name, about.get(name)) for name in ("config.json", "info.json"))
             run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
             expected = RunConfig(**config).hash
-            missing = (set(ARRAYS) - run.arrays.keys()) | (REQUIRED_INFO - set(info))
-            if missing:
-                raise KeyError(f"no {', '.join(sorted(missing))}")
+            if missing := set(ARRAYS) - run.arrays.keys():
+                raise ValueError(f"it has no {', '.join(sorted(missing))}")
             if expected != hash:
                 raise ValueError(f"its configuration is that of {expected}")
+            check_run(run)
         return run
 
     def runs(self) -> list[Run]:
-        """Read all finished runs."""
-        names = sorted(p.name for p in self.runs_path.glob("[!.]*")) if self.runs_path.is_dir() else []
-        return [self.run(name) for name in names]
+        """Read all finished runs; those that cannot be read are left out, with a warning."""
+        names, runs, errors = self.names(), [], []
+        for name in names:
+            try:
+                runs.append(self.run(name))
+            except GlocalError as error:
+                errors.append(str(error))
+        if errors:
+            verify = f" `glocal verify {self.path}` lists them." if len(errors) > 1 else ""
+            message = f"{len(errors)} of {len(names)} runs in '{self.path}' left out: {errors[0]}{verify}"
+            warnings.warn(message, GlocalWarning, stacklevel=2)
+        return runs
+
+    def names(self) -> list[str]:
+        """Return the names of all finished runs."""
+        with files.report_os_errors("read the folder", self.runs_path, "Check its permissions and its disk."):
+            listed = os.listdir(self.runs_path) if self.runs_path.exists() else []
+        return sorted(name for name in listed if not name.startswith("."))
 
     def write(self, config: RunConfig, arrays: Params, info: Mapping[str, Any], parameters: Params | None) -> None:
         """Write a finished run, unless another process has."""
