@@ -9,6 +9,14 @@ from difflib import get_close_matches
 class GlocalError(Exception):
     """An error that the user can correct. The command line prints its message and exits with status 2."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal: control characters, which could move the cursor or hide text, are escaped."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
 
 class GlocalWarning(UserWarning):
     """Something that the user should know, after which the work goes on."""

@@ -20,8 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from glocal.errors import GlocalError, first_line
+from glocal.errors import GlocalError, first_line, printable
 
+MAX_BYTES = 1 << 26
+"""Size of the largest text file that is read."""
 CHECKSUMS, CHECKSUM = "glocal.tensors", "glocal.metadata"
 """Keys in a safetensors file's metadata: one checksum per tensor, and that of all other metadata.
 
@@ -54,15 +56,42 @@ def write_json(path: Path, value: object) -> str:
     return _checksum(content)
 
 
+def read_text(path: Path) -> str:
+    """Read a text file."""
+    return _read(path).decode()
+
+
+def _read(path: Path) -> bytes:
+    """Read a file, but nothing that never ends, such as a device."""
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path.name} has more than {MAX_BYTES} bytes")
+    return content
+
+
 def read_json(path: Path, checksum: str | None = None) -> Any:
     """Read a JSON file; raise ValueError if it is not the one with this checksum."""
-    content = path.read_bytes()
+    content = _read(path)
     if checksum not in (None, _checksum(content)):
         raise ValueError(f"{path.name} does not agree with its checksum")
     try:
-        return json.loads(content)
+        return parse_json(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: {first_line(error)}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Control characters in its strings are escaped, because they may be shown on a terminal."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {printable(k): clean(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return list(map(clean, value))
+        return printable(value) if isinstance(value, str) else value
+
+    return clean(json.loads(text))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

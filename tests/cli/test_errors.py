@@ -329,6 +329,39 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     ),
     "lens into a text": (lambda p: ["lens", "m.py:make", "-o", "lens.txt"], ["suffix", ".txt", ".png"]),
     "unknown list": (lambda p: ["list", "algoritms"], ["algorithms"]),
+    "file of an unknown user": (lambda p: ["run", "rotated-digits", "~nobody-here/x.py:N"], ["~nobody-here"]),
+    "file with a long name": (lambda p: ["run", "rotated-digits", "x" * 300 + ".py:N"], ["xxx", "too long"]),
+    "store with a long name": (lambda p: [*RUN, "--store", "x" * 300], ["xxx", "too long"]),
+    "table of a store with a long name": (lambda p: ["table", "x" * 300], ["xxx", "too long"]),
+    "figure with a long name": (lambda p: ["lens", "x.py:f", "-o", "x" * 300 + ".png"], ["xxx", "too long"]),
+    "lens on a long name": (lambda p: ["lens", "x" * 300], ["xxx", "too long"]),
+    "data in a folder with a long name": (lambda p: ["data", "status", "--data", "x" * 300], ["xxx", "too long"]),
+    "very large seed": (lambda p: [*RUN, "--seed", "9" * 30], ["seed", "30 digits"]),
+    "very large number of epochs": (lambda p: [*RUN, "--epochs", "9" * 5000], ["epochs"]),
+    "zero byte in a sweep file": (
+        lambda p: [
+            "sweep",
+            "--file",
+            write(p / "s.toml", 'network = "a\\u0000.py:f"\nalgorithms = ["er"]'),
+            "split-digits",
+        ],
+        ["a\\x00.py"],
+    ),
+    "deeply nested sweep file": (
+        lambda p: ["sweep", "--file", write(p / "s.toml", "lrs = " + "[" * 100_000)],
+        ["not TOML"],
+    ),
+    "sweep file that never ends": (lambda p: ["sweep", "--file", "/dev/full"], ["/dev/full"]),
+    "a thousand million combinations": (
+        lambda p: [
+            "sweep",
+            "rotated-digits",
+            "--file",
+            write(p / "s.toml", "[[algorithms]]\nname='er'\n" + "".join(f"o{i}={[*range(10)]}\n" for i in range(9))),
+        ],
+        ["1,000,000,000"],
+    ),
+    "control characters": (lambda p: ["run", "rotated-digits", "\x1b]0;owned\x07"], ["\\x1b"]),
 }
 
 

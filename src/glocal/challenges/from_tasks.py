@@ -63,7 +63,7 @@ def from_tasks(
         >>> from_tasks("mirrored", [((x, y), (x, y))], setting="domain", transform=mirror).augment is mirror
         True
     """
-    named = isinstance(name, str) and bool(name.strip())
+    named = isinstance(name, str) and bool(name.strip()) and name.isprintable()
     require(named, f"the challenge's name is {name!r}; give a short text, such as 'my-digits'.")
     require_known("setting", setting, get_args(Setting))
     if not callable(loss):

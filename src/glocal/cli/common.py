@@ -66,18 +66,19 @@ def print_rendered(output: RenderableType) -> None:
     if isinstance(output, str):
         print(output.rstrip())
     else:
-        Console().print(output)
+        Console(markup=False, emoji=False).print(output)
 
 
 def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[str] = (), **options: Any) -> Table:
     """Return a table with a column for every key of the rows; those in `right` are aligned to the right."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", **options)
     for name in rows[0]:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row.values()))
     return table
 
 
@@ -85,10 +86,11 @@ def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[
 def progress_bar(name: str, *columns: ProgressColumn, lines: bool = True) -> Iterator[Callable[..., None]]:
     """Yield a callback (done, total, next item) that updates a bar on a terminal; elsewhere it may print a line."""
     from rich.console import Console
-    from rich.progress import Progress, TimeElapsedColumn
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    start, console = time.perf_counter(), Console(stderr=True)
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), *columns)
+    start, console = time.perf_counter(), Console(stderr=True, markup=False)
+    shown = (TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:])
+    columns = (*shown, TimeElapsedColumn(), *columns)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(name, total=None)
 

@@ -140,7 +140,7 @@ class Lens:
         from glocal.paper.study import write_table
         from glocal.report.lens_figures import measurement_table
 
-        console, trace, failures = Console(), self._trace(), []
+        trace, failures = self._trace(), []
         for name in names:
             try:
                 with Console(stderr=True).status(f"Measuring {name} …"):
@@ -149,11 +149,11 @@ class Lens:
                 failures.append(f"{name}: {first_line(error)}")
                 continue
             if not result.rows:
-                console.print(f"{name}: needs more than one task.")
+                print(f"{name}: needs more than one task.")
                 continue
-            console.print(measurement_table(result))
+            print_rendered(measurement_table(result))
             path = result.plot(self.output.with_stem(f"{self.output.stem}-{name}"))
-            console.print(f"Wrote {path}, {write_table(result.rows, path.with_suffix('.parquet'))}")
+            print(f"Wrote {path}, {write_table(result.rows, path.with_suffix('.parquet'))}")
         require(not failures, f"{len(failures)} of {len(names)} instruments failed. {' '.join(failures)}")
 
     def _open_run(self, device: str) -> StoredRun:
@@ -231,6 +231,8 @@ class Locality:
     device: Device = "auto"
 
     def __call__(self) -> None:
+        from rich.text import Text
+
         from glocal.algorithms import ALGORITHMS, Algorithm
         from glocal.lens.local_or_global import locality
         from glocal.report.summary import format_range
@@ -255,7 +257,7 @@ class Locality:
                 {
                     "algorithm": v.algorithm,
                     "declared": v.declared,
-                    "found": f"[green]{v.found}[/]" if v.agrees else f"[bold red]{v.found} ≠[/]",
+                    "found": Text(v.found, "green") if v.agrees else Text(f"{v.found} ≠", "bold red"),
                     "explained": f"{100 * v.first_order_index:.1f} %",
                     "involved": f"{100 * v.total_index:.1f} %",
                     "nats": f"{v.information:.2f}",

@@ -22,7 +22,7 @@ from glocal.cli.paper import Paper
 from glocal.cli.show import Demo, Plot, Table
 from glocal.cli.train import Run, Sweep, SweepFile
 from glocal.cli.work import Work
-from glocal.errors import GlocalError, GlocalWarning, require_known
+from glocal.errors import GlocalError, GlocalWarning, printable, require_known
 
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
@@ -47,11 +47,17 @@ INTERRUPTED = """interrupted. Finished work is in the store; run the same comman
 their last task, studies from their last finished measurement."""
 
 
+MAX_MESSAGE = 4_000
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0 on success, 2 after an error, 130 if it was interrupted."""
     with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     warnings.formatwarning = _format_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # it may not be able to print θ
+            stream.reconfigure(errors="replace")
     try:
         command = _parse(list(sys.argv[1:] if arguments is None else arguments))
         try:
@@ -60,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(error, GlocalError | BrokenPipeError) or not _report_user_error(error):
                 raise
             return 2
+        sys.stdout.flush()
     except GlocalError as error:
         return _print_error(str(error))
     except KeyboardInterrupt:
@@ -68,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        return _print_error(f"cannot read or write '{error.filename or 'the output'}': {error.strerror or error}.")
+    except MemoryError:
+        return _print_error("not enough memory: use smaller numbers.")
     return 0
 
 
@@ -90,11 +101,12 @@ def _format_warning(
 ) -> str:
     """Format a warning of ours as a sentence, without the line of code that gave it."""
     place = "" if issubclass(category, GlocalWarning) else f"{filename}:{lineno}: {category.__name__}: "
-    return f"glocal: {place}{message}\n"
+    return f"glocal: {printable(f'{place}{message}')}\n"
 
 
 def _print_error(message: str) -> int:
-    print(f"glocal: {' '.join(message.split())}", file=sys.stderr)
+    message = printable(" ".join(message.split()))
+    print(f"glocal: {message if len(message) < MAX_MESSAGE else message[:MAX_MESSAGE] + ' …'}", file=sys.stderr)
     return 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable
 from dataclasses import field, fields
@@ -14,7 +15,7 @@ from tyro.conf import Positional
 
 from glocal.cli.common import TrainingOptions, command, print_rendered
 from glocal.errors import GlocalError, require, require_known
-from glocal.sweeps.options import convert, require_option
+from glocal.sweeps.options import convert, require_count, require_option
 
 if TYPE_CHECKING:
     from glocal.store.run import Runs
@@ -155,6 +156,7 @@ def _choices(kind: str, entries: Iterable[Any], texts: Iterable[str]) -> list[tu
     choices: list[tuple[str, dict[str, Any]]] = []
     for name, values in named:
         values = {**values, **given.get(_short_name(name), {})}
+        require_count(len(choices) + math.prod(map(len, values.values())))
         combinations = itertools.product(*values.values())
         choices += [(name, dict(zip(values, choice, strict=True))) for choice in combinations]
     return choices
@@ -196,11 +198,13 @@ def _name_and_options(kind: str, entry: str | dict[str, Any]) -> tuple[str, Opti
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a sweep file and check which fields it has."""
+    from glocal.files import read_text, user_path
+
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_text(user_path(path)))
     except OSError as error:
-        raise GlocalError(f"the sweep file '{path}' cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GlocalError(f"the sweep file '{path}' cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
         raise GlocalError(f"the sweep file '{path}' is not TOML: {error}.") from error
     allowed = [
         "challenge",

@@ -27,6 +27,7 @@ from glocal.engine.loader import Loader, evenly_spaced
 from glocal.engine.loop import Progress
 from glocal.engine.state import State
 from glocal.errors import GlocalError, first_line, require
+from glocal.files import user_path
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
 from glocal.networks import NETWORKS
 from glocal.networks.model import Model, frozen_parameters, share_parameters
@@ -248,7 +249,7 @@ def open_run(
         init: the file that the run started from, to train it again.
         device: where to compute.
     """
-    path = Path(path)
+    path = user_path(path)
     require((path / "config.json").exists(), f"'{path}' is not a run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config

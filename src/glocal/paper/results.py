@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from glocal.errors import GlocalWarning, require
-from glocal.files import DamagedError, lock_file, report_damage, report_os_errors
+from glocal.files import DamagedError, lock_file, parse_json, report_damage, report_os_errors
 from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.study import read_table, write_table
@@ -119,7 +119,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _run(row: Mapping[str, Any]) -> Run:
-    config, info = json.loads(row["config"]), json.loads(row["info"])
+    config, info = parse_json(row["config"]), parse_json(row["info"])
     tasks = config["challenge"]["tasks"]
     arrays = {name: np.asarray(row[name], dtype=np.float64) for name in LISTS}
     for name in MATRICES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +37,18 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
         view: options of the statistics.
     """
     require_known("kind of figure", kind, KINDS)
-    groups = group_runs(runs)
+    groups = [
+        replace(g, challenge=_without_math(g.challenge), algorithm=_without_math(g.algorithm)) for g in group_runs(runs)
+    ]
     require(bool(groups), "no runs were given; train some first (`glocal run`, `glocal sweep`).")
     finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
     require(finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
     return save_figure(lambda figure: KINDS[kind](figure, groups, view), path)
+
+
+def _without_math(text: str) -> str:
+    """Escape what matplotlib would read as mathematics."""
+    return text.replace("$", r"\$")
 
 
 def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:

@@ -20,9 +20,10 @@ class Bars(ProgressReporter):
     """Report the progress of a sweep: bars on a terminal, otherwise a line now and then and per finished cohort."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False, emoji=False)
         self._live = self._console.is_terminal
-        text, state = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")
+        text = TextColumn("{task.description}", markup=False)
+        state = TextColumn("{task.fields[state]}", markup=False)
         columns = (text, BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, disable=not self._live)
         self._cohort: CohortBar | None = None

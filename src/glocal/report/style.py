@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glocal.errors import unknown
-from glocal.files import report_os_errors
+from glocal.files import report_os_errors, user_path
 from glocal.report.table import format_lr
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def line_styles(algorithms: Iterable[tuple[str, str]]) -> dict[tuple[str, str], 
 
 def require_figure(path: str | Path) -> Path:
     """Return the path of a figure; raise unless its suffix is one of `SUFFIXES`."""
-    path = Path(path)
+    path = user_path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise unknown("suffix of a figure", path.suffix or path.name, SUFFIXES)
     return path

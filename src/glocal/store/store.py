@@ -233,7 +233,7 @@ class Claim:
             return None
         with files.report_damage(self.path, ""):
             tensors, metadata = files.read_tensors(checkpoints[-1])
-            about = json.loads(metadata["about"])
+            about = files.parse_json(metadata["about"])
             parts = tree.unflatten(tensors)
             arrays = {name: parts["record"][name] for name in (*ARRAYS, *parts["record"])}
             record = Record(arrays, **{name: about[name] for name in RECORD_SCALARS if name in about})

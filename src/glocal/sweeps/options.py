@@ -27,6 +27,7 @@ OPTIMIZER_OPTIONS = (
     "warmup",
 )
 """What users may look for here, but the optimiser has."""
+MAX_RUNS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,11 @@ def require_option(kind: str, name: str, allowed: list[str]) -> None:
     require_known(kind, name, allowed)
 
 
+def require_count(runs: int) -> None:
+    """Raise if a sweep has too many runs to be held in memory."""
+    require(runs <= MAX_RUNS, f"a sweep of {runs:,} runs was asked for; at most {MAX_RUNS:,} are allowed: divide it.")
+
+
 def convert(name: str, hint: Any, value: Any) -> Any:
     """Convert the value of an option, or its text from the command line, to the option's type.
 
@@ -117,7 +123,9 @@ def convert(name: str, hint: Any, value: Any) -> Any:
         if hint is bool:
             return {"true": True, "false": False}[str(value).lower()]
         if hint is int:
-            return int(str(value))
+            number = int(str(value))
+            require(abs(number) < 2**63, f"{name} was given a number of {len(str(value))} digits; use fewer than 19.")
+            return number
         if hint is float and (isinstance(value, bool) or not math.isfinite(float(value))):
             raise ValueError
         if hint is str and not isinstance(value, str | Path):

@@ -215,6 +215,7 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     fields = dataclasses.fields(kind)
     covered = list(inspect.signature(kind).parameters) == [f.name for f in fields if f.init]
     require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
+    require(name_of(kind).isprintable(), f"the algorithm's name is {name_of(kind)!r}; use letters and digits.")
     clash = any(f.name == "lr" for f in fields)
     require(not clash, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = _with_options(kind, spec, options)

@@ -22,7 +22,7 @@ from glocal.rng import GLOBAL_STATE
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
-from glocal.sweeps.options import SweepOptions, convert, require_option
+from glocal.sweeps.options import MAX_RUNS, SweepOptions, convert, require_count, require_option
 from glocal.sweeps.resume import Job, ProgressReporter, RunRequest, SweepContext, train_missing
 
 AlgorithmSpec: TypeAlias = str | Algorithm | type[Algorithm] | tuple[str, Mapping[str, Any]]
@@ -104,11 +104,13 @@ def prepare(
     }
     device = resolve.choose_device(chosen.device)
     lrs, seeds = _distinct("lrs", lrs, float), _distinct("seeds", seeds, int)
+    require_count(len(lrs) * len(seeds))
     require(min(lrs) > 0, f"lr = {min(lrs)} was given; it must be positive.")
     require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
     requests: dict[str, RunRequest] = {}
     chosen_algorithms = [resolve.algorithm(*entry) for entry in pairs(algorithms)]
     chosen_optimizers = [resolve.optimizer(*entry) for entry in pairs(optimizer)]
+    require_count(len(chosen_algorithms) * len(chosen_optimizers) * len(lrs) * len(seeds))
     for algorithm, own in itertools.product(chosen_algorithms, chosen_optimizers):
         resolve.check_setting(algorithm.value, learnt.value)
         resolve.check_optimizer(algorithm.value, own.value)
@@ -145,7 +147,8 @@ def pairs(specs: Any) -> list[tuple[Any, Any]]:
 
 def _distinct(name: str, values: Iterable[Any], kind: type) -> list[Any]:
     """Return the values as numbers of this kind without repetitions, in their order."""
-    given = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+    many = isinstance(values, Iterable) and not isinstance(values, str)
+    given = list(itertools.islice(values, MAX_RUNS + 1)) if many else values
     flat = isinstance(given, list) and not any(isinstance(value, list | tuple) for value in given)
     require(flat, f"{name} = {given!r} was given; it must be a flat list of numbers, such as [1].")
     distinct = list(dict.fromkeys(convert(name.removesuffix("s"), kind, value) for value in given))

@@ -1,0 +1,86 @@
+"""What is printed: no control characters or markup from outside, and nothing that a stream cannot encode."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glocal
+from glocal import files
+from glocal.cli.main import main
+from glocal.engine.cohort import RunConfig
+from glocal.store.run import Runs
+from glocal.store.store import Store
+
+HOSTILE = "\x1b]0;owned\x07[/x][red]\x9b2J$x^{$\u202e"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stranger's store with escape sequences, markup and mathematics in its texts."""
+    path = tmp_path_factory.mktemp("foreign") / "[" / "x]"
+    quick: Any = {"tasks": 2, "batch_size": 2000, "store": path, "keep_parameters": True}
+    for run in glocal.sweep("rotated-digits", ["sgd"], [0.1, 0.2], [1], **quick):
+        assert run.path is not None
+        arrays, _ = files.read_tensors(run.path / "arrays.safetensors")
+        parameters, _ = files.read_tensors(run.path / "parameters.safetensors")
+        shutil.rmtree(run.path)
+        info = {**run.info, "label": HOSTILE, "notes": [HOSTILE]}
+        Store(path).write(RunConfig(**run.config), arrays, info, parameters)
+    return path
+
+
+def test_texts_of_a_foreign_store(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for format in ("rich", "json", "csv", "latex", "markdown"):
+        assert main(["table", str(store), "--format", format]) == 0
+    for kind in ("forgetting", "matrix", "loss", "tradeoff"):
+        assert main(["plot", str(store), "--kind", kind, "-o", str(tmp_path / f"{kind}.png")]) == 0
+    run = ["run", "rotated-digits", "sgd", "--tasks", "2", "--batch-size", "2000", "--seed", "1"]
+    assert main([*run, "--store", str(store)]) == 0
+    lens = ["lens", str(next((store / "runs").glob("[!.]*"))), "-o", str(tmp_path / "[x].png"), "--examples", "20"]
+    assert main([*lens, "--show", "forgetting"]) == 0
+    out, err = capsys.readouterr()
+    assert all(c.isprintable() or c == "\n" for c in out + err)
+    assert "[/x][red]" in out, "markup is shown as it is"
+
+
+@pytest.mark.parametrize("kind", ["forgetting", "matrix", "loss", "tradeoff"])
+def test_plots_show_dollars_as_they_are(store: Path, tmp_path: Path, kind: str) -> None:
+    runs = [replace(run, info={**run.info, "label": "$x^{$ \\$ a$b"}) for run in glocal.load(store)]
+    assert Runs(runs).plot(kind, tmp_path / "figure.svg").exists()
+    assert "$x^{$" in (tmp_path / "figure.svg").read_text()
+
+
+def test_messages_are_printable() -> None:
+    with pytest.raises(glocal.GlocalError) as raised:
+        glocal.sweep(HOSTILE, ["sgd"], [0.1], [1])
+    assert str(raised.value).isprintable() and "owned" in str(raised.value)
+
+
+def test_streams_that_cannot_encode_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PYTHONIOENCODING=ascii."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["list", "algorithms"]) == 0
+    assert main(["run", "θ", "sgd"]) == 2
+    sys.stderr.flush()
+    assert b"unknown challenge '?'" in sys.stderr.buffer.getvalue()  # type: ignore[union-attr]
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_output_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main(["list", "networks"]) == 2
+    assert "No space left" in capsys.readouterr().err
