@@ -74,14 +74,14 @@ def split(key: Tensor, numbers: int | Tensor) -> Tensor:
     return _xor_shifted(z, 31)
 
 
-def words(key: Tensor, n: int) -> Tensor:
-    """Return the first n words of SplitMix64 started at the key: uniform over all 64-bit integers, as int64."""
-    return split(key, torch.arange(n, device=key.device))
+def words(key: Tensor, n: int, start: int = 0) -> Tensor:
+    """Return n words of SplitMix64 started at the key: uniform over all 64-bit integers, as int64."""
+    return split(key, torch.arange(start, start + n, device=key.device))
 
 
-def uniform(key: Tensor, n: int) -> Tensor:
+def uniform(key: Tensor, n: int, start: int = 0) -> Tensor:
     """Return n uniform random numbers in [0, 1), float32: the upper 24 bits of every word."""
-    return _shifted(words(key, n), 40).float().mul_(2.0**-24)
+    return _shifted(words(key, n, start), 40).float().mul_(2.0**-24)
 
 
 def choose(key: Tensor, n: int, count: int) -> Tensor:

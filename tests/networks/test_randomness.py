@@ -13,6 +13,7 @@ from torch.func import vmap
 from torch.nn import functional
 
 from glocal.networks.randomness import KeyedRandomness, draws_random_numbers
+from glocal.rng import uniform
 
 
 def drawn(function: Callable[[], Tensor], key: int | Tensor = 7) -> Tensor:
@@ -123,3 +124,10 @@ def test_what_draws_is_found() -> None:
     x = torch.zeros(2, 5, 8)
     assert draws_random_numbers(Noisy(), x)
     assert not draws_random_numbers(nn.Linear(8, 3), x)
+
+
+@pytest.mark.parametrize("expected", [0, 10, 25, 100])
+def test_numbers_computed_ahead_are_those_of_the_sequence(expected: int) -> None:
+    with KeyedRandomness(torch.tensor(7), expected) as random:
+        parts = [torch.rand(2, 5), torch.rand(15), torch.rand(10)]
+    assert torch.cat([part.flatten() for part in parts]).equal(uniform(torch.tensor(7), 35)) and random.drawn == 35

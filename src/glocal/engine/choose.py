@@ -51,6 +51,8 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlie
         order = sorted(allowed, key=lambda name: name != earlier)
         seconds = _rehearse_all({name: allowed[name] for name in order}, cohort, loader, failures, earlier)
         if seconds:
+            for error in failures.values():
+                error.__traceback__ = None  # its frames hold the executor's graphs and states
             first = next(iter(seconds))
             best = min(seconds, key=lambda name: seconds[name] * (1 if name == first else GAIN))
             return named(best, allowed[best](cohort), _note(best, failures) if best == first else "")

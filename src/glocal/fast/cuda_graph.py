@@ -5,8 +5,10 @@ A graph holds addresses: it is captured anew when a tensor that it uses has move
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ from glocal.errors import first_line, require
 from glocal.fast import channels_last
 
 T = TypeVar("T")
+Advance: TypeAlias = Callable[[State, Loader, int], Tensor]
+"""A step on the batch at the cursor, of a given size; returns the losses."""
 WARM_UP = 3
 MAX_GRAPHS = 8
 """Graphs that are kept for one run or cohort."""
@@ -35,31 +39,31 @@ class Graphs:
     streams.
     """
 
-    def __init__(self, advance: Callable[[State, Loader, int], Tensor], runs: int, stream: torch.cuda.Stream) -> None:
-        self._advance, self._stream, device = advance, stream, stream.device
+    def __init__(self, runs: int, stream: torch.cuda.Stream) -> None:
+        self._stream, device = stream, stream.device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self.losses = torch.zeros(0, runs, device=device)
 
-    def prepare(self, state: State, loader: Loader) -> list[torch.cuda.CUDAGraph]:
+    def prepare(self, advance: Advance, state: State, loader: Loader) -> list[torch.cuda.CUDAGraph]:
         """Return the graph of every step of an epoch, captured where necessary; the next replay is the first step."""
         if self.losses.shape[0] != loader.steps:
             self.losses = self.losses.new_zeros(loader.steps, self.losses.shape[1])
         sizes = [loader.size(i) for i in range(loader.steps)]
-        graphs = {size: self._graph(state, loader, size) for size in set(sizes)}
+        graphs = {size: self._graph(advance, state, loader, size) for size in set(sizes)}
         self.cursor.zero_()
         return [graphs[size] for size in sizes]
 
-    def _graph(self, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
+    def _graph(self, advance: Advance, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
         used = [*tree.flatten(state.as_tree()).values(), *loader.tensors.values(), self.losses]
         key = (size, *(t.data_ptr() for t in used), *(n for t in used for n in t.shape))
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.clear()
-            self._graphs[key] = self._capture(state, loader, size)
+            self._graphs[key] = self._capture(advance, state, loader, size)
         return self._graphs[key]
 
-    def _capture(self, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, advance: Advance, state: State, loader: Loader, size: int) -> torch.cuda.CUDAGraph:
         """Capturing needs a few real steps first, which must leave no trace."""
         before = tree.map_tree(torch.clone, state.as_tree())
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -69,20 +73,23 @@ class Graphs:
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UP):
                     self.cursor.zero_()
-                    self._step(state, loader, size)
+                    self._step(advance, state, loader, size)
             current.wait_stream(self._stream)
             require(drawn.equal(torch.cuda.get_rng_state(self.cursor.device)), "it draws from torch's global generator")
-            with torch.cuda.graph(graph, stream=self._stream):
-                self._step(state, loader, size)
+            with without_garbage_collection(), torch.cuda.graph(graph, stream=self._stream):
+                self._step(advance, state, loader, size)
+        except BaseException:
+            release_generator(self.cursor.device)
+            raise
         finally:
             current.wait_stream(self._stream)
             copy_into_(before, state.as_tree())
         return graph
 
-    def _step(self, state: State, loader: Loader, size: int) -> None:
+    def _step(self, advance: Advance, state: State, loader: Loader, size: int) -> None:
         """A step that leaves every tensor of the state where it was."""
         own = State.from_tree(dict(state.as_tree()), state.clock)
-        losses = self._advance(own, loader, size)
+        losses = advance(own, loader, size)
         self.losses.index_copy_(0, self.cursor.view(1), losses.view(1, -1))
         copy_into_(own.as_tree(), state.as_tree())
         self.cursor += 1
@@ -95,13 +102,13 @@ class GraphedVectorised(Vectorised):
 
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
-        self._graphs = Graphs(self._advance, len(cohort), torch.cuda.Stream(cohort.device))
+        self._graphs = Graphs(len(cohort), torch.cuda.Stream(cohort.device))
 
     def arrange(self, state: State) -> None:
         channels_last.arrange(state)
 
     def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
-        graphs = [] if on_step else captured(self, lambda: self._graphs.prepare(state, loader))
+        graphs = [] if on_step else captured(self, lambda: self._graphs.prepare(self._advance, state, loader))
         if not graphs:
             return super().epoch(state, loader, epoch, tick, on_step)
         for graph in graphs:
@@ -122,7 +129,7 @@ class GraphedRuns(Sequential):
     def __init__(self, cohort: Cohort) -> None:
         super().__init__(cohort)
         self._streams = [torch.cuda.Stream(cohort.device) for _ in range(min(MAX_STREAMS, len(cohort)))]
-        self._graphs = [Graphs(self._advance(run), 1, self._stream(run)) for run in range(len(cohort))]
+        self._graphs = [Graphs(1, self._stream(run)) for run in range(len(cohort))]
 
     def _stream(self, run: int) -> torch.cuda.Stream:
         return self._streams[run % len(self._streams)]
@@ -132,8 +139,10 @@ class GraphedRuns(Sequential):
             channels_last.arrange(state)
 
     def epoch(self, state: State, loader: Loader, epoch: int, tick: Tick, on_step: OnStep | None = None) -> Tensor:
-        runs = [(graphs, state.select(run)) for run, graphs in enumerate(self._graphs)]
-        graphs = [] if on_step else captured(self, lambda: [graphs.prepare(own, loader) for graphs, own in runs])
+        def prepare(run: int) -> list[torch.cuda.CUDAGraph]:
+            return self._graphs[run].prepare(self._advance(run), state.select(run), loader)
+
+        graphs = [] if on_step else captured(self, lambda: [prepare(run) for run in range(len(self.cohort))])
         if not graphs:
             return super().epoch(state, loader, epoch, tick, on_step)
         current = torch.cuda.current_stream()
@@ -148,7 +157,7 @@ class GraphedRuns(Sequential):
             current.wait_stream(stream)
         return torch.cat([graphs.losses.T for graphs in self._graphs])
 
-    def _advance(self, run: int) -> Callable[[State, Loader, int], Tensor]:
+    def _advance(self, run: int) -> Advance:
         hyper = tree.select(self.hyper, run)
 
         def advance(state: State, loader: Loader, size: int) -> Tensor:
@@ -158,6 +167,24 @@ class GraphedRuns(Sequential):
             return self.step(state, loader.scheduled(hyper, cursor, run), own)
 
         return advance
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage: destroying an old graph, say, while another is captured makes the capture fail."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def release_generator(device: torch.device) -> None:
+    """Let torch's global generator draw again: a failed capture leaves it as if the capture went on."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def captured(executor: GraphedVectorised | GraphedRuns, capture: Callable[[], list[T]]) -> list[T]:

@@ -80,6 +80,7 @@ class Model:
         self.draws = draws
         self.key: Tensor | None = None
         self._draws = count()
+        self._numbers_drawn: dict[torch.Size, int] = {}  # in the last pass on inputs of this shape
         self.statistics: StatisticsUpdates = "every pass"
         self._remembered: frozenset[int] = frozenset()
         self.training = True
@@ -159,7 +160,9 @@ class Model:
         key = self.key if self.draws and self.training else None
         with ExitStack() as contexts:
             if key is not None:
-                contexts.enter_context(KeyedRandomness(split(key, next(self._draws))))
+                random = KeyedRandomness(split(key, next(self._draws)), self._numbers_drawn.get(x.shape, 0))
+                contexts.enter_context(random)
+                contexts.callback(lambda: self._numbers_drawn.update({x.shape: random.drawn}))
             if self.vectorised and x.is_cuda:
                 contexts.enter_context(sdpa_kernel(ATTENTION_UNDER_VMAP))
             outputs, changed = function({**self.frozen, **tensors}, x, *args)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -17,18 +16,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from glocal.rng import generator, global_generator, split, uniform
+from glocal.rng import generator, global_generator, uniform
+
+MAX_AHEAD = 1 << 22
+"""Random numbers that are computed before they are needed: 16 MB."""
 
 
 class KeyedRandomness(TorchFunctionMode):
-    """Inside this context dropout, `rand`, `randn` and `bernoulli` are functions of the key: draw n of its n-th split.
+    """Inside this context dropout, `rand`, `randn` and `bernoulli` take the next numbers of the key's sequence.
 
     Other functions, such as `torch.multinomial` or an LSTM's own dropout, still use torch's global generator.
+
+    Args:
+        key: the key of the pass.
+        expected: how many numbers will probably be drawn. They are computed at once, since a draw takes 20 operations.
     """
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor, expected: int = 0) -> None:
         super().__init__()
-        self._key, self._numbers = key, count()
+        self._key, self.drawn = key, 0
+        self._num_ahead = min(expected, MAX_AHEAD)
+        self._ahead = uniform(key, self._num_ahead)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -41,7 +49,11 @@ class KeyedRandomness(TorchFunctionMode):
 
     def uniform(self, shape: Any) -> Tensor:
         """Return the next uniform random numbers in [0, 1), float32."""
-        return uniform(split(self._key, next(self._numbers)), math.prod(shape)).view(tuple(shape))
+        n, start = math.prod(shape), self.drawn
+        self.drawn += n
+        ahead = self.drawn <= self._num_ahead
+        numbers = self._ahead[start : self.drawn] if ahead else uniform(self._key, n, start)
+        return numbers.view(tuple(shape))
 
     def normal(self, shape: Any) -> Tensor:
         middle = self.uniform(shape) + 2.0**-25  # the middle of its interval, so that neither 0 nor 1 occurs
