@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parameters, _ = files.read_tensors(run.path / "parameters.safetensors")
         shutil.rmtree(run.path)
         info = {**run.info, "label": HOSTILE, "notes": [HOSTILE]}
-        Store(path).write(RunConfig(**run.config), arrays, info, parameters)
+        Store(path).write(RunConfig(**run.config), arrays, info, {"parameters": parameters})
     return path
 
 

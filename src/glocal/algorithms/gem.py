@@ -136,8 +136,9 @@ class AGEM(Algorithm):
     """Examples stored per task: share (slots / tasks) or batch (one batch, by reservoir sampling, as published)."""
 
     def init(self, model: Model, params: Params, example: Batch) -> Memory:
-        enough = self.filling == "batch" or self.slots >= model.tasks
-        require(enough, f"agem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
+        if self.filling == "share":
+            enough = self.slots >= model.tasks
+            require(enough, f"agem with slots={self.slots} cannot store an example of each of {model.tasks} tasks.")
         return replay_buffer.empty(self.slots, example)
 
     def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:

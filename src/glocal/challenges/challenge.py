@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +62,16 @@ class Task:
         """The data by name: 'train', 'test' and, where there are any, 'validation'."""
         splits = {"train": self.train, "test": self.test}
         return splits if self.validation is None else {**splits, "validation": self.validation}
+
+
+def fingerprint(tasks: Iterable[Task]) -> str:
+    """Return the SHA-256 of every tensor's dtype, shape and bytes, in order."""
+    digest = sha256()
+    for task in tasks:
+        for tensor in (tensor for data in task.splits.values() for tensor in data):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    return "sha256:" + digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,21 @@ import sys
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from glocal.challenges.challenge import Challenge, Data, LossFunction, LossName, Setting, Task, TransformFunction
+from glocal.challenges.challenge import (
+    Challenge,
+    Data,
+    LossFunction,
+    LossName,
+    Setting,
+    Task,
+    TransformFunction,
+    fingerprint,
+)
 from glocal.errors import GlocalError, require, require_known
 from glocal.inputs import as_inputs, as_labels, as_targets, describe, items_change, read_examples
 from glocal.losses import PerSampleLoss
@@ -92,7 +99,7 @@ def from_tasks(
         input_shape=tuple(checked[0].train.x.shape[1:]),
         make_task=lambda index, seed: checked[index],
         seeded=False,
-        fingerprint=_fingerprint(checked),
+        fingerprint=fingerprint(checked),
         options={"classes": [c if isinstance(c, str) else repr(c) for c in classes]} if classes else {},
         loss=loss,
         augment=transform,
@@ -200,13 +207,3 @@ def _outputs(tasks: Sequence[Task], outputs: int | None, loss: LossName | LossFu
     fitting = isinstance(outputs, int) and outputs in fits
     require(outputs is None or fitting, f"outputs is {outputs!r}, but {allowed}, or leave it out.")
     return outputs or needed
-
-
-def _fingerprint(tasks: Sequence[Task]) -> str:
-    """Return the SHA-256 of every tensor's dtype, shape and bytes, in order."""
-    digest = sha256()
-    for task in tasks:
-        for tensor in (tensor for data in task.splits.values() for tensor in data):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(np.ascontiguousarray(tensor.numpy()).data)
-    return "sha256:" + digest.hexdigest()

@@ -62,6 +62,8 @@ class Cohort:
     train_eval: int = 2_000
     device: torch.device = CPU
     precision: Precision = "fp32"
+    horizon: int | None = None
+    """Tasks that are planned in all; None: those of the challenge; 0: runs go on that were trained for fewer."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -79,6 +81,10 @@ class Cohort:
         """The common structure of the optimisers; the members' scalars travel in `hyper`."""
         return self.members[0].optimizer
 
+    @property
+    def planned_tasks(self) -> int:
+        return self.challenge.tasks if self.horizon is None else self.horizon
+
     def hyper(self) -> Hyper:
         """Return every scalar hyperparameter as a tensor with one value per run."""
         algorithms = [scalars(m.algorithm) for m in self.members]
@@ -95,7 +101,7 @@ class Cohort:
         if vectorised and self.device.type == "cuda":
             module = replace_layers(module)
         classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
-        sizes = self.challenge.tasks, self.batch_size
+        sizes = self.planned_tasks, self.batch_size
         options: Any = {"vectorised": vectorised, "transform": self.transform, "precision": self.precision}
         return Model(module, self.loss, *sizes, classes=classes, draws=self.draws, **options)
 
@@ -168,7 +174,7 @@ class Cohort:
 
     def network(self, seed: int) -> nn.Module:
         """Create the network of a seed, as the algorithm changes it."""
-        make = self.algorithm.network(self.make_network, self.challenge.tasks)
+        make = self.algorithm.network(self.make_network, self.planned_tasks or self.challenge.tasks)
         return seeded_network(make, self.challenge, seed)
 
 
@@ -197,6 +203,10 @@ class RunConfig:
     protocol: int = PROTOCOL
     optimizer: Mapping[str, Any] | None = None
     """None: plain SGD."""
+    horizon: int | None = None
+    """Tasks that are planned in all; None: those of the challenge."""
+    parent: Mapping[str, Any] | None = None
+    """'run', the hash of the run that this one goes on from, and 'after', how many tasks it has."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as it is stored and hashed: without what is None."""

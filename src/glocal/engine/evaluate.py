@@ -66,9 +66,21 @@ class Record:
         return cls(arrays | {"memory_bytes": torch.zeros(runs, tasks, dtype=torch.long)})
 
     @property
+    def tasks(self) -> int:
+        return self.arrays["update_norm"].shape[1]
+
+    @property
     def step_seconds(self) -> float | None:
         """Return the median seconds of one run's step, without start-up, consolidation and evaluation, or None."""
         return median(self.epoch_step_seconds) if self.epoch_step_seconds else None
+
+    def extend(self, tasks: int) -> Record:
+        """Return the record with room for more tasks; what is not measured is NaN."""
+        runs, _, epochs = self.arrays["epoch_loss"].shape
+        arrays = self.blank(runs, tasks, epochs, VALIDATION_MEASURES[0] in self.arrays).arrays
+        for name, old in self.arrays.items():
+            arrays[name][tuple(map(slice, old.shape))] = old
+        return replace(self, arrays=arrays)
 
     def select(self, runs: Sequence[int]) -> Record:
         """Return the record of some runs, with their share of the seconds; epoch_step_seconds is per run already."""
@@ -128,13 +140,13 @@ class Evaluator:
             runs, {k: Data(d.x[None].to(device), d.y[None].to(device)) for k, d in splits.items()}, mask
         )
 
-    def measure(self, executor: Executor, state: State, record: Record, row: int) -> Tensor:
-        """Fill row t of every matrix and return every run's mean loss.
+    def measure(self, executor: Executor, state: State, record: Record, row: int, first: int = 0) -> Tensor:
+        """Fill row t of every matrix, from the column `first` on, and return every run's mean loss.
 
         A run that has diverged, or whose loss is no longer finite, has no accuracy: its row stays empty.
         """
         seen = self._seen_classes(row)
-        for task in range(self.cohort.challenge.tasks):
+        for task in range(first, self.cohort.challenge.tasks):
             for runs, splits, mask in self._data(task):
                 masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
                 for split, data in splits.items():

@@ -84,7 +84,7 @@ class Loader:
         drawn = torch.stack([torch.randint(2**63 - 1, keys.shape[1:], generator=stream) for stream in streams])
         keys.copy_(drawn.to(self.device)[self._seed_of_run])
         if "lr" in self.tensors:
-            times = task, self.cohort.challenge.tasks, epoch, self.cohort.epochs, self.steps
+            times = task, self.cohort.planned_tasks, epoch, self.cohort.epochs, self.steps
             rates = [m.lr * m.optimizer.lr_factors(*times) for m in self.cohort.members]
             self.tensors["lr"].copy_(torch.stack(rates))
 

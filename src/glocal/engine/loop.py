@@ -59,7 +59,7 @@ def train(
 
     Args:
         cohort: what to train.
-        begin: the snapshot to go on from; None: the initialisation.
+        begin: the snapshot to go on from; None: the initialisation. Its record may be one of the first tasks alone.
         execution: how to execute it; auto: vectorised where possible.
         progress: receives every task and step, for a progress bar.
         watch: is called after every epoch with task, epoch, state and loader; it must not change them.
@@ -84,6 +84,13 @@ def train(
             evaluator.measure(executor, begin.state, record, row=0)
             record.executor, record.notes = executor.name, [executor.note] if executor.note else []
             record.seconds = time.perf_counter() - started
+            yield begin
+        elif begin.finished == begin.record.tasks < cohort.challenge.tasks:  # the run goes on with more tasks
+            record = begin.record.extend(cohort.challenge.tasks)
+            loader.load_task(0)
+            for row, state in ((0, cohort.initial_state(loader.example())), (begin.finished, begin.state)):
+                evaluator.measure(executor, state, record, row, first=begin.finished)
+            begin = Snapshot(begin.finished, begin.state, record)
             yield begin
         executor.arrange(begin.state)
         state, record, spent = begin.state, begin.record, begin.record.seconds

@@ -272,8 +272,9 @@ def open_run(
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
     stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
     member = Member(run.seed, run.lr, trained.value, stepped.value)
-    options = config["epochs"], config["batch_size"], config["train_eval"], torch.device(device)
-    return StoredRun(run, Cohort(resolved.value, make.value, (member,), *options, config["precision"]))
+    shared: Any = {name: config.get(name) for name in ("epochs", "batch_size", "train_eval", "precision", "horizon")}
+    cohort = Cohort(resolved.value, make.value, (member,), device=torch.device(device), **shared)
+    return StoredRun(run, cohort)
 
 
 def _part(what: str, given: str | None, config: Mapping[str, dict[str, str]]) -> str:

@@ -44,7 +44,7 @@ class Model:
     Args:
         module: The network.
         loss: The loss of one batch of outputs and targets.
-        tasks: The number of tasks of the challenge.
+        tasks: The number of tasks in all; 0 if a run goes on with more tasks than it was trained for.
         batch_size: The mini-batch size of training.
         vectorised: Whether the model runs under `vmap` over runs.
         classes: Returns the classes of a task.
@@ -71,7 +71,7 @@ class Model:
             False: FunctionalModule(set_eval_mode(share_parameters(module))),
         }
         self.criterion = loss
-        self.tasks = tasks
+        self._tasks = tasks
         self.batch_size = batch_size
         self.classes = cache(classes or (lambda task: ()))  # computing them may load the task
         self.has_batchnorm = any(isinstance(m, _BatchNorm) for m in module.modules())
@@ -93,6 +93,15 @@ class Model:
     def module(self) -> nn.Module:
         """The network in the model's mode; of the tensors it holds itself, only frozen parameters are used."""
         return self._functions[self.training].module
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks in all."""
+        message = (
+            "the algorithm uses the number of tasks from the start, and the runs to go on from were trained for fewer"
+        )
+        require(self._tasks > 0, f"{message}: train them again with that number as their horizon.")
+        return self._tasks
 
     def bind(
         self,

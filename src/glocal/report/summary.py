@@ -135,7 +135,9 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     """
     parts = "algorithm", "optimizer"
     distinct = list({json.dumps(run.config, sort_keys=True): run for run in runs}.values())
-    shared = [{k: v for k, v in run.config.items() if k not in ("seed", "lr", *parts)} for run in distinct]
+    own = "seed", "lr", "parent", *parts
+    shared = [{k: v for k, v in run.config.items() if k not in own} for run in distinct]
+    shared = [part | ({"after": run.after} if run.after else {}) for part, run in zip(shared, distinct, strict=True)]
     challenges = _labels([(run.challenge,) for run in distinct], shared)
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
     names = [(challenge, run.algorithm) for challenge, run in zip(challenges, distinct, strict=True)]
@@ -187,6 +189,7 @@ def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
         `<name>_mean` and `<name>_std` (ddof = 0) over the seeds that did not diverge, for each of `STATISTICS`:
         percent, except loss and distance = ‖θ_T − θ_0‖₂. Undefined values are None. `seeds` counts all runs, `diverged`
         those that diverged. `memory_bytes` is the algorithm's memory after the last task, `seconds` the time per run.
+        `after` is the number of tasks of the runs that these go on from, or None.
         `metric` is 'acc', or 'loss' without classes; `chosen_on` the data on which the best learning rate is chosen,
         'validation' or 'test', and `choice_metric` and `choice_forgetting` the means there.
     """
@@ -208,6 +211,7 @@ def _row(group: Group, view: View) -> Row:
         **numbers,
         "memory_bytes": max(cost["memory_bytes"] for cost in costs),
         "seconds": sum(cost["seconds"] for cost in costs) / len(costs),
+        "after": first.after or None,
         "setting": group.runs[0].setting,
         "scope": "seen" if scope == "class" and first.config["challenge"].get("evaluate") == "seen" else scope,
         "forgetting_over": view.forgetting,
@@ -230,6 +234,7 @@ def frame(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
         **dict.fromkeys(numbers, pl.Float64),
         "memory_bytes": pl.Int64,
         "seconds": pl.Float64,
+        "after": pl.Int64,
         **dict.fromkeys(("setting", "scope", "forgetting_over", "forgetting_by", "metric", "chosen_on"), pl.String),
         **dict.fromkeys(("choice_metric", "choice_forgetting"), pl.Float64),
     }
@@ -307,11 +312,13 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
     chosen_on = {row["challenge"]: row["chosen_on"] for row in rows}
     seeds = format_range((row["seeds"] for row in rows), "seed")
+    starts = {row["challenge"]: f"runs of {n} tasks" if (n := row["after"]) else "initialisations" for row in rows}
     return (
         f"Mean ± standard deviation over {seeds}; T = {_by_challenge(counts)} tasks.",
         *([f"ACC: average test accuracy in percent, {_by_challenge(scopes)}."] if scopes else []),
         *(["Loss: average test loss, of challenges without classes."] if len(scopes) < len(kinds) else []),
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
+        *([f"Runs start from {_by_challenge(starts)}."] if any(row["after"] for row in rows) else []),
         diverged_note(rows),
         f"Bold or *: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data.",
     )

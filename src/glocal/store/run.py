@@ -29,11 +29,12 @@ class Run:
     """A run's configuration, measurements and information about its training.
 
     arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `evaluate.MEASURES` (t = 0 is the
-        initialisation; NaN where the run had diverged), four more with validation data (`VALIDATION_MEASURES`),
-        'distance_from_init' and 'update_norm' (T,), 'epoch_loss' (T, epochs), 'memory_bytes' (T,).
+        initialisation; NaN where the run had diverged, or where the run that it goes on from did not have task o yet),
+        four more with validation data (`VALIDATION_MEASURES`), 'distance_from_init' and 'update_norm' (T,),
+        'epoch_loss' (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not defaults),
         'locality', 'setting', 'diverged' (the step whose objective was not finite, or None), 'steps', 'cost',
-        'versions', 'notes', 'finished' (when).
+        'versions', 'notes', 'finished' (when), and 'task_fingerprints' if the run has kept its state.
     """
 
     config: Mapping[str, Any]
@@ -68,6 +69,11 @@ class Run:
     @property
     def tasks(self) -> int:
         return int(self.config["challenge"]["tasks"])
+
+    @property
+    def after(self) -> int:
+        """The number of tasks of the run that this one goes on from, 0 if it started from the initialisation."""
+        return int(self.config.get("parent", {"after": 0})["after"])
 
     @property
     def diverged(self) -> str | None:
@@ -148,6 +154,8 @@ def check_run(run: Run) -> None:
         raise ValueError(f"{wrong} is missing or of another type")
     json.dumps([run.config, run.info], ensure_ascii=False).encode()  # raises if it is not text
     tasks, epochs = run.tasks, run.config["epochs"]
+    if not 0 <= run.after < tasks:
+        raise ValueError(f"it goes on after {run.after} of {tasks} tasks")
     vectors = {"distance_from_init": (tasks,), "update_norm": (tasks,), "memory_bytes": (tasks,)}
     shapes = {**vectors, "epoch_loss": (tasks, epochs)}
     for name, array in run.arrays.items():

@@ -1,6 +1,7 @@
 """The store: one directory per finished run, named by the hash of its configuration.
 
     STORE/runs/HASH/       config.json, info.json, arrays.safetensors and, if asked for, parameters.safetensors
+                           (θ_0 … θ_T) and state.safetensors (the last snapshot, to go on with more tasks)
     STORE/cohorts/HASH/    a cohort in training: its members, and one directory per attempt to train them, with a lease
                            (`glocal.store.lease`) and the checkpoint of the last task boundary
     STORE/damaged/         damaged runs and checkpoints that were trained again; nothing reads or removes them
@@ -21,7 +22,7 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,10 +90,10 @@ class Store:
             version = files.read_json(self.path / MARKER)["format"]
         require(version == FORMAT, f"the store '{self.path}' has format {version}; this glocal reads format {FORMAT}.")
 
-    def finished(self, hash: str, parameters: bool = False) -> bool:
-        """Return whether the store holds a run, with its parameters if they are asked for."""
+    def finished(self, hash: str, kept: Collection[str] = ()) -> bool:
+        """Return whether the store holds a run, with the files that are to be kept: 'parameters', 'state'."""
         run = self.runs_path / hash
-        return run.is_dir() and (not parameters or (run / "parameters.safetensors").exists())
+        return run.is_dir() and all((run / f"{name}.safetensors").exists() for name in kept)
 
     def run(self, hash: str) -> Run:
         """Read one run."""
@@ -129,17 +130,20 @@ class Store:
             listed = os.listdir(self.runs_path) if self.runs_path.exists() else []
         return sorted(name for name in listed if not name.startswith("."))
 
-    def write(self, config: RunConfig, arrays: Params, info: Mapping[str, Any], parameters: Params | None) -> None:
-        """Write a finished run, unless another process has."""
+    def write(
+        self, config: RunConfig, arrays: Params, info: Mapping[str, Any], kept: Mapping[str, Params | None]
+    ) -> None:
+        """Write a finished run, unless another process has; `kept` are its parameters and state, or None."""
         path = self.runs_path / config.hash
-        if self.finished(config.hash, parameters is not None):
+        if self.finished(config.hash, [name for name, tensors in kept.items() if tensors is not None]):
             return
         with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
             contents = {"config.json": config.as_dict(), "info.json": dict(info)}
             checksums = {name: files.write_json(part / name, value) for name, value in contents.items()}
             files.write_tensors(part / "arrays.safetensors", arrays, checksums)
-            if parameters is not None:
-                files.write_tensors(part / "parameters.safetensors", parameters)
+            for name, tensors in kept.items():
+                if tensors is not None:
+                    files.write_tensors(part / f"{name}.safetensors", tensors)
 
     def cohorts(self) -> list[StoredCohort]:
         """Return the cohorts that are not finished: those in training and those that were interrupted."""
@@ -207,11 +211,7 @@ class Claim:
         """Write the checkpoint of a task boundary in place of the previous one, of this attempt or an earlier one."""
         self.lease.check()
         with files.report_os_errors("write the checkpoint to", self.path):
-            if self.parameters:
-                state = {"params": snapshot.state.params, "buffers": snapshot.state.buffers}
-                name = f"{self.lease.path.name}/theta-{snapshot.finished:04}.safetensors"
-                files.write_tensors(self.path / name, tree.flatten(state))
-                self.kept[snapshot.finished :] = [name]
+            self.keep(snapshot.finished, snapshot.state.params, snapshot.state.buffers)
             tensors = tree.flatten({"state": snapshot.state.as_tree(), "record": snapshot.record.arrays})
             about = {"finished": snapshot.finished, "clock": snapshot.state.clock, "kept": self.kept}
             about |= {name: getattr(snapshot.record, name) for name in RECORD_SCALARS}
@@ -220,6 +220,13 @@ class Claim:
             for earlier in self._checkpoints():
                 if earlier.parent < path.parent:
                     earlier.unlink(missing_ok=True)
+
+    def keep(self, task: int, params: Params, buffers: Params) -> None:
+        """Write θ_t and the buffers, if they are to be kept."""
+        if self.parameters:
+            name = f"{self.lease.path.name}/theta-{task:04}.safetensors"
+            files.write_tensors(self.path / name, tree.flatten({"params": params, "buffers": buffers}))
+            self.kept[task:] = [name]
 
     def _checkpoints(self) -> list[Path]:
         """Return the checkpoints of all attempts, the last one last. Older stores have one in the cohort's folder."""

@@ -30,6 +30,10 @@ OPTIMIZER_OPTIONS = (
 MAX_RUNS = 100_000
 
 
+KEPT = ("parameters", "state")
+"""What a run may keep: there is an option keep_NAME for each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """How the runs are trained, measured and stored."""
@@ -62,6 +66,12 @@ class SweepOptions:
     """Precision of matrix products and convolutions. bf16 is fast on GPUs and slow on CPUs."""
     keep_parameters: bool = False
     """Store the parameters after every task, as `glocal lens` needs them."""
+    keep_state: bool = False
+    """Store all that a run needs to go on with more tasks later (--after): parameters, memory, optimizer state."""
+    after: str | Path | None = None
+    """Store of runs with --keep-state on the first tasks: go on from these instead of the initialisation."""
+    horizon: int | None = None
+    """Tasks that are planned in all, if runs are to go on: memories are divided by it, schedules extend over it."""
     execution: Literal["auto", "vectorised", "sequential"] = "auto"
     """How a cohort of runs is executed. auto takes the fastest way that works."""
     memory_budget: int | None = None
@@ -89,6 +99,11 @@ class SweepOptions:
         for name in ("monitor_by", "monitor_every"):
             value = getattr(self, name)
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The files that a finished run must have, besides those that all have."""
+        return frozenset(name for name in KEPT if getattr(self, f"keep_{name}"))
 
 
 def require_option(kind: str, name: str, allowed: list[str]) -> None:

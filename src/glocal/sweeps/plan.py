@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 from glocal import files
 from glocal.errors import GlocalError, first_line, require
 from glocal.store.store import Store
-from glocal.sweeps.options import SweepOptions
+from glocal.sweeps.options import KEPT, SweepOptions
 from glocal.sweeps.resolve import is_file_spec
 from glocal.sweeps.resume import Job
 from glocal.sweeps.sweep import pairs, prepare
@@ -37,8 +37,8 @@ class Plan:
 
     def finished(self, store: Store) -> bool:
         """Return whether the store holds all runs."""
-        keep = bool(self.arguments["options"].get("keep_parameters"))
-        return all(store.finished(hash, keep) for hash in self.runs)
+        kept = [name for name in KEPT if self.arguments["options"].get(f"keep_{name}")]
+        return all(store.finished(hash, kept) for hash in self.runs)
 
     def prepare(self, store: Store, device: str, code: Iterable[Path]) -> Job:
         """Return the runs, ready to be trained on a device, with code from these files alone."""

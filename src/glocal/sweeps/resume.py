@@ -12,16 +12,16 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from glocal import __version__
+from glocal import __version__, tree
 from glocal.algorithms.partition import Partition
 from glocal.engine.cohort import Cohort, Member, RunConfig
 from glocal.engine.loader import Loader
@@ -33,9 +33,10 @@ from glocal.files import DamagedError
 from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
 from glocal.store.lease import LeaseLost
-from glocal.store.run import Runs
+from glocal.store.run import Run, Runs
 from glocal.store.store import Claim, Store
 from glocal.sweeps import resolve
+from glocal.sweeps.continuation import begin_after, cohort_after, parameters_after, parent_note, task_fingerprints
 from glocal.sweeps.options import SweepOptions
 
 POLL_SECONDS = 0.5
@@ -74,6 +75,8 @@ class RunRequest:
 
     config: RunConfig
     member: Member
+    parent: Run | None = None
+    """The run that it goes on from."""
 
 
 @dataclass
@@ -125,8 +128,8 @@ class Job:
     errors: dict[str, Exception] = field(default_factory=dict)
 
     @property
-    def keep(self) -> bool:
-        return self.context.options.keep_parameters
+    def keep(self) -> frozenset[str]:
+        return self.context.options.kept
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -165,9 +168,9 @@ class Job:
 
         A cohort that keeps parameters is only resumed if all of its runs are requested: its files hold them all.
         """
-        store, unfinished = self.context.store, self.context.store.cohorts()
+        store, unfinished, parameters = self.context.store, self.context.store.cohorts(), "parameters" in self.keep
         for cohort in unfinished:
-            suitable = self.requests.keys() >= set(cohort.hashes) if cohort.parameters else not self.keep
+            suitable = self.requests.keys() >= set(cohort.hashes) if cohort.parameters else not parameters
             if cohort.last.held or not suitable or missing.isdisjoint(cohort.hashes):
                 continue
             if cohort.failed is not None and not self.retry:
@@ -185,7 +188,7 @@ class Job:
                 cohorts, error = [group.hashes], raised
             for hashes in cohorts:
                 chosen = [hash for hash in hashes if hash in free]
-                claim = store.claim(chosen, self.keep) if chosen else None
+                claim = store.claim(chosen, parameters) if chosen else None
                 if claim is not None and error is not None:
                     self._fail(claim, error)
                 elif claim is not None:
@@ -212,8 +215,7 @@ class Group:
         options, runs = self.context.options, len(self.requests)
         parts = min(runs, max(self.parts, math.ceil(runs / (options.cohort_size or runs))))
         if parts < runs:
-            cohort = self.context.cohort.only([request.member for request in self.requests])
-            fitting = max(1, largest_cohort(cohort, options.memory_budget))
+            fitting = max(1, largest_cohort(_cohort(self.context, self.requests), options.memory_budget))
             while math.ceil(runs / parts) > fitting:
                 parts = min(runs, 2 * parts)
         bounds = [runs * part // parts for part in range(parts + 1)]
@@ -234,7 +236,15 @@ def _cohort_key(request: RunRequest) -> str:
     config, member = request.config.as_dict() | {"lr": None, "seed": None}, request.member
     options = {k: v for k, v in config["algorithm"]["options"].items() if k not in scalars(member.algorithm)}
     shared = {"algorithm": config["algorithm"] | {"options": options}, "optimizer": member.optimizer.structure()}
+    if request.parent is not None:
+        shared["parent"] = request.parent.tasks, request.parent.config.get("horizon")
     return json.dumps(config | shared, sort_keys=True)
+
+
+def _cohort(context: SweepContext, requests: Sequence[RunRequest]) -> Cohort:
+    cohort = context.cohort.only([request.member for request in requests])
+    parents = [request.parent for request in requests if request.parent is not None]
+    return cohort_after(cohort, parents) if parents else cohort
 
 
 def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunRequest]) -> None:
@@ -243,20 +253,25 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
     An interrupted cohort resumes with the runs that are requested and missing; its checkpoint stays for the others. If
     parameters are kept, all its runs resume, because the cohort's files hold them all.
     """
-    store = context.store
-    missing = {hash for hash in claim.hashes if not store.finished(hash, claim.parameters)}
+    store, kept = context.store, context.options.kept | ({"parameters"} if claim.parameters else set())
+    missing = {hash for hash in claim.hashes if not store.finished(hash, kept)}
     if not missing:
         return claim.finish()
     indices = [i for i, hash in enumerate(claim.hashes) if hash in requests and (claim.parameters or hash in missing)]
     members = [requests[claim.hashes[i]] for i in indices]
     complete = len(indices) == len(claim.hashes)
-    cohort = context.cohort.only([request.member for request in members])
+    cohort = _cohort(context, members)
     tasks = cohort.challenge.tasks
+    parents = [request.parent for request in members if request.parent is not None]
     monitor: TrainingMonitor | None = None
     try:
         last = _load(claim, cohort)
         if last is not None and not complete:
             last = Snapshot(last.finished, last.state.select(indices), last.record.select(indices))
+        if last is None and parents:
+            last = begin_after(cohort, parents)
+            for task in range(last.finished if claim.parameters else 0):
+                claim.keep(task, *parameters_after(task, parents, last.state))
         if last is None or last.finished < tasks:
             monitor = _make_monitor(context, cohort) if last is None else None
             examples = cohort.challenge.task(0, cohort.members[0].seed).train.y.shape[0]
@@ -275,13 +290,20 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
         frozen = {k: p for k, p in frozen_parameters(cohort.shared_network).items() if k not in last.state.buffers}
         notes = [*last.record.notes, *context.notes]
         unwritten = [i for i, request in enumerate(members) if request.config.hash in missing]
-        kept = claim.kept_parameters([indices[i] for i in unwritten], tasks, frozen)
-        for i, parameters in zip(unwritten, kept, strict=True):
+        all_parameters = claim.kept_parameters([indices[i] for i in unwritten], tasks, frozen)
+        fingerprints = cache(partial(task_fingerprints, cohort.challenge))
+        for i, parameters in zip(unwritten, all_parameters, strict=True):
+            config, parent = members[i].config, members[i].parent
             arrays = {name: array[i] for name, array in last.record.arrays.items()}
-            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, notes, i)
-            store.write(members[i].config, arrays, info, parameters)
+            own = notes if parent is None else [*notes, parent_note(parent)]
+            info = _run_info(cohort, last, i) | _monitor_info(context.options, monitor, own, i)
+            state = None
+            if "state" in kept:
+                state = tree.flatten(tree.select(last.state.as_tree(), i))
+                info["task_fingerprints"] = fingerprints(config.seed if cohort.challenge.seeded else 0)
+            store.write(config, arrays, info, {"parameters": parameters, "state": state})
         context.progress.finish_cohort(len(missing & requests.keys()))
-        if all(store.finished(hash, claim.parameters) for hash in claim.hashes):
+        if all(store.finished(hash, kept) for hash in claim.hashes):
             claim.finish()
     except GlocalError:
         claim.lease.check()  # an error of reading or writing may be the work of a successor

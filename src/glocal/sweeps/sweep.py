@@ -22,6 +22,7 @@ from glocal.rng import GLOBAL_STATE
 from glocal.store.run import Runs
 from glocal.store.store import Store
 from glocal.sweeps import resolve
+from glocal.sweeps.continuation import Parents
 from glocal.sweeps.options import MAX_RUNS, SweepOptions, convert, require_count, require_option
 from glocal.sweeps.resume import Job, ProgressReporter, RunRequest, SweepContext, train_missing
 
@@ -101,12 +102,18 @@ def prepare(
         "batch_size": chosen.batch_size or learnt.value.batch_size,
         "train_eval": chosen.train_eval,
         "precision": chosen.precision,
+        "horizon": chosen.horizon,
     }
+    short = f"horizon = {chosen.horizon} was given; it must be at least the number of tasks, {learnt.value.tasks}."
+    require(chosen.horizon is None or chosen.horizon >= learnt.value.tasks, short)
     device = resolve.choose_device(chosen.device)
     lrs, seeds = _distinct("lrs", lrs, float), _distinct("seeds", seeds, int)
     require_count(len(lrs) * len(seeds))
     require(min(lrs) > 0, f"lr = {min(lrs)} was given; it must be positive.")
     require(min(seeds) >= 0, f"seed = {min(seeds)} was given; it must be at least 0.")
+    parents = None
+    if chosen.after is not None:
+        parents = Parents(Store.open(chosen.after), learnt.value, chosen.kept, Store(chosen.store))
     requests: dict[str, RunRequest] = {}
     chosen_algorithms = [resolve.algorithm(*entry) for entry in pairs(algorithms)]
     chosen_optimizers = [resolve.optimizer(*entry) for entry in pairs(optimizer)]
@@ -117,7 +124,8 @@ def prepare(
         parts: dict[str, Any] = {"algorithm": algorithm.config, "optimizer": own.config or None}
         for seed, lr in itertools.product(seeds, lrs):
             config = RunConfig(learnt.config, network.config, lr=lr, seed=seed, **parts, **shared)
-            requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value, own.value))
+            config, parent = (config, None) if parents is None else parents.find(config)
+            requests[config.hash] = RunRequest(config, Member(seed, lr, algorithm.value, own.value), parent)
     require(bool(requests), "a sweep needs at least one algorithm and one optimizer.")
     cohort = Cohort(learnt.value, network.value, (), device=device, **shared)
     notes = [network.note] if network.note else []
