@@ -35,6 +35,10 @@ class DamagedError(GlocalError):
     """A file that can be read, but whose content is not what was written, or is not there."""
 
 
+class StorageError(GlocalError):
+    """A file or folder that the system does not let us read or write."""
+
+
 def user_path(given: str | Path) -> Path:
     """Return a path that a user gave, with ~ expanded; raise if nothing can have this name."""
     try:
@@ -252,8 +256,8 @@ def report_damage(path: Path, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def report_os_errors(action: str, path: Path, remedy: str = "Choose a folder that you can write to.") -> Iterator[None]:
-    """Turn an OSError into a GlocalError that names the action and the path."""
+    """Turn an OSError into a StorageError that names the action and the path."""
     try:
         yield
     except OSError as error:
-        raise GlocalError(f"cannot {action} '{path}': {error.strerror or error}. {remedy}") from error
+        raise StorageError(f"cannot {action} '{path}': {error.strerror or error}. {remedy}") from error

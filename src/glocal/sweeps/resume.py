@@ -29,7 +29,7 @@ from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import largest_cohort
 from glocal.engine.state import State
 from glocal.errors import GlocalError, GlocalWarning, first_line
-from glocal.files import DamagedError
+from glocal.files import DamagedError, StorageError
 from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
 from glocal.store.lease import LeaseLost
@@ -149,6 +149,8 @@ class Job:
             train_claim(self.context, claim, self.requests)
         except LeaseLost as lost:
             self.context.progress.message(str(lost))
+        except StorageError:  # the next cohort would meet it too
+            raise
         except Exception as error:
             self._fail(claim, error)
         finally:
@@ -157,8 +159,6 @@ class Job:
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         """Leave a cohort that cannot be trained, and tell other processes why."""
-        if isinstance(error.__cause__, OSError):  # of reading or writing the store: no cohort can be trained
-            raise error
         kind = "" if isinstance(error, GlocalError) else f"{type(error).__name__}: "
         claim.leave(failed=f"{kind}{first_line(error)}")
         self.errors.update(dict.fromkeys(claim.hashes, error))
