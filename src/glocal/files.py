@@ -12,9 +12,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -116,14 +118,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata.
+    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata."""
+    return _read(path, prefix, "pt")
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read the tensors of a file as arrays of numpy, which is faster for small ones, and the metadata."""
+    return _read(path, "", "np")
+
+
+def _read(path: Path, prefix: str | tuple[str, ...], framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a file of tensors.
 
     Raise ValueError if one of them, or the metadata, does not agree with its checksum. Files without checksums, which
     are a user's own or of an earlier version, are read as they are.
     """
     with path.open("rb"):  # an OSError says why a file cannot be read; an error of safetensors does not
         pass
-    with safe_open(path, framework="pt") as file:
+    with safe_open(path, framework=framework) as file:
         metadata = dict(file.metadata() or {})
         names = json.loads(metadata["order"]) if "order" in metadata else file.keys()
         expected = _pop_checksums(metadata, names, path)
@@ -149,9 +161,17 @@ def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> di
     return dict(zip(names, json.loads(metadata.pop(CHECKSUMS)), strict=True))
 
 
-def _tensor_checksum(tensor: Tensor) -> str:
-    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _checksum(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), content)
+def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
+    if isinstance(tensor, Tensor):
+        kind, content = tensor.dtype, tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    else:
+        kind, content = _torch_name(tensor.dtype), np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    return _checksum(f"{kind} {tuple(tensor.shape)}".encode(), content)
+
+
+@cache
+def _torch_name(kind: np.dtype) -> str:
+    return f"torch.{kind}"
 
 
 def _checksum(*parts: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -210,7 +210,7 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as it is stored and hashed: without what is None."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
+        return {k: v for k, v in vars(self).items() if v is not None}
 
     @property
     def hash(self) -> str:

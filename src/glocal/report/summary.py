@@ -155,18 +155,19 @@ def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyG
 
 def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the last part of each name, extended by the settings in which entries of the same name differ."""
-    settings = [tree.flatten(config) for config in configs]
-    same: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for name, own in zip(names, settings, strict=True):
-        same.setdefault(name, []).append(own)
-    differing = {}
+    texts = [json.dumps(config, sort_keys=True) for config in configs]  # most are equal, and compared once
+    settings = {text: tree.flatten(config) for text, config in dict(zip(texts, configs, strict=True)).items()}
+    same: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for name, text in zip(names, texts, strict=True):
+        same.setdefault(name, {})[text] = settings[text]
+    labels = {}
     for name, entries in same.items():
-        keys = sorted({key for own in entries for key in own})
-        differing[name] = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries}) > 1]
-    return [
-        " · ".join([name[-1], *(_format_setting(key, own[key]) for key in differing[name] if key in own)])
-        for name, own in zip(names, settings, strict=True)
-    ]
+        keys = sorted({key for own in entries.values() for key in own})
+        differing = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries.values()}) > 1]
+        for text, own in entries.items():
+            shown = [_format_setting(key, own[key]) for key in differing if key in own]
+            labels[name, text] = " · ".join([name[-1], *shown])
+    return [labels[entry] for entry in zip(names, texts, strict=True)]
 
 
 def _format_setting(key: str, value: object) -> str:
@@ -198,7 +199,7 @@ def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
 
 def _row(group: Group, view: View) -> Row:
     statistics, costs = group.statistics(view), [run.info["cost"] for run in group.runs]
-    choice = group.statistics(view, group.choice_split)
+    choice = statistics if group.choice_split == "test" else group.statistics(view, group.choice_split)
     first = group.runs[0]
     scope = metrics.scope_of(first, view.scope)
     numbers = {
@@ -250,10 +251,10 @@ def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> Rende
             the cost; 'json' and 'csv' hold all statistics.
         view: options of the statistics.
     """
-    runs = list(runs)
-    records = rows(runs, view)
+    groups = group_runs(runs)
+    records = [_row(group, view) for group in groups]
     tables = markdown_tables(records) if format == "markdown" else [results_table(records)]
-    return table.render([*tables, *trend_tables(trends(group_runs(runs), view))], format)
+    return table.render([*tables, *trend_tables(trends(groups, view))], format)
 
 
 def results_table(rows: Sequence[Row]) -> Table:

@@ -7,6 +7,7 @@ import math
 from collections import UserList
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ class Run:
         """The number of tasks of the run that this one goes on from, 0 if it started from the initialisation."""
         return int(self.config.get("parent", {"after": 0})["after"])
 
-    @property
+    @cached_property
     def diverged(self) -> str | None:
         """When and how the run diverged, or None. Diverged runs are left out of means."""
         if self.info["diverged"] is not None:

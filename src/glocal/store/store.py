@@ -99,9 +99,9 @@ class Store:
         """Read one run."""
         path = self.runs_path / hash
         with files.report_damage(path, "The run's command trains it again."):
-            arrays, about = files.read_tensors(path / "arrays.safetensors")
+            arrays, about = files.read_arrays(path / "arrays.safetensors")
             config, info = (files.read_json(path / name, about.get(name)) for name in ("config.json", "info.json"))
-            run = Run(config, {k: t.numpy() for k, t in arrays.items()}, info, path)
+            run = Run(config, arrays, info, path)
             expected = RunConfig(**config).hash
             if missing := set(ARRAYS) - run.arrays.keys():
                 raise ValueError(f"it has no {', '.join(sorted(missing))}")
