@@ -119,15 +119,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def read_tensors(path: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata."""
-    return _read(path, prefix, "pt")
+    return _read_tensors(path, prefix, "pt")
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Read the tensors of a file as arrays of numpy, which is faster for small ones, and the metadata."""
-    return _read(path, "", "np")
+    return _read_tensors(path, "", "np")
 
 
-def _read(path: Path, prefix: str | tuple[str, ...], framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_tensors(path: Path, prefix: str | tuple[str, ...], framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a file of tensors.
 
     Raise ValueError if one of them, or the metadata, does not agree with its checksum. Files without checksums, which
@@ -163,7 +163,7 @@ def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> di
 
 def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
     if isinstance(tensor, Tensor):
-        kind, content = tensor.dtype, tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        kind, content = str(tensor.dtype), tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     else:
         kind, content = _torch_name(tensor.dtype), np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return _checksum(f"{kind} {tuple(tensor.shape)}".encode(), content)

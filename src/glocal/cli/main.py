@@ -21,7 +21,7 @@ from glocal.cli.list import Data, List
 from glocal.cli.paper import Paper
 from glocal.cli.show import Demo, Plot, Table
 from glocal.cli.train import Run, Sweep, SweepFile
-from glocal.cli.work import Work
+from glocal.cli.work import Status, Work
 from glocal.errors import GlocalError, GlocalWarning, printable, require_known
 
 COMMANDS: dict[str, Any] = {
@@ -30,6 +30,7 @@ COMMANDS: dict[str, Any] = {
     "run": Run,
     "sweep": Sweep,
     "work": Work,
+    "status": Status,
     "table": Table,
     "plot": Plot,
     "locality": Locality,

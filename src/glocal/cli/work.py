@@ -1,17 +1,25 @@
-"""`glocal work`: train what the plans of a store ask for."""
+"""`glocal work` and `glocal status`: train what the plans of a store ask for, and show how far it is."""
 
 from __future__ import annotations
 
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
 
 from glocal.cli.common import command
-from glocal.errors import GlocalError, require
+from glocal.errors import GlocalError, printable, require
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from glocal.cluster.status import Status as StoreStatus
+
+WATCH_SECONDS = 2.0
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
@@ -64,6 +72,64 @@ class Work:
             more = f" ({len(problems) - 1} more: `glocal status {self.store}`)" if len(problems) > 1 else ""
             raise GlocalError(f"{problems[0]}{more}")
         print(f"Stopped: {left} runs are left." if left else "Nothing is left to train.")
+
+
+@command
+class Status:
+    """Show what is finished, in training, waiting, failed and diverged in a store, and an estimate of the time left."""
+
+    store: Positional[Path] = Path("runs")
+    """The store to read."""
+    watch: bool = False
+    """Keep it on the screen until nothing is left or Ctrl-C is pressed."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        from glocal.cluster.status import read_status
+        from glocal.store.store import Store
+
+        store, console = Store.open(self.store), Console()
+        status = read_status(store)
+        if not self.watch:
+            console.print(render_status(status, self.store))
+            return
+        with suppress(KeyboardInterrupt), Live(render_status(status, self.store), console=console) as live:
+            while status.running or status.waiting:
+                time.sleep(WATCH_SECONDS)
+                status = read_status(store)
+                live.update(render_status(status, self.store))
+
+
+def render_status(status: StoreStatus, path: Path) -> Text:
+    """Return the counts, a line for every cohort in training, and the messages of those that failed."""
+    from rich.text import Text
+
+    from glocal.cluster.status import count, elapsed
+
+    names = ("finished", "running", "waiting", "failed", "diverged")
+    left = "" if status.seconds_left is None else f"; about {format_time(status.seconds_left)} left"
+    lines = [", ".join(f"{getattr(status, name)} {name}" for name in names) + left]
+    for cohort in status.cohorts:
+        label, host, pid, device = (cohort.last.about.get(name, "?") for name in ("label", "host", "pid", "device"))
+        progress = f"{count(cohort, 'finished')} of {count(cohort, 'tasks')} tasks in {format_time(elapsed(cohort))}"
+        lines.append(f"{label} · {len(cohort.hashes)} runs: {progress} on {host}, process {pid}, {device}")
+    lines += [f"{len(cohort.hashes)} runs failed: {cohort.failed}" for cohort in status.failures]
+    if status.failures:
+        lines.append(f"`glocal work {path} --retry-failed` trains them again.")
+    return Text("\n".join(map(printable, lines)))
+
+
+def format_time(seconds: float) -> str:
+    """Return a time as people write it: 45 s, 12 min, 3 h 50 min, 2 d 4 h."""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
 def parse_time(text: str) -> float:

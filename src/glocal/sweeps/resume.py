@@ -278,7 +278,9 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
             steps = tasks * cohort.epochs * math.ceil(examples / cohort.batch_size) * len(cohort)
             shown = resolve.name_of(cohort.algorithm), len(cohort), tasks, steps, last.finished if last else 0
             bar = context.progress.start_cohort(*shown)
-            claim.lease.note(label=shown[0], runs=len(cohort), tasks=tasks, finished=shown[-1])
+            claim.lease.note(
+                label=shown[0], tasks=tasks, begun=shown[-1], finished=shown[-1], device=str(cohort.device)
+            )
             for snapshot in train(cohort, last, context.options.execution, bar, monitor):
                 last = snapshot
                 claim.lease.note(finished=last.finished)

@@ -1,0 +1,94 @@
+"""The status of a store: what is finished, in training, waiting, failed and diverged, and how long it will take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import fmean
+
+from glocal import files
+from glocal.store.store import Store, StoredCohort
+from glocal.sweeps.plan import read_plans
+
+SAMPLE = 200
+"""The last finished runs, from which the time of a run is estimated."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How many runs of a store are finished, in training, waiting and failed.
+
+    Runs wait that a plan asks for or that were interrupted; `cohorts` are those in training and `failures` those that
+    failed. `diverged` runs are among the finished ones: their objective was not finite.
+    """
+
+    finished: int
+    diverged: int
+    running: int
+    waiting: int
+    failed: int
+    seconds_left: float | None
+    cohorts: list[StoredCohort]
+    failures: list[StoredCohort]
+
+
+def read_status(store: Store) -> Status:
+    """Return the status of a store, from its files alone: call it where you like, for example on a login node."""
+    cohorts = store.cohorts()
+    finished = set(store.names())
+    wanted = {hash for plan in read_plans(store) for hash in plan.runs}
+    wanted |= {hash for cohort in cohorts for hash in cohort.hashes}
+    training = [cohort for cohort in cohorts if cohort.last.held]
+    failures = [cohort for cohort in cohorts if cohort.failed is not None]
+    running = {hash for cohort in training for hash in cohort.hashes} - finished
+    failed = {hash for cohort in failures for hash in cohort.hashes} - finished - running
+    waiting = wanted - finished - running - failed
+    infos = {}
+    for name in finished:
+        with files.report_damage(store.runs_path / name, "`glocal verify` checks a store."):
+            infos[name] = files.read_json(store.runs_path / name / "info.json")
+    latest = sorted((info for info in infos.values() if "finished" in info), key=lambda info: info["finished"])
+    seconds = [float(info["cost"]["seconds"]) for info in latest[-SAMPLE:]]
+    return Status(
+        finished=len(finished),
+        diverged=sum(info["diverged"] is not None for info in infos.values()),
+        running=len(running),
+        waiting=len(waiting),
+        failed=len(failed),
+        seconds_left=_seconds_left(training, len(waiting), seconds),
+        cohorts=training,
+        failures=failures,
+    )
+
+
+def elapsed(cohort: StoredCohort) -> float:
+    """Return for how many seconds a cohort is in training, as far as the clocks of two machines agree."""
+    try:
+        began = datetime.fromisoformat(cohort.last.about["since"])
+        return max(0.0, (datetime.now(UTC) - began).total_seconds())
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def count(cohort: StoredCohort, name: str) -> int:
+    """Return a number that the holder of a cohort tells, such as its 'tasks', or 0."""
+    value = cohort.last.about.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _seconds_left(training: list[StoredCohort], waiting: int, seconds: list[float]) -> float | None:
+    """Estimate the time left: of each worker what its cohort still needs, and its share of the waiting runs.
+
+    None: no worker trains, or nothing is known of the time of a run yet.
+    """
+    each = fmean(seconds) if seconds else None
+    left: list[float] = []
+    for cohort in training:
+        tasks, done, begun = (count(cohort, name) for name in ("tasks", "finished", "begun"))
+        if done > begun:
+            left.append(elapsed(cohort) * (tasks - done) / (done - begun))
+        elif each is not None:
+            left.append(max(0.0, each * len(cohort.hashes) - elapsed(cohort)))
+    if not left or (waiting and each is None):
+        return None
+    return max(max(left), (sum(left) + waiting * (each or 0.0)) / len(training))
