@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import glocal
+from glocal.cli.work import parse_time
+from glocal.cluster.status import Status, read_status
 from glocal.cluster.worker import Stop, work
 from glocal.engine import loop
 from glocal.store.store import Store
@@ -173,3 +176,35 @@ def test_every_worker_has_something_to_train(tmp_path: Path, workers: int) -> No
     assert len(cohorts) >= workers and {hash for cohort in cohorts for hash in cohort} == job.requests.keys()
     assert sum(map(len, cohorts)) == 12
     assert max(map(len, cohorts)) - min(map(len, cohorts)) <= 1
+
+
+def test_the_status_of_a_store(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    store = plan(tmp_path / "store", [f"{file}:Bad", "sgd", "er"])
+    assert read_status(store) == Status(0, 0, 0, 6, 0, None, [], [])
+    work(store, code=[file])
+    status = read_status(store)
+    assert (status.finished, status.waiting, status.failed, status.running) == (4, 0, 2, 0)
+    assert len(status.failures) == 1 and status.seconds_left is None
+    plan(tmp_path / "store", ["agem"])
+    claim = store.claim(read_plans(store)[-1].runs[:1], parameters=False)
+    assert claim is not None
+    claim.lease.note(tasks=2, begun=0, finished=1, since=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
+    status = read_status(Store.open(store.path))
+    assert (status.finished, status.waiting, status.failed, status.running) == (4, 1, 2, 1)
+    assert status.seconds_left == pytest.approx(3_600, rel=0.1), (
+        "as long as the first task took; the other run is short"
+    )
+    claim.leave()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3h50m", 13_800), ("1d", 86_400), ("90s", 90), ("1m1s", 61)])
+def test_times(text: str, seconds: float) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3", "h", "3h 50m", "-1h", "3h50", "9" * 30 + "h"])
+def test_bad_times(text: str) -> None:
+    with pytest.raises(glocal.GlocalError, match="write days, hours"):
+        parse_time(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import fmean
@@ -43,15 +44,17 @@ def read_status(store: Store) -> Status:
     running = {hash for cohort in training for hash in cohort.hashes} - finished
     failed = {hash for cohort in failures for hash in cohort.hashes} - finished - running
     waiting = wanted - finished - running - failed
-    infos = {}
+    ends: list[tuple[str, float]] = []
+    diverged = 0
     for name in finished:
-        with files.report_damage(store.runs_path / name, "`glocal verify` checks a store."):
-            infos[name] = files.read_json(store.runs_path / name / "info.json")
-    latest = sorted((info for info in infos.values() if "finished" in info), key=lambda info: info["finished"])
-    seconds = [float(info["cost"]["seconds"]) for info in latest[-SAMPLE:]]
+        with suppress(OSError, ValueError, TypeError, KeyError):  # `glocal verify` tells about damaged runs
+            info = files.read_json(store.runs_path / name / "info.json")
+            diverged += info["diverged"] is not None
+            ends.append((str(info["finished"]), float(info["cost"]["seconds"])))
+    seconds = [own for _, own in sorted(ends)[-SAMPLE:]]
     return Status(
         finished=len(finished),
-        diverged=sum(info["diverged"] is not None for info in infos.values()),
+        diverged=diverged,
         running=len(running),
         waiting=len(waiting),
         failed=len(failed),
