@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
@@ -116,7 +117,7 @@ class Mirror:
     Faults: 'cut' closes after `cut_after` bytes of a file and 'stall' falls silent; 'no-range' answers every range with
     the whole; 'missing' is 404; 'wrong' sends other bytes of the right length; 'page' a short page; 'other-range' a
     range not asked for; 'unsatisfiable' answers every range with 416; 'endless' never says or keeps its length;
-    'silent' never answers.
+    'silent' never answers; 'drip' sends a byte now and then; 'long-length' and 'longest-length' have absurd lengths.
     """
 
     contents: dict[str, bytes]
@@ -155,12 +156,22 @@ class Mirror:
             request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if self.fault == "endless":
             body = body + bytes(1000)
+        elif self.fault == "long-length":
+            request.send_header("Content-Length", "9" * 5000)
+        elif self.fault == "longest-length":
+            request.send_header("Content-Length", "9" * 4300)
         else:
             request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         body = body[: self.cut_after] if self.fault in ("cut", "stall") else body
         # Counted before it is written, for the client may have it before this thread goes on.
         self.sent += len(body)
+        if self.fault == "drip":
+            with contextlib.suppress(OSError):
+                for byte in body[: self.cut_after]:
+                    request.wfile.write(bytes([byte]))
+                    self.released.wait(0.02)
+            return
         request.wfile.write(body)
         if self.fault == "stall":
             self.released.wait(10)

@@ -338,7 +338,7 @@ def test_damaged_and_hostile_files_of_cifar100_are_refused(
     files = tiny_cifar100.source.files[0], described("test", hostile)
     only_source(replace(tiny_cifar100.source, files=files))
     challenge = make("split-cifar100", data=tmp_path)
-    with pytest.raises(pickle.UnpicklingError, match=r"system, which is not data and was not run"):
+    with pytest.raises(GlocalError, match=r"system, which is not data and was not run"):
         challenge.task(0, 0)
     assert not (tmp_path / "called").exists()
 

