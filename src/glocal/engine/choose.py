@@ -14,6 +14,7 @@ from glocal import accelerate, tree
 from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Executor, Sequential, Vectorised, keep_freed_memory
 from glocal.engine.loader import Loader
+from glocal.engine.memory_budget import is_out_of_memory
 from glocal.engine.state import State
 from glocal.errors import first_line, require
 
@@ -83,6 +84,8 @@ def _rehearse_all(
         try:
             seconds[name] = rehearse(make(cohort), cohort.initial_state(loader.example()), loader)
         except Exception as error:
+            if is_out_of_memory(error) and len(cohort) > 1 and not seconds:
+                raise  # fewer runs together are faster than one after the other
             failures[name] = error
             if cohort.device.type == "cuda":
                 torch.cuda.synchronize(cohort.device)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,19 +15,62 @@ from glocal.engine.executors import Sequential
 from glocal.engine.loader import Loader
 from glocal.errors import GlocalError
 
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 FREE_MEMORY_FRACTION = 0.6
 """Fraction of the free memory to plan for; the rest is left to evaluation, the allocator and other processes."""
 
 
+SMALLER = "Free some memory, or choose a smaller batch, buffer or network."
+
+
 def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free: of the GPU, or of the machine, but no more than the process's cgroup allows."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo") as lines:
             fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min([free, *cgroup_free_bytes(CGROUPS, OWN_CGROUPS)])
+
+
+def cgroup_free_bytes(mount: Path, own: Path) -> list[int]:
+    """Return what the limits of the process's cgroup and of those above it leave: Slurm and containers set them.
+
+    Args:
+        mount: where cgroups are mounted.
+        own: the file that names the cgroups of the process: '0::PATH' in version 2, 'N:memory:PATH' in version 1.
+    """
+    with suppress(OSError, ValueError):
+        entries = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+        if "memory" in entries:
+            mount, names, path = mount / "memory", ("limit_in_bytes", "usage_in_bytes"), entries["memory"]
+        else:
+            names, path = ("max", "current"), entries.get("", "/")
+        folder = mount / path.lstrip("/")
+        folders = [f for f in (folder, *folder.parents) if f.is_relative_to(mount)]
+        return [free for f in folders if (free := _free_in_cgroup(f, *names)) is not None]
+    return []
+
+
+def _free_in_cgroup(folder: Path, limit: str, usage: str) -> int | None:
+    """Return the limit of one cgroup less its usage; files that were read, and are not in use, can be dropped."""
+    with suppress(OSError, ValueError, KeyError):  # no limit is the word 'max'
+        allowed, used = (int((folder / f"memory.{name}").read_text()) for name in (limit, usage))
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, allowed - used + int(counts.get("total_inactive_file", counts["inactive_file"])))
+    return None
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, says that memory could not be allocated."""
+    if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return error is not None
+    texts = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
+    failed = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    return failed or is_out_of_memory(error.__cause__)
 
 
 def bytes_per_run(cohort: Cohort) -> int:
@@ -73,6 +118,6 @@ def largest_cohort(cohort: Cohort, budget: int | None = None) -> int:
     if each > available:
         raise GlocalError(
             f"one run of {cohort.algorithm.name} on {cohort.challenge.name} needs about {each / 1e6:,.0f} MB, and "
-            f"{available / 1e6:,.0f} MB may be used. Free some memory, or choose a smaller batch, buffer or network."
+            f"{available / 1e6:,.0f} MB may be used. {SMALLER}"
         )
     return available // each

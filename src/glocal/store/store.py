@@ -228,6 +228,14 @@ class Claim:
             files.write_tensors(self.path / name, tree.flatten({"params": params, "buffers": buffers}))
             self.kept[task:] = [name]
 
+    def copy(self, whole: Claim, last: Snapshot) -> None:
+        """Write the last checkpoint of another cohort, and the θ_t that it has kept, for some of its runs."""
+        runs = [whole.hashes.index(hash) for hash in self.hashes]
+        for task, name in enumerate(whole.kept):
+            parts = tree.select(tree.unflatten(files.read_tensors(whole.path / name)[0]), runs)
+            self.keep(task, parts["params"], parts.get("buffers", {}))
+        self.save(Snapshot(last.finished, last.state.select(runs), last.record.select(runs)))
+
     def _checkpoints(self) -> list[Path]:
         """Return the checkpoints of all attempts, the last one last. Older stores have one in the cohort's folder."""
         return sorted(self.path.glob("checkpoint.safetensors")) + sorted(

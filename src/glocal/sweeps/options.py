@@ -75,7 +75,7 @@ class SweepOptions:
     execution: Literal["auto", "vectorised", "sequential"] = "auto"
     """How a cohort of runs is executed. auto takes the fastest way that works."""
     memory_budget: int | None = None
-    """Bytes of memory that a cohort may use. The default is most of what is free on the device."""
+    """Bytes of memory that a cohort may use. The default is most of what is free on the device or in the cgroup."""
     cohort_size: int | None = None
     """Train at most N runs together."""
     workers: int | None = None

@@ -6,6 +6,7 @@ is waited for, and taken over if that process stops.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
@@ -26,7 +27,7 @@ from glocal.algorithms.partition import Partition
 from glocal.engine.cohort import Cohort, Member, RunConfig
 from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Snapshot, train
-from glocal.engine.memory_budget import largest_cohort
+from glocal.engine.memory_budget import SMALLER, is_out_of_memory, largest_cohort
 from glocal.engine.state import State
 from glocal.errors import GlocalError, GlocalWarning, first_line
 from glocal.files import DamagedError, StorageError
@@ -146,7 +147,8 @@ class Job:
         if claim is None:
             return bool(missing & self.errors.keys())
         try:
-            train_claim(self.context, claim, self.requests)
+            if not self._train(claim):
+                self._halve(claim)
         except LeaseLost as lost:
             self.context.progress.message(str(lost))
         except StorageError:  # the next cohort would meet it too
@@ -157,8 +159,43 @@ class Job:
             claim.leave()
         return True
 
+    def _train(self, claim: Claim) -> bool:
+        """Train a cohort, and return False if its runs do not fit into memory together."""
+        try:
+            train_claim(self.context, claim, self.requests)
+        except Exception as error:
+            if not is_out_of_memory(error) or len(claim.hashes) == 1:
+                raise
+            return False  # without the error, whose traceback holds the cohort's tensors
+        return True
+
+    def _halve(self, claim: Claim) -> None:
+        """Replace a cohort by two halves, which go on from its last checkpoint."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        store, last = self.context.store, _load(claim, torch.device("cpu"))
+        kept = self.keep | ({"parameters"} if claim.parameters else set())
+        hashes = [hash for hash in claim.hashes if not store.finished(hash, kept)]
+        middle = (len(hashes) + 1) // 2
+        for part in (hashes[:middle], hashes[middle:]):
+            half = store.claim(part, claim.parameters) if part else None
+            if half is None:  # nothing is left for it, or another process has made it
+                continue
+            try:
+                if last is not None:
+                    half.copy(claim, last)
+            finally:
+                half.leave()
+        claim.finish()
+        message = f"{len(claim.hashes)} runs did not fit into memory together, and go on in cohorts of up to {middle}"
+        warnings.warn(f"{message}. --cohort-size {middle} starts with these.", GlocalWarning, stacklevel=2)
+
     def _fail(self, claim: Claim, error: Exception) -> None:
         """Leave a cohort that cannot be trained, and tell other processes why."""
+        if is_out_of_memory(error):
+            config = next(self.requests[hash].config for hash in claim.hashes if hash in self.requests)
+            run = f"one run of {config.algorithm['name']} on {config.challenge['name']}"
+            error = GlocalError(f"{run} does not fit into memory: {first_line(error)}. {SMALLER}")
         kind = "" if isinstance(error, GlocalError) else f"{type(error).__name__}: "
         claim.leave(failed=f"{kind}{first_line(error)}")
         self.errors.update(dict.fromkeys(claim.hashes, error))
@@ -265,7 +302,7 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
     parents = [request.parent for request in members if request.parent is not None]
     monitor: TrainingMonitor | None = None
     try:
-        last = _load(claim, cohort)
+        last = _load(claim, cohort.device)
         if last is not None and not complete:
             last = Snapshot(last.finished, last.state.select(indices), last.record.select(indices))
         if last is None and parents:
@@ -312,10 +349,10 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
         raise
 
 
-def _load(claim: Claim, cohort: Cohort) -> Snapshot | None:
+def _load(claim: Claim, device: torch.device) -> Snapshot | None:
     """Read the last checkpoint. A damaged one is set aside: training again from the beginning gives the same runs."""
     try:
-        return claim.load(cohort.device)
+        return claim.load(device)
     except DamagedError as error:
         message = f"{error}It was moved to '{claim.set_aside()}', and its runs start again."
         warnings.warn(message, GlocalWarning, stacklevel=2)
