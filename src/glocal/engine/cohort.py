@@ -64,6 +64,8 @@ class Cohort:
     precision: Precision = "fp32"
     horizon: int | None = None
     """Tasks that are planned in all; None: those of the challenge; 0: runs go on that were trained for fewer."""
+    patience: int | None = None
+    """Epochs without a lower validation loss after which a task ends; None: all epochs are trained."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -205,6 +207,8 @@ class RunConfig:
     """None: plain SGD."""
     horizon: int | None = None
     """Tasks that are planned in all; None: those of the challenge."""
+    patience: int | None = None
+    """Epochs without a lower validation loss after which a task ends; None: all epochs are trained."""
     parent: Mapping[str, Any] | None = None
     """'run', the hash of the run that this one goes on from, and 'after', how many tasks it has."""
 

@@ -158,6 +158,15 @@ class Evaluator:
             record.arrays[name][lost, row] = torch.nan
         return losses
 
+    def validation_losses(self, executor: Executor, state: State, task: int) -> Tensor:
+        """Return every run's mean loss on a task's validation data, among the classes that its setting counts."""
+        losses = torch.full((len(self.cohort),), torch.nan, dtype=torch.float64)
+        seen, name = self._seen_classes(task), "class" if self.cohort.challenge.setting == "class" else "task"
+        for runs, splits, mask in self._data(task):
+            masks = {"task": mask, "class": None if seen is None or mask is None else seen | mask}
+            losses[runs] = self._split(executor, state, runs, splits["validation"], masks, task)[f"{name}_loss"]
+        return losses
+
     def _seen_classes(self, row: int) -> Tensor | None:
         """Return a mask of the classes of the first `row` tasks if others do not count, otherwise None."""
         masks = [self._data(task)[0].mask for task in range(row)]

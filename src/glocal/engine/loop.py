@@ -16,6 +16,7 @@ from torch.func import vmap
 from glocal import tree
 from glocal.engine.choose import Execution, choose
 from glocal.engine.cohort import Cohort
+from glocal.engine.early_stopping import EarlyStopping
 from glocal.engine.evaluate import Evaluator, Record
 from glocal.engine.executors import OnStep
 from glocal.engine.loader import Loader
@@ -101,13 +102,15 @@ def train(
             if cohort.optimizer.state == "reset":
                 tree.map_tree(torch.zero_, state.optimizer)
             previous = {k: p.clone() for k, p in state.params.items()}
+            stopping, last_step = EarlyStopping(cohort, evaluator, task), state.clock + cohort.epochs * loader.steps
             for epoch in range(cohort.epochs):
                 begun = time.perf_counter()
                 loader.load_epoch(epoch)
                 executor.before_epoch(state, epoch)
                 losses = executor.epoch(state, loader, epoch, progress.steps, on_step)
                 note_divergence(state, losses)
-                record.arrays["epoch_loss"][:, task, epoch] = losses.mean(1).double().cpu()
+                objectives = losses.mean(1).double().cpu().masked_fill(stopping.finished, torch.nan)
+                record.arrays["epoch_loss"][:, task, epoch] = objectives
                 took = time.perf_counter() - begun  # complete: copying the losses waits for the device
                 if epoch or cohort.epochs == 1:  # the first epoch includes graph capture and tracing
                     record.epoch_step_seconds.append(took / losses.shape[1] / len(cohort))
@@ -115,6 +118,11 @@ def train(
                     watch(task, epoch, state, loader)
                     if on_gpu:  # pending work must not count in the next epoch's time
                         torch.cuda.synchronize(cohort.device)
+                with torch.no_grad():
+                    if stopping.after_epoch(executor, state):
+                        break
+            stopping.restore_best(state)
+            state.clock = last_step  # also after fewer epochs, so that it is the same in every cohort
             with torch.no_grad():
                 executor.consolidate(state, loader)
                 executor.arrange(state)

@@ -206,6 +206,7 @@ class StoredRun:
         cohort, challenge = self.cohort, self.cohort.challenge
         known = isinstance(cohort.make_network, Pretrained) or "init" not in self.run.config["network"]
         require(known, "the run started from a checkpoint: give its file as init (--init FILE) to train it again.")
+        require(cohort.patience is None, "the run stopped early: its epochs include some that it did not keep.")
         require(challenge.tasks > 1, "the run has learned a single task: there is no forgetting to measure.")
         sizes = [challenge.task(t, self.run.seed).train.y.shape[0] for t in range(challenge.tasks)]
         epoch_steps = [math.ceil(size / cohort.batch_size) for size in sizes]
@@ -272,7 +273,9 @@ def open_run(
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
     stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
     member = Member(run.seed, run.lr, trained.value, stepped.value)
-    shared: Any = {name: config.get(name) for name in ("epochs", "batch_size", "train_eval", "precision", "horizon")}
+    shared: Any = {
+        name: config.get(name) for name in ("epochs", "batch_size", "train_eval", "precision", "horizon", "patience")
+    }
     cohort = Cohort(resolved.value, make.value, (member,), device=torch.device(device), **shared)
     return StoredRun(run, cohort)
 

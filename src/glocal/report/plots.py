@@ -140,7 +140,7 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
         low, high = np.inf, -np.inf
         for own, style in lines:
             best = _best(own, view)
-            curves = np.stack([run.arrays["epoch_loss"] for run in best.finished])
+            curves = np.ma.masked_invalid(np.stack([run.arrays["epoch_loss"] for run in best.finished]))
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
             mean, std = (f(curves, axis=0).ravel() for f in (np.mean, np.std))

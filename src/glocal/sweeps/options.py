@@ -52,6 +52,8 @@ class SweepOptions:
     """Measure class-incremental accuracy among all classes, or among those seen so far, as with a head that grows."""
     epochs: int | None = None
     """Passes over each task. The challenge sets the default."""
+    patience: int | None = None
+    """Early stopping: end a task after N epochs without a lower validation loss, and return to the best epoch."""
     batch_size: int | None = None
     """Examples per batch. The challenge sets the default."""
     train_eval: int = 2_000

@@ -103,7 +103,10 @@ def prepare(
         "train_eval": chosen.train_eval,
         "precision": chosen.precision,
         "horizon": chosen.horizon,
+        "patience": chosen.patience,
     }
+    without = f"patience = {chosen.patience} needs validation data: set validation, or give triples of data."
+    require(chosen.patience is None or learnt.value.validation is not None, without)
     short = f"horizon = {chosen.horizon} was given; it must be at least the number of tasks, {learnt.value.tasks}."
     require(chosen.horizon is None or chosen.horizon >= learnt.value.tasks, short)
     device = resolve.choose_device(chosen.device)
