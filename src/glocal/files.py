@@ -146,6 +146,12 @@ def _read_tensors(path: Path, prefix: str | tuple[str, ...], framework: str) -> 
     return tensors, metadata
 
 
+def has_checksums(path: Path) -> bool:
+    """Return whether a safetensors file was written with checksums."""
+    with safe_open(path, framework="pt") as file:
+        return CHECKSUM in (file.metadata() or {})
+
+
 def read_rows(path: Path, row: int) -> dict[str, Tensor]:
     """Read one row of every tensor, without checking checksums, which are those of whole tensors."""
     with safe_open(path, framework="pt") as file:

@@ -10,6 +10,8 @@ import pytest
 from small_sweep import FINISHED, HERE, INTERRUPTED, WITH_PARAMETERS, sweep
 
 import glocal
+from glocal.cli.main import main
+from glocal.store.store import Store
 
 
 @pytest.fixture
@@ -41,3 +43,15 @@ def test_an_interrupted_cohort_resumes(store: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(one.arrays[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
         for task in range(4):
             assert {k: v.shape for k, v in one.state(task).items()} == {"weight": (2, 4), "bias": (2,)}
+
+
+def test_verify_says_which_files_have_no_checksums(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(store, [0.5])
+    assert main(["verify", str(store)]) == 0
+    without = {Path(line.split("'")[1]).parent.name: line for line in capsys.readouterr().out.splitlines()[:-1]}
+    found = {Path(line.split("'")[1]).relative_to(store).parts[0] for line in without.values()}
+    assert found == {"runs", "cohorts"}
+    assert without["cohorts"].count("theta-") == 2 and "checkpoint.safetensors" in without["cohorts"]
+    sweep(store, INTERRUPTED, keep_parameters=True)
+    unchecked = [len(verified.unchecked) for verified in Store.open(store).verify()]
+    assert sorted(unchecked) == [0, 0, 0, 1, 2], "the two old runs have none"

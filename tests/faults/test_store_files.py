@@ -18,8 +18,10 @@ from safetensors.torch import save_file
 from small_sweep import HERE, interrupt, sweep
 
 import glocal
+from glocal.cli.main import main
+from glocal.errors import GlocalWarning
 from glocal.files import DamagedError, read_tensors
-from glocal.store.store import Store
+from glocal.store.store import Claim, Store
 
 LRS = [0.3, 0.4]
 
@@ -127,3 +129,70 @@ def test_simultaneous_creators(tmp_path: Path) -> None:
         for i in range(25):
             stores = pool.map(Store.create, [tmp_path / str(i)] * 8)
             assert all(Store.open(store.path).runs() == [] for store in stores)
+
+
+def test_verify_names_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "store"
+    _, run, _ = sweep(store, [0.1, 0.2, 0.3], keep_parameters=True)
+    assert run.path is not None
+    assert main(["verify", str(store)]) == 0
+    content = bytearray((run.path / "parameters.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run.path / "parameters.safetensors").write_bytes(content)
+    assert main(["verify", str(store)]) == 2
+    printed = capsys.readouterr()
+    assert str(run.path) in printed.out and "1 of 3" in printed.err
+    assert run.state(1) and len(glocal.load(store)) == 3, "only the last state is damaged"
+    with pytest.raises(DamagedError, match="Delete it"):
+        run.state(3)
+    (run.path / "parameters.safetensors").unlink()
+    sweep(store, [0.2], keep_parameters=True)
+    assert run.state(3) and main(["verify", str(store)]) == 0
+
+
+def test_a_sweep_trains_damaged_runs_again(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    whole = sweep(store, LRS, execution="sequential")
+    assert whole[0].path is not None
+    (whole[0].path / "info.json").unlink()
+    with pytest.warns(GlocalWarning, match=r"no info\.json.* moved to"):
+        again = sweep(store, LRS, execution="sequential")
+    assert_equal(again, whole)
+    assert len(list(store.glob("damaged/*/config.json"))) == 1
+
+
+def test_parameters_are_added_to_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no moment is the run absent."""
+    store = tmp_path / "store"
+    (without,) = sweep(store, [0.1])
+    assert without.path is not None
+    before = {p.name: p.stat().st_ino for p in without.path.iterdir()}
+    (kept,) = sweep(store, [0.1], keep_parameters=True)
+    assert_equal(glocal.Runs([kept]), glocal.Runs([without]))
+    after = {p.name: p.stat().st_ino for p in without.path.iterdir()}
+    assert after.items() > before.items() and after.keys() - before.keys() == {"parameters.safetensors"}
+
+
+def test_a_finished_cohort_that_was_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+
+    def killed(self: Claim) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Claim, "finish", killed)
+        sweep(store, LRS)
+    assert list(store.glob("cohorts/[!.]*")) and len(glocal.load(store)) == 2
+    sweep(store, LRS)
+    assert not list(store.glob("cohorts/[!.]*"))
+
+
+def test_a_cohort_whose_members_are_damaged_does_not_stop_the_others(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    interrupt(store, LRS)
+    next(store.rglob("members.json")).write_text('{"runs": ["0123456789abcdef"], "parameters": false}')
+    with pytest.warns(GlocalWarning, match=r"members\.json"):
+        sweep(store, [0.9])
+    with pytest.warns(GlocalWarning, match=r"members\.json"):
+        assert_equal(sweep(store, LRS), sweep(tmp_path / "whole", LRS))
+    assert not list(store.glob("cohorts/[!.]*"))

@@ -19,7 +19,7 @@ import tyro
 from glocal.cli.lens import Lens, Locality
 from glocal.cli.list import Data, List
 from glocal.cli.paper import Paper
-from glocal.cli.show import Demo, Plot, Table
+from glocal.cli.show import Demo, Plot, Table, Verify
 from glocal.cli.train import Run, Sweep, SweepFile
 from glocal.cli.work import Status, Work
 from glocal.errors import GlocalError, GlocalWarning, printable, require_known
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Any] = {
     "status": Status,
     "table": Table,
     "plot": Plot,
+    "verify": Verify,
     "locality": Locality,
     "lens": Lens,
     "paper": Paper,

@@ -86,3 +86,29 @@ class Plot:
 
         path = self.output or Path(f"{self.kind}.png")
         print(f"Wrote {load(self.store).plot(self.kind, path)}")
+
+
+@command
+class Verify:
+    """Check every file of a store against its checksum, and list what is damaged.
+
+    Nothing is changed. The command of a damaged run or checkpoint trains it again, and moves the damaged files to
+    STORE/damaged. Damaged parameters (`--keep-parameters`) are written again once their file is deleted.
+    """
+
+    store: Positional[Path] = Path("runs")
+    """The store to check."""
+
+    def __call__(self) -> None:
+        from glocal.store.store import Store
+
+        found = list(Store.open(self.store).verify())
+        for path, error, unchecked in found:
+            if error is not None:
+                print(error)
+            elif unchecked:
+                print(f"'{path}' can be read; of an earlier version, without checksums: {', '.join(unchecked)}.")
+        damaged = sum(error is not None for _, error, _ in found)
+        message = f"{damaged} of {len(found)} runs and cohorts in '{self.store}' are damaged or cannot be read."
+        require(damaged == 0, message)
+        print(f"All {len(found)} runs and cohorts in '{self.store}' can be read and agree with their checksums.")

@@ -26,8 +26,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from glocal import files, tree
@@ -130,34 +131,78 @@ class Store:
             listed = os.listdir(self.runs_path) if self.runs_path.exists() else []
         return sorted(name for name in listed if not name.startswith("."))
 
+    def verify(self) -> Iterator[Verified]:
+        """Read every file of every run and every cohort in training, and check it against its checksum."""
+        for folder in [*map(self.runs_path.joinpath, self.names()), *sorted(self.cohorts_path.glob("[!.]*"))]:
+            error, unchecked, tensors = None, [], sorted(folder.rglob("*.safetensors"))
+            try:
+                for path in tensors:
+                    with files.report_damage(path, "Delete it and repeat its command."):
+                        files.read_tensors(path)
+                        if not files.has_checksums(path):
+                            unchecked.append(path.name)
+                if folder.parent == self.runs_path:
+                    self.run(folder.name)
+                elif (folder / "members.json").exists():
+                    with files.report_damage(folder, "Repeat its command."):
+                        _read_members(folder)
+            except GlocalError as raised:
+                error = str(raised)
+            if folder.exists():  # unless a process has finished it at this moment
+                yield Verified(folder, error, unchecked)
+
     def write(
         self, config: RunConfig, arrays: Params, info: Mapping[str, Any], kept: Mapping[str, Params | None]
     ) -> None:
         """Write a finished run, unless another process has; `kept` are its parameters and state, or None."""
         path = self.runs_path / config.hash
-        if self.finished(config.hash, [name for name, tensors in kept.items() if tensors is not None]):
+        given = {name: tensors for name, tensors in kept.items() if tensors is not None}
+        if self.finished(config.hash, given):
+            return
+        if self._holds(config.hash, arrays):  # without all files that are to be kept
+            with files.report_os_errors("write to the store", self.path):
+                for name, tensors in given.items():
+                    files.write_tensors(path / f"{name}.safetensors", tensors)
             return
         with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
             contents = {"config.json": config.as_dict(), "info.json": dict(info)}
             checksums = {name: files.write_json(part / name, value) for name, value in contents.items()}
             files.write_tensors(part / "arrays.safetensors", arrays, checksums)
-            for name, tensors in kept.items():
-                if tensors is not None:
-                    files.write_tensors(part / f"{name}.safetensors", tensors)
+            for name, tensors in given.items():
+                files.write_tensors(part / f"{name}.safetensors", tensors)
+
+    def _holds(self, hash: str, arrays: Params) -> bool:
+        """Return whether the store holds an undamaged run with these measurements."""
+        try:
+            stored = self.run(hash).arrays
+        except GlocalError:
+            return False
+        return all(np.array_equal(stored[k], array.numpy(), equal_nan=True) for k, array in arrays.items())
 
     def cohorts(self) -> list[StoredCohort]:
         """Return the cohorts that are not finished: those in training and those that were interrupted."""
         cohorts = []
-        for path in sorted(self.cohorts_path.glob("[!.]*/members.json")):
-            with files.report_damage(path, "Delete this folder of an interrupted cohort."), suppress(FileNotFoundError):
-                members, seen = files.read_json(path), self._watch.look(path.parent)
-                cohorts.append(StoredCohort(path.parent, members["runs"], members["parameters"], seen))
+        for path in sorted(path.parent for path in self.cohorts_path.glob("[!.]*/members.json")):
+            try:
+                with files.report_damage(path, "Its runs start again."), suppress(FileNotFoundError):
+                    members, seen = _read_members(path), self._watch.look(path)
+                    cohorts.append(StoredCohort(path, members["runs"], members["parameters"], seen))
+            except files.DamagedError as error:
+                warnings.warn(str(error), GlocalWarning, stacklevel=2)
         return cohorts
+
+    def remove_finished(self, hashes: Collection[str], kept: Collection[str]) -> None:
+        """Remove cohorts of these runs that are finished: their process was killed before it could."""
+        for cohort in self.cohorts():
+            needed = {*kept, "parameters"} if cohort.parameters else kept
+            complete = all(hash in hashes and self.finished(hash, needed) for hash in cohort.hashes)
+            if complete and (claim := self.take(cohort)) is not None:
+                claim.finish()
 
     def claim(self, hashes: Sequence[str], parameters: bool) -> Claim | None:
         """Claim a new cohort of runs, or return None if another process was faster."""
         members = {"runs": list(hashes), "parameters": parameters}
-        path = self.cohorts_path / hashlib.sha256(json.dumps(members).encode()).hexdigest()[:16]
+        path = self.cohorts_path / _short_hash(json.dumps(members))
         with files.report_os_errors("write to the store", self.path):
             path.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process has finished the cohort in this moment
@@ -169,6 +214,27 @@ class Store:
         with files.report_os_errors("resume the cohort", cohort.path):
             lease = Lease.take(cohort.path, self._watch, self.lease_seconds)
         return None if lease is None else Claim(cohort.path, cohort.hashes, cohort.parameters, lease)
+
+
+class Verified(NamedTuple):
+    """A run or a cohort: why it cannot be used, or None, and which of its files have no checksums."""
+
+    path: Path
+    error: str | None
+    unchecked: list[str]
+
+
+def _read_members(path: Path) -> dict[str, Any]:
+    """Read which runs a cohort has; they name it. Older stores have names of the runs alone."""
+    members: dict[str, Any] = files.read_json(path / "members.json")
+    named = {k: members[k] for k in ("runs", "parameters")}
+    if path.name not in (_short_hash(json.dumps(named)), _short_hash(" ".join(members["runs"]))):
+        raise ValueError("members.json does not agree with the folder's name")
+    return members
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
 from glocal.store.lease import LeaseLost
 from glocal.store.run import Run, Runs
-from glocal.store.store import Claim, Store
+from glocal.store.store import Claim, Store, set_aside
 from glocal.sweeps import resolve
 from glocal.sweeps.continuation import begin_after, cohort_after, parameters_after, parent_note, task_fingerprints
 from glocal.sweeps.options import SweepOptions
@@ -99,7 +99,7 @@ def train_missing(job: Job) -> Runs:
 
     A cohort that fails does not stop the others; the first error is raised after them.
     """
-    progress, store = job.context.progress, job.context.store
+    progress, store, trained = job.context.progress, job.context.store, job.missing()
     progress.start(len(job.requests), sum(store.finished(hash, job.keep) for hash in job.requests))
     for note in job.context.notes:
         progress.message(note)
@@ -112,7 +112,18 @@ def train_missing(job: Job) -> Runs:
         progress.stop()
     for error in job.errors.values():
         raise error
-    return Runs([store.run(hash) for hash in job.requests])
+    store.remove_finished(job.requests, job.keep)
+    runs, again = [], False
+    for hash in job.requests:
+        try:
+            runs.append(store.run(hash))
+        except DamagedError as error:
+            if hash in trained:
+                raise
+            again = True
+            moved = set_aside(store.runs_path / hash)
+            warnings.warn(f"{error} It was moved to '{moved}'.", GlocalWarning, stacklevel=2)
+    return train_missing(job) if again else Runs(runs)
 
 
 @dataclass
