@@ -197,6 +197,15 @@ def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert all(torch.equal(child.state(t)[k], v) for t in range(6) for k, v in whole.state(t).items())
 
 
+def test_the_state_is_kept_when_asked_for_even_later(tmp_path: Path) -> None:
+    (short,) = train(2, ["ewc"], tmp_path)
+    (again,) = train(2, ["ewc"], tmp_path, keep_state=True)
+    assert short.path == again.path
+    (child,) = train(3, ["ewc"], tmp_path, after=tmp_path)
+    (whole,) = train(3, ["ewc"], tmp_path)
+    require_continued(child, whole)
+
+
 def test_a_finished_child_is_not_trained_again(tmp_path: Path) -> None:
     """Also if a longer run that it could go on from has come since."""
     train(2, ["ewc"], tmp_path, keep_state=True)

@@ -34,7 +34,7 @@ class Run:
         'epoch_loss' (T, epochs), 'memory_bytes' (T,).
     info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not defaults),
         'locality', 'setting', 'diverged' (the step whose objective was not finite, or None), 'steps', 'cost',
-        'versions', 'notes', 'finished' (when), and 'task_fingerprints' if the run has kept its state.
+        'versions', 'notes', 'finished' (when).
     """
 
     config: Mapping[str, Any]

@@ -350,7 +350,7 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
             state = None
             if "state" in kept:
                 state = tree.flatten(tree.select(last.state.as_tree(), i))
-                info["task_fingerprints"] = fingerprints(config.seed if cohort.challenge.seeded else 0)
+                state["task_fingerprints"] = fingerprints(config.seed if cohort.challenge.seeded else 0)
             store.write(config, arrays, info, {"parameters": parameters, "state": state})
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, kept) for hash in claim.hashes):
