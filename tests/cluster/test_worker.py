@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import glocal
-from glocal.cli.work import parse_time
 from glocal.cluster.status import Status, read_status
 from glocal.cluster.worker import Stop, work
 from glocal.engine import loop
 from glocal.store.store import Store
+from glocal.sweeps.options import parse_time
 from glocal.sweeps.plan import read_plans, write_plan
 from glocal.sweeps.resume import ProgressReporter
 from glocal.sweeps.sweep import prepare

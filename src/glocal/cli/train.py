@@ -116,12 +116,17 @@ class Sweep(SweepFile):
         from glocal.report.summary import render
 
         if not self.plan:
-            print_rendered(render(self.train(), "rich"))
+            runs = self.train()
+            if self.training.on == "slurm":
+                submitted = f"Submitted {self.training.workers or 1} workers; {len(runs)} runs are finished already."
+                print(f"{submitted} `glocal status {self.training.store}` shows how far they are.")
+            else:
+                print_rendered(render(runs, "rich"))
             return
         from glocal.sweeps.plan import write_plan
 
         plan, _ = write_plan(**self.arguments())
-        code = "".join(f" --code {path}" for path in plan.code)
+        code = " ".join(["", "--code", *plan.code]) if plan.code else ""
         print(f"Planned {len(plan.runs)} runs. `glocal work {self.training.store}{code}` trains them.")
 
     def train(self) -> Runs:

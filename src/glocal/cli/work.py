@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from tyro.conf import Positional
 
 from glocal.cli.common import command
 from glocal.errors import GlocalError, printable, require
+from glocal.sweeps.options import parse_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from glocal.cluster.status import Status as StoreStatus
 
 WATCH_SECONDS = 2.0
-UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 @command
@@ -60,7 +59,7 @@ class Work:
         store = Store.open(self.store)
         devices = worker_devices(self.device, self.workers)
         if len(devices) > 1:
-            arguments = [text for path in self.code for text in ("--code", str(path))]
+            arguments = ["--code", *map(str, self.code)] if self.code else []
             arguments += ["--for", self.time] if self.time else []
             arguments += ["--retry-failed"] if self.retry_failed else []
             status = start_workers(self.store, devices, [*arguments, "--lease", str(self.lease)])
@@ -130,11 +129,3 @@ def format_time(seconds: float) -> str:
         return f"{minutes} min"
     hours = minutes // 60
     return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def parse_time(text: str) -> float:
-    """Return the seconds of a time such as 3h50m."""
-    parts = re.findall(r"(\d+)([dhms])", text)
-    valid = "".join(number + unit for number, unit in parts) == text and 0 < len(text) < 20
-    require(valid, f"time = '{text}' was given; write days, hours, minutes and seconds as in 1d, 3h50m or 90s.")
-    return float(sum(int(number) * UNITS[unit] for number, unit in parts))

@@ -37,8 +37,8 @@ class Stop:
     the time, raises KeyboardInterrupt: the task in progress is lost.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
-        self.asked, self._boundary = False, time.monotonic()
+    def __init__(self, seconds: float | None = None, grace: float = GRACE_SECONDS) -> None:
+        self.asked, self._boundary, self._grace = False, time.monotonic(), grace
         self._end = math.inf if seconds is None else self._boundary + seconds
 
     def __call__(self) -> bool:
@@ -65,7 +65,7 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        signal.setitimer(signal.ITIMER_REAL, min(GRACE_SECONDS, max(0.001, self._end - time.monotonic())))
+        signal.setitimer(signal.ITIMER_REAL, min(self._grace, max(0.001, self._end - time.monotonic())))
 
 
 def work(
@@ -75,6 +75,7 @@ def work(
     code: Sequence[Path] = (),
     retry_failed: bool = False,
     progress: ProgressReporter | None = None,
+    grace: float = GRACE_SECONDS,
 ) -> tuple[int, list[str]]:
     """Train what the plans of a store ask for, until nothing is left, the time is up or a signal comes.
 
@@ -85,11 +86,12 @@ def work(
         code: files that plans may load code from.
         retry_failed: train cohorts again that have failed.
         progress: receives the progress.
+        grace: seconds to finish the task in progress after a signal.
 
     Returns:
         How many runs are left to train, and why others cannot be trained.
     """
-    stop, progress = Stop(seconds), progress or ProgressReporter()
+    stop, progress = Stop(seconds, grace), progress or ProgressReporter()
     jobs: dict[Path, Job] = {}
     refused: dict[Path, str] = {}
     left = 0

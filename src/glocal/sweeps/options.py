@@ -6,6 +6,7 @@ This module imports neither torch nor a command-line library, so that `glocal --
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -32,6 +33,9 @@ MAX_RUNS = 100_000
 
 KEPT = ("parameters", "state")
 """What a run may keep: there is an option keep_NAME for each."""
+
+
+UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,16 @@ class SweepOptions:
     """Train at most N runs together."""
     workers: int | None = None
     """Train in N processes, here or by `glocal work`: cohorts are cut so that each has something to train."""
+    on: Literal["here", "slurm"] = "here"
+    """Train on this machine, or submit the workers as an array job to Slurm and return at once."""
+    time: str | None = None
+    """Time limit of a Slurm job, such as 4h. Jobs are requeued until all runs are trained."""
+    gpus: int = 1
+    """GPUs of a Slurm job: 0 or 1. Give more workers for more GPUs."""
+    partition: str | None = None
+    """Partition of Slurm."""
+    slurm: str | None = None
+    """More options of sbatch, such as account=mine,mem=32G."""
     monitor: float | None = None
     """An ε: report when training leaves the ε-region of an old task, where local approximations hold."""
     monitor_by: Literal["diagonal", "kronecker", "own"] | None = None
@@ -95,7 +109,11 @@ class SweepOptions:
             if field.name == "network":  # checked where it is resolved
                 continue
             value = convert(field.name, hints[field.name], getattr(self, field.name))
-            if type(value) in (int, float):
+            if field.name == "gpus":
+                require(
+                    value in (0, 1), f"gpus = {value} was given; a job has 0 or 1. Give more workers for more GPUs."
+                )
+            elif type(value) in (int, float):
                 require(value > 0, f"{field.name} = {value} was given; it must be positive.")
             object.__setattr__(self, field.name, value)
         for name in ("monitor_by", "monitor_every"):
@@ -106,6 +124,14 @@ class SweepOptions:
     def kept(self) -> frozenset[str]:
         """The files that a finished run must have, besides those that all have."""
         return frozenset(name for name in KEPT if getattr(self, f"keep_{name}"))
+
+
+def parse_time(text: str) -> float:
+    """Return the seconds of a time such as 3h50m."""
+    parts = re.findall(r"(\d+)([dhms])", text)
+    valid = "".join(number + unit for number, unit in parts) == text and 0 < len(text) < 20
+    require(valid, f"time = '{text}' was given; write days, hours, minutes and seconds as in 1d, 3h50m or 90s.")
+    return float(sum(int(number) * UNITS[unit] for number, unit in parts))
 
 
 def require_option(kind: str, name: str, allowed: list[str]) -> None:

@@ -152,6 +152,11 @@ class Job:
         finished = self.context.store.finished
         return {hash for hash in self.requests if hash not in self.errors and not finished(hash, self.keep)}
 
+    def finished(self) -> Runs:
+        """Return the requested runs that the store holds."""
+        store = self.context.store
+        return Runs([store.run(hash) for hash in self.requests if store.finished(hash, self.keep)])
+
     def train_next(self, missing: set[str]) -> bool:
         """Train one cohort with missing runs, and return False if other processes train all of them."""
         claim = self._claim(missing)

@@ -43,7 +43,8 @@ def sweep(
     """Train every algorithm with every optimiser, learning rate and seed, and return these runs.
 
     Runs that the store already holds are not repeated. Interrupted runs resume at their last task boundary. Runs that
-    another process is training in the same store are waited for. Sweeps in threads of one process take turns.
+    another process is training in the same store are waited for. Sweeps in threads of one process take turns. With
+    `on="slurm"`, jobs are submitted, and the runs that are finished already are returned at once.
 
     Args:
         challenge: a name from `glocal list challenges`, path.py:function, or a `Challenge`.
@@ -74,11 +75,18 @@ def sweep(
 
         progress = Bars()
     with GLOBAL_STATE:
+        if chosen.on == "slurm":
+            from glocal.cluster.slurm import submit
+
+            options["workers"] = chosen.workers
+            plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
+            submit(job.context.store.path, list(plan.code), chosen)
+            return job.finished()
         if len(devices) == 1:
             job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
         else:
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
-            start_workers(job.context.store.path, devices, [text for path in plan.code for text in ("--code", path)])
+            start_workers(job.context.store.path, devices, ["--code", *plan.code] if plan.code else [])
             job.retry = False
         job.context.progress = progress or ProgressReporter()
         return train_missing(job)

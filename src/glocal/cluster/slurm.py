@@ -1,0 +1,83 @@
+"""Slurm: an array of jobs, each of which is a worker; they requeue themselves until nothing is left (submitit)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glocal.cluster.worker import work
+from glocal.errors import GlocalError, first_line, require
+from glocal.store.store import Store
+from glocal.sweeps.options import SweepOptions, parse_time
+
+SIGNAL_SECONDS = 120
+"""Slurm warns a job so long before it ends it."""
+MAX_TIMEOUTS = 1_000
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a job runs: a worker that stops before the job's time is up, and then has the job requeued."""
+
+    store: str
+    code: tuple[str, ...]
+    seconds: float
+
+    def __call__(self, index: int) -> int:
+        from glocal.report.progress import Bars
+
+        store = Store.open(self.store)
+        grace = SIGNAL_SECONDS - 20
+        left, problems = work(store, "auto", self.seconds, tuple(map(Path, self.code)), progress=Bars(), grace=grace)
+        for problem in problems:
+            print(problem, file=sys.stderr, flush=True)
+        if left and callable(signal.getsignal(signal.SIGUSR2)):
+            os.kill(os.getpid(), signal.SIGUSR2)  # submitit's handler requeues the job and exits
+        return left
+
+    def checkpoint(self, index: int) -> Any:
+        """Return what the requeued job runs: the same."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, index)
+
+
+def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str = "slurm") -> list[Any]:
+    """Submit an array of workers for the plans of a store, and return its jobs.
+
+    Args:
+        store: the store, on a file system that all machines see.
+        code: files that the plans may load code from.
+        options: of the sweep: workers, time, gpus, partition and slurm.
+        cluster: 'slurm', or submitit's 'local' and 'debug' for tests.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise GlocalError("on = 'slurm' needs submitit: pip install 'glocal[slurm]'.") from error
+    require(options.time is not None, "on = 'slurm' needs the time of a job: --time 4h.")
+    seconds = parse_time(str(options.time))
+    own = seconds - 1.5 * SIGNAL_SECONDS
+    require(
+        own > 0, f"time = '{options.time}' was given; a job needs more than {1.5 * SIGNAL_SECONDS / 60:.0f} minutes."
+    )
+    more: dict[str, Any] = {}
+    for part in (options.slurm or "").split(","):
+        name, equals, value = part.partition("=")
+        require(not part or bool(name and equals), f"slurm = '{options.slurm}' was given; write NAME=VALUE,NAME=VALUE.")
+        more |= {name.replace("_", "-"): value} if part else {}
+    worker = Worker(str(store.absolute()), tuple(code), own)
+    try:
+        executor = submitit.AutoExecutor(store / "slurm", cluster, slurm_max_num_timeout=MAX_TIMEOUTS)
+        executor.update_parameters(name="glocal", timeout_min=max(1, int(seconds // 60)), gpus_per_node=options.gpus)
+        slurm = {"signal_delay_s": SIGNAL_SECONDS, "additional_parameters": {"requeue": True, **more}}
+        slurm |= {"partition": options.partition} if options.partition else {}
+        executor.update_parameters(**{f"slurm_{name}": value for name, value in slurm.items()})
+        return list(executor.map_array(worker, range(options.workers or 1)))
+    except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
+        raise GlocalError(f"Slurm did not accept the jobs: {first_line(error)}. Is sbatch there?") from error
