@@ -32,7 +32,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> GlocalError:
 
 def require_known(kind: str, given: object, allowed: Collection[str]) -> None:
     """Raise `unknown(...)` if a name is not in `allowed`."""
-    if given not in allowed:
+    if not isinstance(given, str) or given not in allowed:
         raise unknown(kind, given, allowed)
 
 

@@ -47,7 +47,12 @@ def user_path(given: str | Path) -> Path:
         path = Path(given).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, forbidden, with a zero byte, or of an unknown user
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # too long, with a zero byte, of an unknown user ...
         shown = str(given) if len(str(given)) < 200 else f"{str(given)[:200]}…"
         reason = getattr(error, "strerror", None) or error
         raise GlocalError(f"'{shown}' cannot be used as a path: {reason}. Give another one.") from error

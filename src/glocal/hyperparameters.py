@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from numbers import Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from glocal.errors import require, require_known
@@ -24,5 +25,7 @@ def check(options: Any) -> None:
         name = f"{options.name}.{field.name}"
         if get_origin(hint) is Literal:
             require_known(name, value, get_args(hint))
+        if hint in (int, float):
+            require(isinstance(value, Real), f"{name} = {value!r} was given; it must be a number.")
         if bound is not None:
             require(value >= bound, f"{name} = {value} was given; it must be at least {bound}.")

@@ -100,8 +100,8 @@ def data_folders(data: str | Path | None = None) -> list[Path]:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says that a relative path is invalid and must be ignored.
     cache = cache if os.path.isabs(cache) else "~/.cache"
-    folders = [data, os.environ.get("GLOCAL_DATA"), f"{cache}/glocal"]
-    return list(dict.fromkeys(user_path(folder) for folder in folders if folder))
+    folders = [data, os.environ.get("GLOCAL_DATA") or None, f"{cache}/glocal"]
+    return list(dict.fromkeys(user_path(folder) for folder in folders if folder is not None))
 
 
 def checksum(path: Path, algorithm: Literal["md5", "sha256"] = "md5") -> str:

@@ -12,6 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -22,7 +23,7 @@ from glocal.cli.paper import Paper
 from glocal.cli.show import Demo, Plot, Table, Verify
 from glocal.cli.train import Run, Sweep, SweepFile
 from glocal.cli.work import Status, Work
-from glocal.errors import GlocalError, GlocalWarning, printable, require_known
+from glocal.errors import GlocalError, GlocalWarning, first_line, printable, require, require_known
 
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
@@ -63,9 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = _parse(list(sys.argv[1:] if arguments is None else arguments))
         try:
+            _check_values(command)
             command()
         except (Exception, SystemExit) as error:
-            if isinstance(error, GlocalError | BrokenPipeError) or not _report_user_error(error):
+            if isinstance(error, GlocalError | OSError | MemoryError):
+                raise
+            if isinstance(error, RuntimeError) and re.search(
+                "allocate|Storage size", first_line(error)
+            ):  # torch's words
+                raise MemoryError from error
+            if not _report_user_error(error):
                 raise
             return 2
         sys.stdout.flush()
@@ -82,6 +90,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _print_error("not enough memory: use smaller numbers.")
     return 0
+
+
+def _check_values(command: Any) -> None:
+    """Refuse paths that cannot exist and numbers that no machine can count to."""
+    from glocal.files import user_path
+
+    for name, value in vars(command).items():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Path):
+                user_path(part)
+            if isinstance(part, int):
+                require(abs(part) < 2**63, f"{name} was given a number of {len(str(part))} digits; use fewer than 19.")
 
 
 def _report_user_error(error: BaseException) -> bool:

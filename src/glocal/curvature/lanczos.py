@@ -26,6 +26,7 @@ from torch import Tensor
 
 from glocal.curvature.network import takes_network
 from glocal.curvature.operators import SymmetricMatrix, as_matrix, vector_like
+from glocal.errors import require, require_known
 from glocal.precision import full_precision
 from glocal.risk import Risk
 
@@ -91,11 +92,11 @@ def lanczos(
             Not available under `vmap`, where runs would differ.
     """
     size = start.numel()
+    require(isinstance(k, int), f"k = {k!r} was given; it must be a whole number.")
     steps = min(size, max(60, 2 * k + 20) if steps is None else steps)
-    if not 1 <= k <= steps:
-        raise ValueError(f"k = {k} was given; a matrix of size {size} allows 1 to {steps} in {steps} steps.")
-    if largest not in ("magnitude", "algebraic"):
-        raise ValueError(f"largest = {largest!r} was given; it must be 'magnitude' or 'algebraic'.")
+    message = f"k = {k} was given; a matrix of size {size} allows 1 to {steps} in {steps} steps."
+    require(1 <= k <= steps, message)
+    require_known("value of largest", largest, ("magnitude", "algebraic"))
     with torch.no_grad():
 
         def top(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -68,7 +68,7 @@ def takes_network(function: Callable[..., R]) -> Callable[..., R]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> R:
-        if not callable(args[0] if args else kwargs.get("model")):  # a risk or a matrix
+        if hasattr(first := args[0] if args else kwargs.get("model"), "__matmul__") or isinstance(first, Risk):
             return function(*args, **kwargs)
         given = network_signature.bind(*args, **kwargs).arguments
         with full_precision(), explain_missing_derivatives():

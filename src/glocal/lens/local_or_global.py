@@ -45,6 +45,7 @@ from glocal.tree import Params, from_vector, to_vector
 
 PROBE_LOCATIONS = ("initialisation", "path", "solution", "beyond")
 """Where probes are taken from every run that is reserved for them."""
+MAX_SOLUTIONS = 10_000
 NUM_TASKS = 2
 """Tasks that a memory has room for; only the first is trained."""
 REPETITIONS = 2
@@ -126,7 +127,8 @@ def locality(
         seed: base seed. Solution i uses seed + 1 + i for its initialisation and first epoch.
         device: where to train.
     """
-    require(solutions >= 3, f"solutions = {solutions} was given; it must be at least 3.")
+    most = f"solutions = {solutions} was given; it must be at least 3 and at most {MAX_SOLUTIONS:,}."
+    require(3 <= solutions <= MAX_SOLUTIONS, most)
     require(draws >= 2, f"draws = {draws} was given; it must be at least 2.")
     require(lr > 0, f"lr = {lr:g} was given; it must be positive.")
     require_positive(probes=probes, epochs=epochs, batch_size=batch_size, examples=examples)

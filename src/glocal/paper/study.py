@@ -148,6 +148,7 @@ def read_table(
     path: Path, columns: Sequence[str] = (), kind: str = "a table of a study", empty: bool = False
 ) -> pl.DataFrame:
     """Read a Parquet file that must have these columns and, unless it may be `empty`, rows; `kind` is for errors."""
+    require(path.is_file() or not path.exists(), f"'{path}' is not {kind}: it is not a file.")
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -152,6 +152,8 @@ def check_run(run: Run) -> None:
     wrong = next(chain(_misfits(run.config, CONFIG, "config"), _misfits(run.info, INFO, "info")), None)
     if wrong is not None:
         raise ValueError(f"{wrong} is missing or of another type")
+    if not run.lr > 0:
+        raise ValueError(f"its learning rate is {run.lr}")
     loss = run.config["challenge"]["loss"]
     if isinstance(loss, dict) and "classes" not in loss:
         raise ValueError("config.challenge.loss.classes is missing")

@@ -156,11 +156,11 @@ def convert(name: str, hint: Any, value: Any) -> Any:
     """
     allowed = get_args(hint)
     if get_origin(hint) is Literal:
-        if value not in allowed:
+        if not isinstance(value, str | int) or value not in allowed:
             raise unknown(name, value, [str(a) for a in allowed])
         return value
     if get_origin(hint) in (Union, types.UnionType):
-        optional = types.NoneType in allowed and value in (None, "none", "None")
+        optional = types.NoneType in allowed and (value is None or (isinstance(value, str) and value.lower() == "none"))
         return None if optional else convert(name, allowed[0], value)
     try:
         if hint is bool:
@@ -174,6 +174,6 @@ def convert(name: str, hint: Any, value: Any) -> Any:
         if hint is str and not isinstance(value, str | Path):
             raise TypeError
         return hint(value)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         kinds = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
         raise GlocalError(f"{name} = {value!r} was given; it must be {kinds.get(hint, hint)}.") from None

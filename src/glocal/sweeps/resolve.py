@@ -140,7 +140,7 @@ def network(spec: str | MakeNetwork, challenge: Challenge, init: str | Path | No
     require(callable(make) and not isinstance(make, nn.Module), f"network '{name}' is not a function. {remedy}")
     try:
         inspect.signature(make).bind(challenge.input_shape, challenge.outputs)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise GlocalError(f"network '{name}' must take two arguments, (input_shape, outputs): {error}.") from error
     module = call_user_code(partial(seeded_network, make, challenge, seed=0), name)
     _check_network(module, name, challenge)
