@@ -271,6 +271,8 @@ def test_what_cannot_go_on(case: str, tmp_path: Path) -> None:
 def test_a_short_horizon_and_an_empty_store(tmp_path: Path) -> None:
     with pytest.raises(GlocalError, match="horizon = 2"):
         train(3, ["sgd"], tmp_path, horizon=2)
+    with pytest.raises(GlocalError, match="icarl uses the classes of later tasks"):
+        glocal.sweep("split-digits", ["icarl"], [0.1], [1], tasks=2, horizon=3, store=tmp_path)
     Store.create(tmp_path / "empty")
     with pytest.raises(GlocalError, match="no finished run"):
         train(3, ["sgd"], tmp_path, after=tmp_path / "empty")

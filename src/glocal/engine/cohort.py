@@ -20,6 +20,7 @@ from glocal.algorithms.algorithm import Algorithm, Batch
 from glocal.challenges.challenge import Challenge
 from glocal.engine.state import State, check_memory
 from glocal.engine.step import Hyper
+from glocal.errors import require
 from glocal.hyperparameters import scalars
 from glocal.inputs import evenly_spaced_indices
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
@@ -102,10 +103,14 @@ class Cohort:
         module = share_parameters(self.shared_network)
         if vectorised and self.device.type == "cuda":
             module = replace_layers(module)
-        classes = lambda task: self.challenge.task(task, self.members[0].seed).classes  # noqa: E731
         sizes = self.planned_tasks, self.batch_size
         options: Any = {"vectorised": vectorised, "transform": self.transform, "precision": self.precision}
-        return Model(module, self.loss, *sizes, classes=classes, draws=self.draws, **options)
+        return Model(module, self.loss, *sizes, classes=self._classes, draws=self.draws, **options)
+
+    def _classes(self, task: int) -> tuple[int, ...]:
+        known = self.horizon is None or task < self.challenge.tasks
+        require(known, f"{self.algorithm.name} uses the classes of later tasks: it cannot be planned with a horizon.")
+        return self.challenge.task(task, self.members[0].seed).classes
 
     @cached_property
     def loss(self) -> losses.Loss:
