@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import stat
 from collections.abc import Iterator
@@ -196,3 +197,36 @@ def test_a_cohort_whose_members_are_damaged_does_not_stop_the_others(tmp_path: P
     with pytest.warns(GlocalWarning, match=r"members\.json"):
         assert_equal(sweep(store, LRS), sweep(tmp_path / "whole", LRS))
     assert not list(store.glob("cohorts/[!.]*"))
+
+
+@pytest.mark.parametrize("moment", [0, 1, 3])
+def test_a_store_that_disappears_ends_a_sweep_with_a_sentence(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, save = tmp_path / "store", Claim.save
+
+    def save_and_lose(self: Claim, snapshot: Any) -> None:
+        save(self, snapshot)
+        if snapshot.finished == moment:
+            shutil.rmtree(store)
+
+    with monkeypatch.context() as patched, pytest.raises(glocal.GlocalError) as raised:
+        patched.setattr(Claim, "save", save_and_lose)
+        sweep(store, LRS, keep_parameters=True)
+    assert len(str(raised.value).splitlines()) == 1
+    assert_equal(sweep(store, LRS), sweep(tmp_path / "whole", LRS))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may become longer than 200 bytes, which safetensors reports in its own way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_ends_a_sweep_with_a_sentence(full_disk: None, tmp_path: Path) -> None:
+    with pytest.raises(glocal.GlocalError, match="cannot write the checkpoint to"):
+        sweep(tmp_path / "store", LRS)
+    assert not [p for p in tmp_path.rglob("*") if ".safetensors" in p.name or p.name.startswith(".tmp")]
