@@ -202,7 +202,7 @@ def new_directory(final: Path) -> Iterator[Path]:
         if final.exists():
             remove_directory(final)
         part.rename(final)
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -239,13 +239,13 @@ def replacing(path: Path, make_folder: bool = False) -> Iterator[Path]:
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Write a folder's entries to the disk: without it, a renamed file can be lost with the power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

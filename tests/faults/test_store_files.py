@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -230,3 +230,31 @@ def test_a_full_disk_ends_a_sweep_with_a_sentence(full_disk: None, tmp_path: Pat
     with pytest.raises(glocal.GlocalError, match="cannot write the checkpoint to"):
         sweep(tmp_path / "store", LRS)
     assert not [p for p in tmp_path.rglob("*") if ".safetensors" in p.name or p.name.startswith(".tmp")]
+
+
+def test_what_is_finished_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content is synced before its file or folder gets its name, and the folder with the name after it."""
+    synced: list[int] = []
+    renamed: list[tuple[int, int, int]] = []
+    fsync = os.fsync
+
+    def record_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(os.fstat(descriptor).st_ino)
+
+    def recording(rename: Callable[..., None]) -> Callable[..., None]:
+        def record(source: Path, target: Path) -> None:
+            if not Path(target).name.startswith("."):  # or else it is on its way to be removed
+                renamed.append((os.stat(source).st_ino, Path(target).parent.stat().st_ino, len(synced)))
+            rename(source, target)
+
+        return record
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", recording(os.rename))
+    monkeypatch.setattr(os, "replace", recording(os.replace))
+    (run,) = sweep(tmp_path / "store", [0.1], keep_parameters=True)
+    assert run.path is not None and run.path.stat().st_ino in {content for content, _, _ in renamed}
+    for content, folder, moment in renamed:
+        assert content in synced[:moment] and folder in synced[moment:]
+    assert {tmp_path.stat().st_ino, (tmp_path / "store").stat().st_ino} <= set(synced)

@@ -76,11 +76,14 @@ class Store:
         with files.report_os_errors("create the store", store.path):
             store.path.mkdir(parents=True, exist_ok=True)
             # The marker comes first: another process that creates the same store must not find the folders without it.
-            if not (store.path / MARKER).exists():
+            new = not (store.path / MARKER).exists()
+            if new:
                 files.write_json(store.path / MARKER, {"format": FORMAT})
             for folder in (store.runs_path, store.cohorts_path):
                 folder.mkdir(exist_ok=True)
                 files.remove_leftovers(folder)
+            for folder in (store.path, store.path.parent) if new else ():
+                files.sync_folder(folder)
         return store
 
     def _check(self) -> None:
