@@ -16,7 +16,7 @@ import pytest
 
 import glocal
 from glocal.cluster.status import Status, read_status
-from glocal.cluster.worker import Stop, work
+from glocal.cluster.worker import Stop, work, worker_devices
 from glocal.engine import loop
 from glocal.store.store import Store
 from glocal.sweeps.options import parse_time
@@ -197,6 +197,19 @@ def test_the_status_of_a_store(tmp_path: Path) -> None:
         "as long as the first task took; the other run is short"
     )
     claim.leave()
+
+
+def test_workers_of_a_machine() -> None:
+    assert worker_devices("cpu", 3) == ["cpu"] * 3 and worker_devices("cuda:1") == ["cuda:1"]
+    with pytest.raises(glocal.GlocalError, match="workers = 100000 was given"):
+        worker_devices("all", 100_000)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_workers_of_all_devices(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert worker_devices("all") == (["cuda:0", "cuda:1"] if gpus else ["auto"])
+    assert worker_devices("all", 3) == (["cuda:0", "cuda:1", "cuda:0"] if gpus else ["auto"] * 3)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("3h50m", 13_800), ("1d", 86_400), ("90s", 90), ("1m1s", 61)])

@@ -55,7 +55,7 @@ class Work:
 
         seconds = None if self.time is None else parse_time(self.time)
         require(self.workers is None or self.workers > 0, f"workers = {self.workers} was given; it must be positive.")
-        require(self.lease > 0, f"lease = {self.lease:g} was given; it must be positive.")
+        require(0 < self.lease <= 86_400, f"lease = {self.lease:g} was given; it must be positive, and at most a day.")
         store = Store.open(self.store)
         devices = worker_devices(self.device, self.workers)
         if len(devices) > 1:

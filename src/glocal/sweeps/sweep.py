@@ -68,17 +68,17 @@ def sweep(
     from glocal.sweeps.plan import write_plan
 
     chosen = _check(options)
-    devices = worker_devices(chosen.device, chosen.workers)
-    options |= {"device": devices[0], "workers": len(devices)}
+    here = chosen.on == "here"
+    devices = worker_devices(chosen.device, chosen.workers if here else 1)
+    options |= {"device": devices[0], "workers": len(devices) if here else chosen.workers}
     if progress is None and sys.stderr.isatty():
         from glocal.report.progress import Bars
 
         progress = Bars()
     with GLOBAL_STATE:
-        if chosen.on == "slurm":
+        if not here:
             from glocal.cluster.slurm import submit
 
-            options["workers"] = chosen.workers
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
             submit(job.context.store.path, list(plan.code), chosen)
             return job.finished()
