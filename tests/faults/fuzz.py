@@ -171,17 +171,19 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
     return content
 
 
-def mutate_value(value: Any, draw: random.Random) -> Any:
-    """Replace, add or remove one value somewhere in JSON."""
-    if isinstance(value, dict | list) and value and draw.random() < 0.8:
-        keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
-        key, copied = draw.choice(keys), value.copy()
-        if draw.random() < 0.1:
-            del copied[key]
-        else:
-            copied[key] = mutate_value(value[key], draw)
-        return copied
-    return draw.choice(VALUES)
+def mutate_value(value: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Replace or remove one value somewhere in JSON."""
+
+    def places(part: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+        for key, inner in part.items():
+            yield part, key
+            yield from places(inner) if isinstance(inner, dict) else ()
+
+    part, key = draw.choice(list(places(value)))
+    part[key] = draw.choice(VALUES)
+    if draw.random() < 0.05:
+        del part[key]
+    return value
 
 
 def fuzz_sweep_files(folder: Path, cases: int) -> Outcome:

@@ -152,8 +152,10 @@ def check_run(run: Run) -> None:
     wrong = next(chain(_misfits(run.config, CONFIG, "config"), _misfits(run.info, INFO, "info")), None)
     if wrong is not None:
         raise ValueError(f"{wrong} is missing or of another type")
-    if not run.lr > 0:
-        raise ValueError(f"its learning rate is {run.lr}")
+    if not run.lr > 0 or run.config["challenge"]["outputs"] < 1:
+        raise ValueError(f"its learning rate is {run.lr}, and its outputs are {run.config['challenge']['outputs']}")
+    if run.locality not in ("local", "global") or run.setting not in ("task", "class", "domain"):
+        raise ValueError(f"its locality is {run.locality!r}, and its setting {run.setting!r}")
     loss = run.config["challenge"]["loss"]
     if isinstance(loss, dict) and "classes" not in loss:
         raise ValueError("config.challenge.loss.classes is missing")
@@ -171,7 +173,7 @@ def _misfits(value: Any, schema: Any, name: str) -> Iterator[str]:
     """Yield the names of entries that are not as a schema of types and dicts of schemas says."""
     if isinstance(schema, dict):
         for key, part in schema.items():
-            yield from _misfits(value.get(key) if isinstance(value, dict) else value, part, f"{name}.{key}")
+            yield from _misfits(value.get(key) if isinstance(value, dict) else None, part, f"{name}.{key}")
     elif not isinstance(value, schema) or (isinstance(value, int | float) and not abs(value) < 2**63):
         yield name
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from glocal import challenges
 from glocal.algorithms import ALGORITHMS, Algorithm
+from glocal.algorithms.algorithm import Locality
 from glocal.challenges.challenge import Augment, Challenge, Setting
 from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known, unknown
@@ -216,6 +217,7 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     covered = list(inspect.signature(kind).parameters) == [f.name for f in fields if f.init]
     require(covered, f"{name_of(kind)} has its own __init__, which a run's name cannot cover: use dataclass fields.")
     require(name_of(kind).isprintable(), f"the algorithm's name is {name_of(kind)!r}; use letters and digits.")
+    require_known(f"locality of {name_of(kind)}", kind.locality, get_args(Locality))
     clash = any(f.name == "lr" for f in fields)
     require(not clash, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = _with_options(kind, spec, options)
