@@ -20,12 +20,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fuzz
 import torch
+from outcome import Outcome
 from safetensors import SafetensorError
 from small_sweep import interrupt, sweep
 
@@ -37,20 +38,6 @@ LRS = [0.3, 0.4]
 OPTIONS: dict[str, Any] = {"keep_parameters": True, "execution": "sequential"}
 ERRORS = ("ENOSPC", "EIO", "EROFS", "EMFILE")
 CALLS = ("write", "fsync", "rename", "mkdir", "open")
-
-
-@dataclass
-class Outcome:
-    """The cases of one group: how many were tried, and what was lost in which."""
-
-    name: str
-    tried: int = 0
-    lost: list[str] = field(default_factory=list)
-
-    def count(self, case: str, problem: str | None) -> None:
-        self.tried += 1
-        if problem is not None:
-            self.lost.append(f"{case}: {problem}")
 
 
 def bits(runs: glocal.Runs) -> dict[str, bytes]:
@@ -278,6 +265,7 @@ GROUPS: dict[Callable[[int], Outcome], int] = {
     damaged_checkpoints: 1_000,
     killed: 200,
     create_together: 1_200,
+    **fuzz.GROUPS,
 }
 """Groups of cases, and how many cases are tried at most by default."""
 

@@ -1,7 +1,7 @@
 """Bad inputs: fuzzed files, and bad values for every option of every command and for functions in Python.
 
-Each gets an answer or one clear sentence, within bounded time and memory, and never a traceback. Every function here
-tries a group of cases, drawn from a seed, and returns its `Outcome`; `python tests/faults/fuzz.py [CASES]` tries all.
+Each gets an answer or one clear sentence, within bounded time and memory, and never a traceback. Cases are drawn from
+a seed. `python tests/faults/count.py --only bad_options` tries one group.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import functools
 import gzip
 import io
 import json
-import os
 import pickle
 import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import traceback
 import typing
@@ -26,10 +24,11 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from outcome import Outcome
 from safetensors.torch import save_file
 from small_sweep import HERE, sweep
 from torch import nn
@@ -47,6 +46,7 @@ from glocal.optimizers import OPTIMIZERS
 from glocal.sweeps import resolve
 from glocal.sweeps.options import SweepOptions
 
+Group: TypeAlias = Callable[[int], Outcome]
 SECONDS, BYTES = 60, 4 << 30
 """What one case may take."""
 TINY = """
@@ -59,15 +59,15 @@ def make():
 """
 
 
-class Outcome(NamedTuple):
-    """Cases that were tried, those that were answered as they should be, and the others."""
+def in_a_folder(group: Callable[[Path, int], Outcome]) -> Group:
+    """Give a group of cases a folder of its own."""
 
-    name: str
-    tried: int
-    survived: int
-    lost: int
-    failures: tuple[str, ...] = ()
-    """What went wrong in the first few of those lost."""
+    @functools.wraps(group)
+    def in_folder(cases: int) -> Outcome:
+        with tempfile.TemporaryDirectory() as folder:
+            return group(Path(folder), cases)
+
+    return in_folder
 
 
 @contextlib.contextmanager
@@ -90,20 +90,21 @@ def bounded() -> Iterator[None]:
 
 
 def try_all(name: str, cases: Iterable[tuple[str, Callable[[], object]]]) -> Outcome:
-    tried, failures = 0, []
+    outcome = Outcome(name)
     for case, action in cases:
-        tried += 1
+        problem = None
         try:
             with bounded(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 action()
         except GlocalError as error:
             if not str(error).strip() or not all(c.isprintable() or c == "\n" for c in str(error)):
-                failures.append(f"{case}: a message {str(error)!r}")
+                problem = f"a message {str(error)!r}"
         except (Exception, SystemExit) as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            failures.append(f"{case}: {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"[:1_000])
-    return Outcome(name, tried, tried - len(failures), len(failures), tuple(failures[:100]))
+            problem = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"[:1_000]
+        outcome.count(case, problem)
+    return outcome
 
 
 def command(arguments: list[str]) -> None:
@@ -186,6 +187,7 @@ def mutate_value(value: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     return value
 
 
+@in_a_folder
 def fuzz_sweep_files(folder: Path, cases: int) -> Outcome:
     """TOML files of sweeps."""
     (folder / "tiny.py").write_text(TINY)
@@ -213,6 +215,7 @@ algorithms = ["sgd", {{name = "er", slots = [4, 5]}}]
     return try_all("fuzzed sweep files", map(case, range(cases)))
 
 
+@in_a_folder
 def fuzz_stores(folder: Path, cases: int) -> Outcome:
     """Files of runs without checksums: bytes that differ, and values that differ under a name that agrees."""
     store, draw = folder / "store", random.Random(2)
@@ -257,6 +260,7 @@ def fuzz_stores(folder: Path, cases: int) -> Outcome:
     return try_all("fuzzed stores", map(case, range(cases)))
 
 
+@in_a_folder
 def fuzz_data_files(folder: Path, cases: int) -> Outcome:
     """Files of data sets, as if their checksums agreed."""
     draw, bytes_of_images = random.Random(3), bytes(range(200)) * 4
@@ -300,6 +304,7 @@ def fuzz_data_files(folder: Path, cases: int) -> Outcome:
     return try_all("fuzzed data sets", map(case, range(cases)))
 
 
+@in_a_folder
 def fuzz_checkpoints(folder: Path, cases: int) -> Outcome:
     """Safetensors files that runs start from."""
     (folder / "tiny.py").write_text(TINY)
@@ -320,6 +325,7 @@ def fuzz_checkpoints(folder: Path, cases: int) -> Outcome:
     return try_all("fuzzed checkpoints", map(case, range(cases)))
 
 
+@in_a_folder
 def fuzz_code(folder: Path, cases: int) -> Outcome:
     """Python files that are cut off or not Python."""
     draw, path = random.Random(5), folder / "mine.py"
@@ -384,7 +390,8 @@ def options_of(kind: Any) -> Iterator[tuple[str, Any]]:
             yield f"--{field.name.replace('_', '-')}", hints[field.name]
 
 
-def bad_options(folder: Path, cases: int | None = None) -> Outcome:
+@in_a_folder
+def bad_options(folder: Path, cases: int) -> Outcome:
     """Bad values for every option of every command."""
     (folder / "tiny.py").write_text(TINY)
     tiny, network = f"{folder}/tiny.py:make", ["--network", f"{HERE}/linear.py:make"]
@@ -458,7 +465,8 @@ ODD += [
 ]
 
 
-def bad_calls(folder: Path, cases: int | None = None) -> Outcome:
+@in_a_folder
+def bad_calls(folder: Path, cases: int) -> Outcome:
     """Odd values for every argument of functions in Python."""
     x, y = torch.arange(48.0).reshape(12, 4) % 5, torch.arange(12) % 2
     data = [((x, y), (x, y))] * 2
@@ -513,23 +521,13 @@ def bad_calls(folder: Path, cases: int | None = None) -> Outcome:
     return try_all("bad calls", tests[:cases])
 
 
-Group: TypeAlias = Callable[[Path, int], Outcome]
-GROUPS: list[Group] = [
-    fuzz_sweep_files, fuzz_stores, fuzz_data_files, fuzz_checkpoints, fuzz_code, bad_options, bad_calls
-]  # fmt: skip
-
-
-def outcomes(cases: int) -> Iterator[Outcome]:
-    """Try so many cases of every group."""
-    for group in GROUPS:
-        with tempfile.TemporaryDirectory() as folder:
-            yield group(Path(folder), cases)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    chosen = [group for group in GROUPS if group.__name__ in sys.argv[2:]] or GROUPS
-    for group in chosen:
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = group(Path(folder), int(sys.argv[1]))
-        print(*outcome[:4], *outcome.failures, sep="\n  ", flush=True)
+GROUPS: dict[Group, int] = {
+    fuzz_sweep_files: 500,
+    fuzz_stores: 700,
+    fuzz_data_files: 1_000,
+    fuzz_checkpoints: 500,
+    fuzz_code: 200,
+    bad_options: 1_500,
+    bad_calls: 2_500,
+}
+"""Groups of cases, and how many of them are tried."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from count import Outcome, count, create_together, damaged_checkpoints, damaged_files, failing_calls, killed
+from count import count, create_together, damaged_checkpoints, damaged_files, failing_calls, killed
+from outcome import Outcome
 
 
 @pytest.mark.parametrize(
