@@ -10,11 +10,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from glocal.errors import GlocalError, first_line, printable
 
 MAX_BYTES = 1 << 26
 """Size of the largest text file that is read."""
+A = TypeVar("A")
+T = TypeVar("T")
 CHECKSUMS, CHECKSUM = "glocal.tensors", "glocal.metadata"
 """Keys in a safetensors file's metadata: one checksum per tensor, and that of all other metadata.
 
@@ -283,6 +285,14 @@ def report_damage(path: Path, remedy: str) -> Iterator[None]:
             advice = remedy if isinstance(error, FileNotFoundError) else "Check its permissions and its disk."
             raise GlocalError(f"'{path}' cannot be read: {error.strerror or first_line(error)}. {advice}") from error
         raise DamagedError(f"'{path}' is damaged or has another format ({reason}). {remedy}") from error
+
+
+def read_twice(read: Callable[[A], T], argument: A) -> T:
+    """Read again what seems damaged: to a reader, a signal at the wrong moment looks like damage."""
+    try:
+        return read(argument)
+    except DamagedError:
+        return read(argument)
 
 
 @contextmanager

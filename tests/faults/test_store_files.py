@@ -258,3 +258,18 @@ def test_what_is_finished_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     for content, folder, moment in renamed:
         assert content in synced[:moment] and folder in synced[moment:]
     assert {tmp_path.stat().st_ino, (tmp_path / "store").stat().st_ino} <= set(synced)
+
+
+def test_a_signal_during_reading_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch turns a KeyboardInterrupt at some moments into a TypeError."""
+    interrupt(tmp_path / "store", LRS)
+    unused = [TypeError("could not determine the shape of object type 'torch.storage.UntypedStorage'")]
+
+    def read(*arguments: Any) -> Any:
+        if unused:
+            raise unused.pop()
+        return read_tensors(*arguments)
+
+    monkeypatch.setattr("glocal.files.read_tensors", read)
+    assert_equal(sweep(tmp_path / "store", LRS), sweep(tmp_path / "whole", LRS))
+    assert not unused and not (tmp_path / "store" / "damaged").exists()

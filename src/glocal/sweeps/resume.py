@@ -30,7 +30,7 @@ from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import SMALLER, is_out_of_memory, largest_cohort
 from glocal.engine.state import State
 from glocal.errors import GlocalError, GlocalWarning, first_line
-from glocal.files import DamagedError, StorageError
+from glocal.files import DamagedError, StorageError, read_twice
 from glocal.hyperparameters import scalars
 from glocal.networks.model import frozen_parameters
 from glocal.store.lease import LeaseLost
@@ -116,7 +116,7 @@ def train_missing(job: Job) -> Runs:
     runs, again = [], False
     for hash in job.requests:
         try:
-            runs.append(store.run(hash))
+            runs.append(read_twice(store.run, hash))
         except DamagedError as error:
             if hash in trained:
                 raise
@@ -368,7 +368,7 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
 def _load(claim: Claim, device: torch.device) -> Snapshot | None:
     """Read the last checkpoint. A damaged one is set aside: training again from the beginning gives the same runs."""
     try:
-        return claim.load(device)
+        return read_twice(claim.load, device)
     except DamagedError as error:
         message = f"{error}It was moved to '{claim.set_aside()}', and its runs start again."
         warnings.warn(message, GlocalWarning, stacklevel=2)
