@@ -171,5 +171,6 @@ def start_workers(store: Path, devices: Sequence[str], arguments: Sequence[str])
 
 def _print_lines(name: str, worker: subprocess.Popen[str]) -> None:
     assert worker.stdout is not None
-    for line in worker.stdout:
-        print(f"[worker {name}] {line.rstrip()}", file=sys.stderr, flush=True)
+    with worker.stdout:
+        for line in worker.stdout:
+            print(f"[worker {name}] {line.rstrip()}", file=sys.stderr, flush=True)
