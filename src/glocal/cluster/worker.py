@@ -26,7 +26,6 @@ from glocal.sweeps.plan import read_plans
 from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-MAX_WORKERS = 1_000
 GRACE_SECONDS = 20.0
 """After a signal, the task in progress may be finished within this time. Slurm kills a process after 30 s."""
 MAX_WORKERS = 256
@@ -131,7 +130,6 @@ def _count(store: Store) -> tuple[int, int]:
 
 def worker_devices(device: str, workers: int | None = None) -> list[str]:
     """Return the devices of workers on this machine; 'all' are all its GPUs, which several workers may share."""
-    require((workers or 1) <= MAX_WORKERS, f"workers = {workers} was given; at most {MAX_WORKERS} are allowed.")
     require((workers or 1) <= MAX_WORKERS, f"workers = {workers} was given; a machine starts at most {MAX_WORKERS}.")
     gpus = torch.cuda.device_count() if device == "all" else 0
     if gpus == 0:
