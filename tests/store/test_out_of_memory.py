@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
+import signal
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +17,7 @@ import pytest
 import torch
 
 import glocal
+from glocal.algorithms.baselines import SGD
 from glocal.challenges import from_tasks
 from glocal.challenges.challenge import Challenge
 from glocal.engine import memory_budget
@@ -19,6 +26,7 @@ from glocal.engine.executors import Vectorised
 from glocal.engine.memory_budget import cgroup_free_bytes, free_bytes, is_out_of_memory
 from glocal.errors import GlocalError, GlocalWarning
 from glocal.sweeps import resume
+from glocal.sweeps.sweep import prepare
 
 TASKS = 3
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 20, "network": "mlp"}
@@ -86,6 +94,46 @@ def test_halves_go_on_from_the_checkpoint(
             assert all(torch.equal(p, other.state(t)[k]) for k, p in one.state(t).items())
     assert {run.info["cost"]["cohort_runs"] for run in halved} == ({1, 2} if task is None else {3})
     assert not list((tmp_path / "halved" / "cohorts").glob("[!.]*"))
+
+
+def test_a_cohort_whose_processes_are_killed_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills a process that needs too much memory: here, one that trains more than two runs together."""
+    wanted: Any = (noise(), ["sgd"], [0.1, 0.2], [1, 2])
+    whole = glocal.sweep(*wanted, store=tmp_path / "whole", **QUICK)
+    monkeypatch.setattr(resume, "train", fail_above(2, None, lambda: os.kill(os.getpid(), signal.SIGKILL), []))
+
+    def sweep() -> None:
+        warnings.simplefilter("ignore")
+        glocal.sweep(*wanted, store=tmp_path / "killed", **QUICK)
+
+    statuses: list[int | None] = []
+    while not statuses or (statuses[-1] != 0 and len(statuses) < 5):
+        process = multiprocessing.get_context("fork").Process(target=sweep)
+        process.start()
+        process.join()
+        statuses.append(process.exitcode)
+    assert statuses == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    for one, other in zip(whole, glocal.sweep(*wanted, store=tmp_path / "killed", **QUICK), strict=True):
+        assert other.info["cost"]["cohort_runs"] == 2
+        for name, array in one.arrays.items():
+            np.testing.assert_array_equal(array, other.arrays[name], err_msg=name)
+
+
+def test_a_failed_cohort_frees_its_memory(tmp_path: Path) -> None:
+    """The error is kept until the others are trained, without the tensors that its traceback reaches."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    class Failing(SGD):
+        name = "failing"
+
+        def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+            held.append(weakref.ref(batch.x))
+            raise ZeroDivisionError("no memory")
+
+    job = prepare(noise(), [Failing], [0.1], [1], store=tmp_path, execution="sequential", **QUICK)
+    job.train_next(job.missing())
+    gc.collect()
+    assert job.errors and held and all(reference() is None for reference in held)
 
 
 def test_a_run_that_does_not_fit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Watch:
         number = _last_attempt(folder)
         if number == 0:
             return NO_ATTEMPT
-        path, content = _attempt(folder, number) / "lease.json", b""
+        path, content = attempt_path(folder, number) / "lease.json", b""
         with suppress(FileNotFoundError):
             content = path.read_bytes()
         try:
@@ -82,7 +82,7 @@ class Lease:
     """
 
     def __init__(self, folder: Path, number: int, expiry: float) -> None:
-        self.folder, self.number, self.path = folder, number, _attempt(folder, number)
+        self.folder, self.number, self.path = folder, number, attempt_path(folder, number)
         self.about: dict[str, Any] = {"expiry": expiry, "since": datetime.now(UTC).isoformat(timespec="seconds")}
         self.about |= {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
         self.about |= {"start": _start_time(os.getpid()), "beat": 0}
@@ -99,7 +99,7 @@ class Lease:
             return None
         number = last.number + 1  # after the one that was seen free: a later one may not be
         try:
-            _attempt(folder, number).mkdir()
+            attempt_path(folder, number).mkdir()
             return cls(folder, number, expiry)
         except (FileExistsError, FileNotFoundError):  # another process was faster, or removed the folder
             return None
@@ -141,8 +141,16 @@ class Lease:
             os.fsync(self._file.fileno())
 
 
-def _attempt(folder: Path, number: int) -> Path:
+def attempt_path(folder: Path, number: int) -> Path:
+    """Return the directory of an attempt."""
     return folder / f"{number:04}"
+
+
+def was_released(attempt: Path) -> bool:
+    """Return whether the holder of an attempt gave its lease back; one that was killed did not."""
+    with suppress(OSError, ValueError, AttributeError):
+        return bool(json.loads((attempt / "lease.json").read_bytes()).get("released"))
+    return False
 
 
 def _last_attempt(folder: Path) -> int:

@@ -37,7 +37,7 @@ from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
 from glocal.errors import GlocalError, GlocalWarning, require
-from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch
+from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch, attempt_path, was_released
 from glocal.store.run import Run, check_run
 from glocal.tree import Params
 
@@ -265,6 +265,16 @@ class Claim:
     lease: Lease
     kept: list[str] = field(default_factory=list)
     """The files with θ_0, θ_1, ... and the buffers, of this attempt and of those that it goes on from."""
+
+    def killed_attempts(self) -> int:
+        """Return how many attempts just before this one were killed before their first checkpoint."""
+        count = 0
+        for number in range(self.lease.number - 1, 0, -1):
+            attempt = attempt_path(self.path, number)
+            if was_released(attempt) or (attempt / "checkpoint.safetensors").exists():
+                break
+            count += 1
+        return count
 
     def leave(self, **about: Any) -> None:
         """Release the cohort and say why; its checkpoint stays."""

@@ -12,6 +12,7 @@ import json
 import math
 import platform
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ from glocal.sweeps.continuation import begin_after, cohort_after, parameters_aft
 from glocal.sweeps.options import SweepOptions
 
 POLL_SECONDS = 0.5
+MAX_KILLS = 2
+"""A cohort is halved if so many processes were killed, one after the other, before they finished a task of it."""
 RESUMED = "not monitored: it was resumed from a checkpoint; `glocal lens STORE/runs/HASH --retrace` monitors all of it"
 
 
@@ -163,8 +166,11 @@ class Job:
         if claim is None:
             return bool(missing & self.errors.keys())
         try:
-            if not self._train(claim):
-                self._halve(claim)
+            if claim.killed_attempts() >= MAX_KILLS and len(claim.hashes) > 1:
+                reason = f"{MAX_KILLS} processes that trained {len(claim.hashes)} runs together were killed"
+                self._halve(claim, f"{reason}, perhaps for want of memory: the runs")
+            elif not self._train(claim):
+                self._halve(claim, f"{len(claim.hashes)} runs did not fit into memory together, and")
         except LeaseLost as lost:
             self.context.progress.message(str(lost))
         except StorageError:  # the next cohort would meet it too
@@ -185,8 +191,8 @@ class Job:
             return False  # without the error, whose traceback holds the cohort's tensors
         return True
 
-    def _halve(self, claim: Claim) -> None:
-        """Replace a cohort by two halves, which go on from its last checkpoint."""
+    def _halve(self, claim: Claim, reason: str) -> None:
+        """Replace a cohort by two halves, which go on from its last checkpoint, and say why."""
         gc.collect()
         torch.cuda.empty_cache()
         store, last = self.context.store, _load(claim, torch.device("cpu"))
@@ -203,8 +209,8 @@ class Job:
             finally:
                 half.leave()
         claim.finish()
-        message = f"{len(claim.hashes)} runs did not fit into memory together, and go on in cohorts of up to {middle}"
-        warnings.warn(f"{message}. --cohort-size {middle} starts with these.", GlocalWarning, stacklevel=2)
+        message = f"{reason} go on in cohorts of up to {middle}. --cohort-size {middle} starts with these."
+        warnings.warn(message, GlocalWarning, stacklevel=2)
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         """Leave a cohort that cannot be trained, and tell other processes why."""
@@ -213,6 +219,7 @@ class Job:
             run = f"one run of {config.algorithm['name']} on {config.challenge['name']}"
             error = GlocalError(f"{run} does not fit into memory: {first_line(error)}. {SMALLER}")
         kind = "" if isinstance(error, GlocalError) else f"{type(error).__name__}: "
+        traceback.clear_frames(error.__traceback__)  # they hold the cohort's tensors
         claim.leave(failed=f"{kind}{first_line(error)}")
         self.errors.update(dict.fromkeys(claim.hashes, error))
 
