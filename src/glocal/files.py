@@ -49,12 +49,8 @@ def user_path(given: str | Path) -> Path:
         path = Path(given).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # too long, with a zero byte, of an unknown user ...
+    # It is too long, has a zero byte, begins with ~ and an unknown user ...
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
         shown = str(given) if len(str(given)) < 200 else f"{str(given)[:200]}…"
         reason = getattr(error, "strerror", None) or error
         raise GlocalError(f"'{shown}' cannot be used as a path: {reason}. Give another one.") from error

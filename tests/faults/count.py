@@ -26,6 +26,7 @@ from unittest import mock
 
 import fuzz
 import torch
+import workers
 from outcome import Outcome
 from safetensors import SafetensorError
 from small_sweep import interrupt, sweep
@@ -265,6 +266,7 @@ GROUPS: dict[Callable[[int], Outcome], int] = {
     damaged_checkpoints: 1_000,
     killed: 200,
     create_together: 1_200,
+    **workers.GROUPS,
     **fuzz.GROUPS,
 }
 """Groups of cases, and how many cases are tried at most by default."""

@@ -417,8 +417,8 @@ def bad_options(folder: Path, cases: int) -> Outcome:
         start = [*words, *base.get(words[0], ["--device", "tpu"] if words[0] == "paper" else [])]
         tests += [[*words, *NAMES[:3]], [*start, "--x"], [*start, "x", "y", "z"], [*start, *["-"] * 3]]
         for flag, hint in options_of(kind):
-            if flag in ("--watch", "--for", "--lease") or (words[0] == "paper" and flag == "--device"):
-                continue  # they wait, or start an experiment
+            if flag == "--watch" or (words[0] == "paper" and flag == "--device"):
+                continue  # it waits, or starts an experiment
             types_of = {hint, *typing.get_args(hint), *(a for t in typing.get_args(hint) for a in typing.get_args(t))}
             values = NUMBERS if types_of & {int, float} else [] if bool in types_of else NAMES
             tests += [[*start, flag], *([*start, flag, value] for value in values)]
