@@ -56,7 +56,7 @@ def test_a_preempted_job_is_requeued(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"time": None}, "needs the time of a job"),
-        ({"time": "2m"}, "needs more than 3 minutes"),
+        ({"time": "59s"}, "needs a minute or more"),
         ({"slurm": "account"}, "write NAME=VALUE"),
         ({}, "Slurm did not accept the jobs"),
     ],

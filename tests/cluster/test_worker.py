@@ -167,6 +167,14 @@ def test_time_that_is_up_stops_a_worker_in_a_task(tmp_path: Path) -> None:
     assert not problems and not store.runs() and not any(cohort.last.held for cohort in store.cohorts())
 
 
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGUSR2, 100.0), (signal.SIGTERM, 20.0)])
+def test_a_worker_stops_before_slurm_kills_it(number: signal.Signals, seconds: float) -> None:
+    """It does so 30 s after SIGTERM, and as long after its warning as it was asked to."""
+    with Stop(grace=100.0).listening():
+        os.kill(os.getpid(), number)
+        assert seconds - 5 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_every_worker_has_something_to_train(tmp_path: Path, workers: int) -> None:
     """And the cut does not depend on what is finished."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from glocal.store.store import Store
 from glocal.sweeps.options import SweepOptions, parse_time
 
 SIGNAL_SECONDS = 120
-"""Slurm warns a job so long before it ends it."""
+"""Slurm warns a job so long before it ends it, or after 5/6 of its time if that is later."""
 MAX_TIMEOUTS = 1_000
 
 
@@ -27,16 +28,17 @@ class Worker:
     store: str
     code: tuple[str, ...]
     seconds: float
+    grace: float
 
     def __call__(self, index: int) -> int:
         from glocal.report.progress import Bars
 
         store = Store.open(self.store)
-        grace = SIGNAL_SECONDS - 20
-        left, problems = work(store, "auto", self.seconds, tuple(map(Path, self.code)), progress=Bars(), grace=grace)
+        code = tuple(map(Path, self.code))
+        left, problems = work(store, "auto", self.seconds, code, progress=Bars(), grace=self.grace)
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)
-        if left and callable(signal.getsignal(signal.SIGUSR2)):
+        if left and callable(signal.getsignal(signal.SIGUSR2)) and not _is_ending():
             os.kill(os.getpid(), signal.SIGUSR2)  # submitit's handler requeues the job and exits
         return left
 
@@ -45,6 +47,16 @@ class Worker:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, index)
+
+
+def _is_ending() -> bool:
+    """Return whether Slurm is ending this job: it was cancelled, or Slurm requeues it itself."""
+    from submitit import JobEnvironment
+
+    job = JobEnvironment()
+    # A job's own number would not do: the last job of an array has that of the array.
+    command = ["squeue", "--noheader", "--format=%T", "--jobs", job.job_id]
+    return job.cluster == "slurm" and b"COMPLETING" in subprocess.run(command, capture_output=True).stdout
 
 
 def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str = "slurm") -> list[Any]:
@@ -62,20 +74,18 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
         raise GlocalError("on = 'slurm' needs submitit: pip install 'glocal[slurm]'.") from error
     require(options.time is not None, "on = 'slurm' needs the time of a job: --time 4h.")
     seconds = parse_time(str(options.time))
-    own = seconds - 1.5 * SIGNAL_SECONDS
-    require(
-        own > 0, f"time = '{options.time}' was given; a job needs more than {1.5 * SIGNAL_SECONDS / 60:.0f} minutes."
-    )
+    require(seconds >= 60, f"time = '{options.time}' was given; a job needs a minute or more.")
+    warning = int(min(SIGNAL_SECONDS, seconds / 6))
     more: dict[str, Any] = {}
     for part in (options.slurm or "").split(","):
         name, equals, value = part.partition("=")
         require(not part or bool(name and equals), f"slurm = '{options.slurm}' was given; write NAME=VALUE,NAME=VALUE.")
         more |= {name.replace("_", "-"): value} if part else {}
-    worker = Worker(str(store.absolute()), tuple(code), own)
+    worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning)
     try:
         executor = submitit.AutoExecutor(store / "slurm", cluster, slurm_max_num_timeout=MAX_TIMEOUTS)
-        executor.update_parameters(name="glocal", timeout_min=max(1, int(seconds // 60)), gpus_per_node=options.gpus)
-        slurm = {"signal_delay_s": SIGNAL_SECONDS, "additional_parameters": {"requeue": True, **more}}
+        executor.update_parameters(name="glocal", timeout_min=int(seconds // 60), gpus_per_node=options.gpus)
+        slurm = {"signal_delay_s": warning, "additional_parameters": {"requeue": True, **more}}
         slurm |= {"partition": options.partition} if options.partition else {}
         executor.update_parameters(**{f"slurm_{name}": value for name, value in slurm.items()})
         return list(executor.map_array(worker, range(options.workers or 1)))

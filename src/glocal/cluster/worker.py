@@ -27,7 +27,7 @@ from glocal.sweeps.resume import POLL_SECONDS, Job, ProgressReporter
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 GRACE_SECONDS = 20.0
-"""After a signal, the task in progress may be finished within this time. Slurm kills a process after 30 s."""
+"""After a signal, the task in progress may be finished within this time. Slurm kills 30 s after SIGTERM."""
 MAX_WORKERS = 256
 
 
@@ -66,7 +66,8 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        signal.setitimer(signal.ITIMER_REAL, min(self._grace, max(0.001, self._end - time.monotonic())))
+        grace = min(self._grace, GRACE_SECONDS) if number == signal.SIGTERM else self._grace
+        signal.setitimer(signal.ITIMER_REAL, min(grace, max(0.001, self._end - time.monotonic())))
 
 
 def work(
@@ -87,7 +88,7 @@ def work(
         code: files that plans may load code from.
         retry_failed: train cohorts again that have failed.
         progress: receives the progress.
-        grace: seconds to finish the task in progress after a signal.
+        grace: seconds to finish the task in progress after a signal; after SIGTERM at most 20.
 
     Returns:
         How many runs are left to train, and why others cannot be trained.
