@@ -41,11 +41,13 @@ class Bars(ProgressReporter):
         return self._cohort
 
     def finish_cohort(self, runs: int) -> None:
-        if self._cohort is not None and not self._live:
-            print(f"{self._cohort.description}: {time.perf_counter() - self._cohort.started:.1f} s", file=sys.stderr)
-        self._close()
         self._finished += runs
-        self._progress.update(self._all, completed=self._finished, state=f"{self._finished}/{self._runs} runs")
+        state = f"{self._finished}/{self._runs} runs"
+        if not self._live:
+            own, now = self._cohort, time.perf_counter()
+            print(f"{own.description}: {now - own.started:.1f} s" if own else state, file=sys.stderr, flush=True)
+        self._close()
+        self._progress.update(self._all, completed=self._finished, state=state)
 
     def waiting(self, runs: int) -> None:
         self._progress.update(self._all, state=f"waiting for {runs} runs of another process")

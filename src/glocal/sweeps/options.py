@@ -35,6 +35,10 @@ KEPT = ("parameters", "state")
 """What a run may keep: there is an option keep_NAME for each."""
 
 
+NEEDS = {"time": "slurm", "partition": "slurm", "slurm": "slurm", "address": "ray"}
+"""Options that only one value of `on` has."""
+
+
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
@@ -86,8 +90,8 @@ class SweepOptions:
     """Train at most N runs together."""
     workers: int | None = None
     """Train in N processes, here or by `glocal work`: cohorts are cut so that each has something to train."""
-    on: Literal["here", "slurm"] = "here"
-    """Train on this machine, or submit the workers as an array job to Slurm and return at once."""
+    on: Literal["here", "slurm", "ray"] = "here"
+    """Train on this machine, submit the workers as an array job to Slurm and return at once, or train on Ray."""
     time: str | None = None
     """Time limit of a Slurm job, such as 4h. Jobs are requeued until all runs are trained."""
     gpus: int = 1
@@ -96,6 +100,8 @@ class SweepOptions:
     """Partition of Slurm."""
     slurm: str | None = None
     """More options of sbatch, such as account=mine,mem=32G."""
+    address: str | None = None
+    """Ray cluster, as host:port; auto is the one that runs on this machine. By default that one, or else a new one."""
     monitor: float | None = None
     """An ε: report when training leaves the ε-region of an old task, where local approximations hold."""
     monitor_by: Literal["diagonal", "kronecker", "own"] | None = None
@@ -119,6 +125,11 @@ class SweepOptions:
         for name in ("monitor_by", "monitor_every"):
             value = getattr(self, name)
             require(value is None or self.monitor is not None, f"{name}={value!r} needs an ε: set monitor too.")
+        for name, on in NEEDS.items():
+            value = getattr(self, name)
+            require(value is None or self.on == on, f"{name} = '{value}' was given; it needs on = '{on}'.")
+        own = f"device = '{self.device}' was given; Ray chooses GPUs itself: give auto or cpu."
+        require(self.on != "ray" or self.device in ("auto", "all", "cpu"), own)
 
     @property
     def kept(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ from glocal.sweeps.resolve import is_file_spec
 from glocal.sweeps.resume import Job
 from glocal.sweeps.sweep import pairs, prepare
 
-OWN = ("store", "device", "on", "time", "gpus", "partition", "slurm")
+OWN = ("store", "device", "on", "time", "gpus", "partition", "slurm", "address")
 """Options that a worker chooses itself."""
 
 

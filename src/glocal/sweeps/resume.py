@@ -150,10 +150,10 @@ class Job:
     def groups(self) -> list[Group]:
         return make_groups(self.context, self.requests.values())
 
-    def missing(self) -> set[str]:
-        """Return the requested runs that are neither in the store nor known to have failed."""
-        finished = self.context.store.finished
-        return {hash for hash in self.requests if hash not in self.errors and not finished(hash, self.keep)}
+    def missing(self, hashes: Iterable[str] | None = None) -> set[str]:
+        """Return which requested runs, or which of these, are neither in the store nor known to have failed."""
+        finished, wanted = self.context.store.finished, self.requests if hashes is None else hashes
+        return {hash for hash in wanted if hash not in self.errors and not finished(hash, self.keep)}
 
     def finished(self) -> Runs:
         """Return the requested runs that the store holds."""
@@ -256,7 +256,7 @@ class Job:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
     """Requested runs that could train in one cohort, in the order of their seeds."""
 
@@ -270,13 +270,17 @@ class Group:
         return [request.config.hash for request in self.requests]
 
     @cached_property
+    def fitting(self) -> int:
+        """How many of its runs fit into the memory budget together."""
+        return max(1, largest_cohort(_cohort(self.context, self.requests), self.context.options.memory_budget))
+
+    @cached_property
     def cohorts(self) -> list[list[str]]:
         """The group in cohorts that fit into memory. Every process cuts it in the same way, whatever is finished."""
         options, runs = self.context.options, len(self.requests)
         parts = min(runs, max(self.parts, math.ceil(runs / (options.cohort_size or runs))))
         if parts < runs:
-            fitting = max(1, largest_cohort(_cohort(self.context, self.requests), options.memory_budget))
-            while math.ceil(runs / parts) > fitting:
+            while math.ceil(runs / parts) > self.fitting:
                 parts = min(runs, 2 * parts)
         bounds = [runs * part // parts for part in range(parts + 1)]
         return [self.hashes[start:end] for start, end in itertools.pairwise(bounds)]

@@ -44,7 +44,8 @@ def sweep(
 
     Runs that the store already holds are not repeated. Interrupted runs resume at their last task boundary. Runs that
     another process is training in the same store are waited for. Sweeps in threads of one process take turns. With
-    `on="slurm"`, jobs are submitted, and the runs that are finished already are returned at once.
+    `on="slurm"`, jobs are submitted, and the runs that are finished already are returned at once; with `on="ray"`, the
+    runs are trained on a cluster of Ray and waited for.
 
     Args:
         challenge: a name from `glocal list challenges`, path.py:function, or a `Challenge`.
@@ -69,7 +70,7 @@ def sweep(
 
     chosen = _check(options)
     here = chosen.on == "here"
-    devices = worker_devices(chosen.device, chosen.workers if here else 1)
+    devices = worker_devices(chosen.device, chosen.workers) if here else [chosen.device.replace("all", "auto")]
     options |= {"device": devices[0], "workers": len(devices) if here else chosen.workers}
     if progress is None and sys.stderr.isatty():
         from glocal.report.progress import Bars
@@ -77,10 +78,12 @@ def sweep(
         progress = Bars()
     with GLOBAL_STATE:
         if not here:
-            from glocal.cluster.slurm import submit
+            from glocal.cluster import ray, slurm
 
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
-            submit(job.context.store.path, list(plan.code), chosen)
+            if chosen.on == "ray":
+                return ray.train(plan, job, progress or ProgressReporter())
+            slurm.submit(job.context.store.path, list(plan.code), chosen)
             return job.finished()
         if len(devices) == 1:
             job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
