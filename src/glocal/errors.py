@@ -15,6 +15,8 @@ class GlocalError(Exception):
 
 def printable(text: str) -> str:
     """Return text for a terminal: control characters, which could move the cursor or hide text, are escaped."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

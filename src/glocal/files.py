@@ -19,6 +19,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load as load_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from glocal.errors import GlocalError, first_line, printable
 
 MAX_BYTES = 1 << 26
 """Size of the largest text file that is read."""
+FIRST_BYTES = 1 << 16
+"""Read first: as many bytes are allocated as are asked for, and most files are short."""
 A = TypeVar("A")
 T = TypeVar("T")
 CHECKSUMS, CHECKSUM = "glocal.tensors", "glocal.metadata"
@@ -73,7 +76,9 @@ def read_text(path: Path) -> str:
 def _read(path: Path) -> bytes:
     """Read a file, but nothing that never ends, such as a device."""
     with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
+        content = file.read(FIRST_BYTES)
+        if len(content) == FIRST_BYTES:
+            content += file.read(MAX_BYTES + 1 - FIRST_BYTES)
     if len(content) > MAX_BYTES:
         raise ValueError(f"{path.name} has more than {MAX_BYTES} bytes")
     return content
@@ -100,7 +105,10 @@ def parse_json(text: str | bytes) -> Any:
             return list(map(clean, value))
         return printable(value) if isinstance(value, str) else value
 
-    return clean(json.loads(text))
+    text = text if isinstance(text, str) else text.decode()
+    # Without escapes, a string has the characters of the text.
+    is_clean = "\\" not in text and text.replace("\n", "").isprintable()
+    return json.loads(text) if is_clean else clean(json.loads(text))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -121,32 +129,39 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path, prefix: str | tuple[str, ...] = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata."""
-    return _read_tensors(path, prefix, "pt")
-
-
-def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read the tensors of a file as arrays of numpy, which is faster for small ones, and the metadata."""
-    return _read_tensors(path, "", "np")
-
-
-def _read_tensors(path: Path, prefix: str | tuple[str, ...], framework: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read a file of tensors.
+    """Read the tensors whose names start with `prefix`, in the order in which they were written, and the metadata.
 
     Raise ValueError if one of them, or the metadata, does not agree with its checksum. Files without checksums, which
     are a user's own or of an earlier version, are read as they are.
     """
     with path.open("rb"):  # an OSError says why a file cannot be read; an error of safetensors does not
         pass
-    with safe_open(path, framework=framework) as file:
+    with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
         names = json.loads(metadata["order"]) if "order" in metadata else file.keys()
-        expected = _pop_checksums(metadata, names, path)
         tensors = {k: file.get_tensor(k) for k in names if k.startswith(prefix)}
-    for name, checksum in expected.items():
+    return tensors, _check_tensors(tensors, names, metadata, path)
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read all tensors of a file as arrays of numpy, and the metadata: `read_tensors`, but faster for small tensors."""
+    with path.open("rb") as file:
+        content = file.read(os.fstat(file.fileno()).st_size)
+    arrays = load_arrays(content)
+    metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+    names = json.loads(metadata["order"]) if "order" in metadata else list(arrays)
+    ordered = {k: arrays[k] for k in names}
+    return ordered, _check_tensors(ordered, names, metadata, path)
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor | np.ndarray], names: list[str], metadata: dict[str, str], path: Path
+) -> dict[str, str]:
+    """Check tensors and metadata against their checksums, and return the other metadata."""
+    for name, checksum in _pop_checksums(metadata, names, path).items():
         if name in tensors and _tensor_checksum(tensors[name]) != checksum:
             raise ValueError(f"{name} in {path.name} does not agree with its checksum")
-    return tensors, metadata
+    return metadata
 
 
 def has_checksums(path: Path) -> bool:
@@ -171,10 +186,11 @@ def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> di
 
 
 def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
+    content: Any
     if isinstance(tensor, Tensor):
         kind, content = str(tensor.dtype), tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     else:
-        kind, content = _torch_name(tensor.dtype), np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        kind, content = _torch_name(tensor.dtype), tensor.tobytes()
     return _checksum(f"{kind} {tuple(tensor.shape)}".encode(), content)
 
 

@@ -2,6 +2,7 @@ r"""Statistics of runs: ACC(t), E_o, E(t) and transfer of one run, means over se
 
 R has the shape (T + 1, T). R[t, o] is the accuracy (a fraction) or loss on task o = 1…T with θ_t, the parameters after
 t tasks; t = 0 is the initialisation. Task o is column o − 1 of the array. NaN entries of a diverged run propagate.
+A statistic of one R is a float; of R stacked for several runs, (runs, T + 1, T), it is an array with one entry per run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,7 @@ Over: TypeAlias = Literal["t", "t-1"]
 Measure: TypeAlias = Literal["accuracy", "loss"]
 Scope: TypeAlias = Literal["task", "class"]
 Split: TypeAlias = Literal["test", "validation"]
+Statistic: TypeAlias = Any  # float, or an array with one entry per run
 
 OVER: tuple[Over, ...] = ("t", "t-1")
 MEASURES: tuple[Measure, ...] = ("accuracy", "loss")
@@ -32,13 +34,13 @@ END_LRS = 2
 """Number of learning rates at each end of the range that the paper's test compares."""
 
 
-def average_accuracy(R: np.ndarray, t: int | None = None) -> float:
+def average_accuracy(R: np.ndarray, t: int | None = None) -> Statistic:
     """Compute ACC(t) = (1/t) Σ_{o≤t} R[t, o], by default at t = T."""
     R, t = _matrix(R, t)
-    return float(R[t, :t].mean())
+    return _mean(R[..., t, :t])
 
 
-def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", by: Measure = "accuracy") -> float:
+def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", by: Measure = "accuracy") -> Statistic:
     """Compute E(t): for over='t-1', (1/(t−1)) Σ_{o<t} E_o(θ_t) (NaN at t = 1); for over='t', (1/t) Σ_{o≤t} E_o(θ_t).
 
     Both sums are equal because E_t(θ_t) = 0. With over='t', ACC(T) + E(T) is the mean accuracy right after learning and
@@ -48,28 +50,27 @@ def average_forgetting(R: np.ndarray, t: int | None = None, over: Over = "t-1", 
     require_known("average of forgetting over", over, OVER)
     require_known("measure of forgetting", by, MEASURES)
     count = t if over == "t" else t - 1
-    after_training, now = np.diagonal(R, offset=-1)[:count], R[t, :count]
+    after_training, now = _diagonal(R, -1)[..., :count], R[..., t, :count]
     with np.errstate(invalid="ignore"):  # infinite losses
         forgetting = after_training - now if by == "accuracy" else now - after_training
-    return float(forgetting.mean()) if count else float("nan")
+    return _mean(forgetting)
 
 
-def backward_transfer(R: np.ndarray) -> float:
+def backward_transfer(R: np.ndarray) -> Statistic:
     """Compute BWT = (1/(T−1)) Σ_{o<T} (R[T, o] − R[o, o]), the negative of forgetting over T − 1; NaN at T = 1."""
     return -average_forgetting(R, over="t-1", by="accuracy")
 
 
-def forward_transfer(R: np.ndarray) -> float:
+def forward_transfer(R: np.ndarray) -> Statistic:
     """Compute FWT = (1/(T−1)) Σ_{o=2…T} (R[o−1, o] − R[0, o]), accuracy gained before training on a task."""
-    R, T = _matrix(R, None)
-    before, initial = np.diagonal(R)[1:], R[0, 1:]
-    return float((before - initial).mean()) if T > 1 else float("nan")
+    R, _ = _matrix(R, None)
+    return _mean(_diagonal(R)[..., 1:] - R[..., 0, 1:])
 
 
-def learning_accuracy(R: np.ndarray) -> float:
+def learning_accuracy(R: np.ndarray) -> Statistic:
     """Compute LA = (1/T) Σ_o R[o, o], the mean accuracy on each task right after training on it."""
     R, _ = _matrix(R, None)
-    return float(np.diagonal(R, offset=-1).mean())
+    return _mean(_diagonal(R, -1))
 
 
 def scope_of(run: Run, scope: Scope | None = None) -> Scope:
@@ -124,18 +125,36 @@ def summary(
         of a run without classes 'loss', the average test loss, forgetting by loss, and NaN for accuracies; all NaN if
         the run diverged.
     """
-    R, by = accuracy_of(run, scope, split), measure_of(run, measure)
-    loss = {"loss": average_accuracy(run.arrays[f"{split}_class_loss"])} if measure_of(run) == "loss" else {}
-    found = {
-        **loss,
+    return summaries([run], scope, measure, over, split)[0]
+
+
+def summaries(
+    runs: Sequence[Run],
+    scope: Scope | None = None,
+    measure: Measure = "accuracy",
+    over: Over = "t-1",
+    split: Split = "test",
+) -> list[dict[str, float]]:
+    """Compute the `summary` of each of several runs of the same challenge."""
+    if not runs:
+        return []
+    own, by = scope_of(runs[0], scope), measure_of(runs[0], measure)
+
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([run.arrays[f"{split}_{name}"] for run in runs])
+
+    R = stacked(f"{own}_accuracy")
+    columns: dict[str, Statistic] = {
+        **({"loss": average_accuracy(stacked("class_loss"))} if measure_of(runs[0]) == "loss" else {}),
         "acc": average_accuracy(R),
-        "forgetting": average_forgetting(run.arrays[f"{split}_{scope_of(run, scope)}_{by}"], over=over, by=by),
+        "forgetting": average_forgetting(stacked(f"{own}_{by}"), over=over, by=by),
         "backward_transfer": backward_transfer(R),
         "forward_transfer": forward_transfer(R),
         "learning_accuracy": learning_accuracy(R),
-        "distance": float(run.arrays["distance_from_init"][-1]),
+        "distance": np.array([run.arrays["distance_from_init"][-1] for run in runs]),
     }
-    return found if run.diverged is None else dict.fromkeys(found, math.nan)
+    found = [dict(zip(columns, row, strict=True)) for row in np.stack(list(columns.values()), axis=1).tolist()]
+    return [x if run.diverged is None else dict.fromkeys(x, math.nan) for x, run in zip(found, runs, strict=True)]
 
 
 def over_seeds(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
@@ -151,12 +170,12 @@ def over_seeds(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[floa
 
 def confidence_interval(values: Sequence[float], level: float = CONFIDENCE) -> tuple[float, float]:
     """Compute the t-interval x̄ ∓ t s/√n of the mean, with ddof = 1; (NaN, NaN) for fewer than two values."""
-    from scipy import stats
+    from scipy.special import stdtrit  # as scipy.stats.t.ppf, which takes a second to import
 
     x = np.asarray(values, dtype=np.float64)
     if x.size < 2:
         return float("nan"), float("nan")
-    half_width = float(stats.t.ppf((1 + level) / 2, x.size - 1) * x.std(ddof=1) / np.sqrt(x.size))
+    half_width = float(stdtrit(x.size - 1, (1 + level) / 2) * x.std(ddof=1) / np.sqrt(x.size))
     return float(x.mean()) - half_width, float(x.mean()) + half_width
 
 
@@ -223,8 +242,18 @@ def low_minus_high(values: Mapping[float, float]) -> float:
 def _matrix(R: np.ndarray, t: int | None) -> tuple[np.ndarray, int]:
     """Validate R and t; return R in double precision and t (T by default)."""
     R = np.asarray(R, dtype=np.float64)
-    fits = R.ndim == 2 and R.shape[0] == R.shape[1] + 1 > 1
+    fits = R.ndim >= 2 and R.shape[-2] == R.shape[-1] + 1 > 1
     require(fits, f"R has shape {R.shape}; expected (T + 1, T), one row for the initialisation and one per task.")
-    T = R.shape[1]
+    T = R.shape[-1]
     require(t is None or 1 <= t <= T, f"t = {t} is out of range; allowed: 1 to {T}.")
     return R, T if t is None else t
+
+
+def _diagonal(R: np.ndarray, offset: int = 0) -> np.ndarray:
+    return np.diagonal(R, offset, axis1=-2, axis2=-1)
+
+
+def _mean(values: np.ndarray) -> Statistic:
+    """Return the mean over tasks, NaN if there are none."""
+    mean = values.mean(axis=-1) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
+    return mean if mean.ndim else float(mean)

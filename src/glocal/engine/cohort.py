@@ -193,6 +193,9 @@ PROTOCOL = 3
 """
 
 
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """One run. Two runs with the same configuration are the same run; its hash is its name."""
@@ -223,5 +226,4 @@ class RunConfig:
 
     @property
     def hash(self) -> str:
-        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return hashlib.sha256(CANONICAL.encode(self.as_dict()).encode()).hexdigest()[:16]

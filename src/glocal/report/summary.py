@@ -112,9 +112,12 @@ class Group:
         """Compute the statistics of each finished run, accuracies in percent."""
         by = metrics.measure_of(self.runs[0], view.measure)
         percent = [name for name in PERCENT if name != "forgetting" or by == "accuracy"]
-        options = view.scope, view.measure, view.forgetting, split
-        values = {run.seed: metrics.summary(run, *options) for run in self.finished}
-        return {seed: {n: 100 * x if n in percent else x for n, x in own.items()} for seed, own in values.items()}
+        runs = self.finished
+        values = metrics.summaries(runs, view.scope, view.measure, view.forgetting, split)
+        return {
+            run.seed: {n: 100 * x if n in percent else x for n, x in own.items()}
+            for run, own in zip(runs, values, strict=True)
+        }
 
     def statistics(self, view: View, split: Split = "test") -> dict[str, tuple[float, float]]:
         """Compute (mean, standard deviation) over the finished runs; NaN where undefined or if none finished."""
@@ -133,15 +136,18 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     epochs, network…), or runs of one algorithm in an option of it or of the optimiser that its label does not show, the
     labels are extended by the settings that differ, so that runs that are not comparable never share a label.
     """
-    parts = "algorithm", "optimizer"
-    distinct = list({json.dumps(run.config, sort_keys=True): run for run in runs}.values())
-    own = "seed", "lr", "parent", *parts
-    shared = [{k: v for k, v in run.config.items() if k not in own} for run in distinct]
-    shared = [part | ({"after": run.after} if run.after else {}) for part, run in zip(shared, distinct, strict=True)]
-    challenges = _labels([(run.challenge,) for run in distinct], shared)
+    encode, parts = json.JSONEncoder(sort_keys=True).encode, ("algorithm", "optimizer")
+    apart = {"seed", "lr", "parent", *parts}
+    entries: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        shared = {k: v for k, v in run.config.items() if k not in apart} | ({"after": run.after} if run.after else {})
+        options = {k: run.config[k] for k in parts if k in run.config}
+        entries[encode(shared), encode(options), run.lr, run.seed, encode(run.config.get("parent"))] = run
+    distinct, texts = list(entries.values()), list(entries)
+    challenges = _labels([(run.challenge,) for run in distinct], [shared for shared, *_ in texts])
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
     names = [(challenge, run.algorithm) for challenge, run in zip(challenges, distinct, strict=True)]
-    algorithms = _labels(names, [{k: run.config[k] for k in parts if k in run.config} for run in distinct])
+    algorithms = _labels(names, [options for _, options, *_ in texts])
     members: dict[tuple[str, str, str, float], list[Run]] = {}
     for challenge, algorithm, run in zip(challenges, algorithms, distinct, strict=True):
         members.setdefault((challenge, run.locality, algorithm, run.lr), []).append(run)
@@ -153,10 +159,9 @@ def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyG
     return [list(own) for _, own in groupby(groups, attrgetter(*attributes))]
 
 
-def _labels(names: Sequence[tuple[str, ...]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the last part of each name, extended by the settings in which entries of the same name differ."""
-    texts = [json.dumps(config, sort_keys=True) for config in configs]  # most are equal, and compared once
-    settings = {text: tree.flatten(config) for text, config in dict(zip(texts, configs, strict=True)).items()}
+def _labels(names: Sequence[tuple[str, ...]], texts: Sequence[str]) -> list[str]:
+    """Return the last part of each name, extended by the settings (JSON) in which entries of the same name differ."""
+    settings = {text: tree.flatten(json.loads(text)) for text in set(texts)}  # most are equal, and compared once
     same: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
     for name, text in zip(names, texts, strict=True):
         same.setdefault(name, {})[text] = settings[text]

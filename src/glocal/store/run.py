@@ -116,9 +116,11 @@ def exploded_task(run: Run) -> int | None:
     arrays, challenge = run.arrays, run.config["challenge"]
     if "epoch_loss" in arrays:
         guessing = math.log(challenge.get("outputs", 1)) if challenge.get("loss") == "cross-entropy" else 0.0
-        untrained, learnt = arrays["train_class_loss"][0], np.diagonal(arrays["train_class_loss"], offset=-1)
-        objective = np.fmax.reduce(np.abs(arrays["epoch_loss"]), axis=1)
-        exploded = (objective > EXPLOSION * max(untrained.max(), guessing)) & (learnt > untrained / 2)
+        untrained = arrays["train_class_loss"][0]
+        large = np.abs(arrays["epoch_loss"]) > EXPLOSION * max(untrained.max(), guessing)
+        if not large.any():
+            return None
+        exploded = large.any(axis=1) & (np.diagonal(arrays["train_class_loss"], offset=-1) > untrained / 2)
     else:
         updates = arrays["update_norm"]
         longest = np.maximum.accumulate(updates)[:-1]
