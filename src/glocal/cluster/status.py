@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import fmean
 
-from glocal import files
+from glocal.store.run import Run
 from glocal.store.store import Store, StoredCohort
 from glocal.sweeps.plan import read_plans
 
@@ -20,7 +19,7 @@ class Status:
     """How many runs of a store are finished, in training, waiting and failed.
 
     Runs wait that a plan asks for or that were interrupted; `cohorts` are those in training and `failures` those that
-    failed. `diverged` runs are among the finished ones: their objective was not finite.
+    failed. `diverged` runs are among the finished ones (`Run.diverged`).
     """
 
     finished: int
@@ -44,21 +43,15 @@ def read_status(store: Store) -> Status:
     running = {hash for cohort in training for hash in cohort.hashes} - finished
     failed = {hash for cohort in failures for hash in cohort.hashes} - finished - running
     waiting = wanted - finished - running - failed
-    ends: list[tuple[str, float]] = []
-    diverged = 0
-    for name in finished:
-        with suppress(OSError, ValueError, TypeError, KeyError):  # `glocal verify` tells about damaged runs
-            info = files.read_json(store.runs_path / name / "info.json")
-            diverged += info["diverged"] is not None
-            ends.append((str(info["finished"]), float(info["cost"]["seconds"])))
-    seconds = [own for _, own in sorted(ends)[-SAMPLE:]]
+    runs = [run for run in store.read(finished).values() if isinstance(run, Run)]  # `glocal verify` tells of the others
+    ends = sorted((str(run.info.get("finished")), float(run.info["cost"]["seconds"])) for run in runs)
     return Status(
         finished=len(finished),
-        diverged=diverged,
+        diverged=sum(run.diverged is not None for run in runs),
         running=len(running),
         waiting=len(waiting),
         failed=len(failed),
-        seconds_left=_seconds_left(training, len(waiting), seconds),
+        seconds_left=_seconds_left(training, len(waiting), [seconds for _, seconds in ends[-SAMPLE:]]),
         cohorts=training,
         failures=failures,
     )

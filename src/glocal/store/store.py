@@ -6,6 +6,7 @@
                            (`glocal.store.lease`) and the checkpoint of the last task boundary
     STORE/damaged/         damaged runs and checkpoints that were trained again; nothing reads or removes them
     STORE/plans/           sweeps for `glocal work` to train (`glocal.sweeps.plan`)
+    STORE/index.safetensors  what runs/ holds, to read it faster (`glocal.store.index`)
 
 A cohort's directory is removed when all its runs are written. One that no process holds was interrupted; the next
 process that needs its runs resumes it from the last attempt's checkpoint. An attempt writes to its own directory only.
@@ -37,6 +38,7 @@ from glocal.engine.evaluate import ARRAYS, Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State
 from glocal.errors import GlocalError, GlocalWarning, require
+from glocal.store import index
 from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch, attempt_path, was_released
 from glocal.store.run import Run, check_run
 from glocal.tree import Params
@@ -99,6 +101,11 @@ class Store:
         run = self.runs_path / hash
         return run.is_dir() and all((run / f"{name}.safetensors").exists() for name in kept)
 
+    def missing(self, hashes: Collection[str], kept: Collection[str] = ()) -> set[str]:
+        """Return those of the runs that are not `finished`."""
+        stored = set(self.names())
+        return {hash for hash in hashes if hash not in stored or (kept and not self.finished(hash, kept))}
+
     def run(self, hash: str) -> Run:
         """Read one run."""
         path = self.runs_path / hash
@@ -116,17 +123,34 @@ class Store:
 
     def runs(self) -> list[Run]:
         """Read all finished runs; those that cannot be read are left out, with a warning."""
-        names, runs, errors = self.names(), [], []
-        for name in names:
-            try:
-                runs.append(self.run(name))
-            except GlocalError as error:
-                errors.append(str(error))
+        found = self.read(self.names())
+        errors = [str(error) for error in found.values() if isinstance(error, GlocalError)]
         if errors:
             verify = f" `glocal verify {self.path}` lists them." if len(errors) > 1 else ""
-            message = f"{len(errors)} of {len(names)} runs in '{self.path}' left out: {errors[0]}{verify}"
+            message = f"{len(errors)} of {len(found)} runs in '{self.path}' left out: {errors[0]}{verify}"
             warnings.warn(message, GlocalWarning, stacklevel=2)
-        return runs
+        return [run for run in found.values() if isinstance(run, Run)]
+
+    def read(self, names: Collection[str]) -> dict[str, Run | GlocalError]:
+        """Read runs; many of them from the index, if it holds them as they are. Return why a run cannot be read."""
+        known = index.read(self.path) if len(names) >= index.MIN_RUNS else {}
+        found: dict[str, Run | GlocalError] = {}
+        unknown: dict[str, index.Entry] = {}
+        for name in names:
+            stamp, entry = index.stamp(f"{self.runs_path}/{name}"), known.get(name)
+            if entry is not None and entry.stamp == stamp:
+                found[name] = entry.run
+                continue
+            try:
+                found[name] = run = files.read_twice(self.run, name)
+                if stamp is not None:
+                    unknown[name] = index.Entry(stamp, run)
+            except GlocalError as error:
+                found[name] = error
+        if len(unknown) >= index.MIN_RUNS:
+            stored = set(self.names())
+            index.write(self.path, {name: entry for name, entry in (known | unknown).items() if name in stored})
+        return found
 
     def names(self) -> list[str]:
         """Return the names of all finished runs."""

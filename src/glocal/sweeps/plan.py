@@ -38,7 +38,7 @@ class Plan:
     def finished(self, store: Store) -> bool:
         """Return whether the store holds all runs."""
         kept = [name for name in KEPT if self.arguments["options"].get(f"keep_{name}")]
-        return all(store.finished(hash, kept) for hash in self.runs)
+        return not store.missing(self.runs, kept)
 
     def prepare(self, store: Store, device: str, code: Iterable[Path]) -> Job:
         """Return the runs, ready to be trained on a device, with code from these files alone."""

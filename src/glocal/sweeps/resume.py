@@ -14,7 +14,7 @@ import platform
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
@@ -103,7 +103,7 @@ def train_missing(job: Job) -> Runs:
     A cohort that fails does not stop the others; the first error is raised after them.
     """
     progress, store, trained = job.context.progress, job.context.store, job.missing()
-    progress.start(len(job.requests), sum(store.finished(hash, job.keep) for hash in job.requests))
+    progress.start(len(job.requests), len(job.requests) - len(trained))
     for note in job.context.notes:
         progress.message(note)
     try:
@@ -116,17 +116,14 @@ def train_missing(job: Job) -> Runs:
     for error in job.errors.values():
         raise error
     store.remove_finished(job.requests, job.keep)
-    runs, again = [], False
-    for hash in job.requests:
-        try:
-            runs.append(read_twice(store.run, hash))
-        except DamagedError as error:
-            if hash in trained:
-                raise
-            again = True
-            moved = set_aside(store.runs_path / hash)
-            warnings.warn(f"{error} It was moved to '{moved}'.", GlocalWarning, stacklevel=2)
-    return train_missing(job) if again else Runs(runs)
+    found = store.read(job.requests)
+    damaged = {hash: error for hash, error in found.items() if isinstance(error, GlocalError)}
+    for hash, error in damaged.items():
+        if hash in trained or not isinstance(error, DamagedError):
+            raise error
+        moved = set_aside(store.runs_path / hash)
+        warnings.warn(f"{error} It was moved to '{moved}'.", GlocalWarning, stacklevel=2)
+    return train_missing(job) if damaged else Runs(run for run in found.values() if isinstance(run, Run))
 
 
 @dataclass
@@ -150,15 +147,19 @@ class Job:
     def groups(self) -> list[Group]:
         return make_groups(self.context, self.requests.values())
 
-    def missing(self, hashes: Iterable[str] | None = None) -> set[str]:
+    def missing(self, hashes: Collection[str] | None = None) -> set[str]:
         """Return which requested runs, or which of these, are neither in the store nor known to have failed."""
-        finished, wanted = self.context.store.finished, self.requests if hashes is None else hashes
-        return {hash for hash in wanted if hash not in self.errors and not finished(hash, self.keep)}
+        wanted = self.requests if hashes is None else hashes
+        return self.context.store.missing(wanted, self.keep) - self.errors.keys()
 
     def finished(self) -> Runs:
         """Return the requested runs that the store holds."""
-        store = self.context.store
-        return Runs([store.run(hash) for hash in self.requests if store.finished(hash, self.keep)])
+        missing = self.context.store.missing(self.requests, self.keep)
+        found = self.context.store.read([hash for hash in self.requests if hash not in missing])
+        for error in found.values():
+            if isinstance(error, GlocalError):
+                raise error
+        return Runs(run for run in found.values() if isinstance(run, Run))
 
     def train_next(self, missing: set[str]) -> bool:
         """Train one cohort with missing runs, and return False if other processes train all of them."""
