@@ -61,7 +61,7 @@ class Messages(ProgressReporter):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A cluster of a head without cores, and a node with one."""
+    """A cluster of a head without cores, and a node with one, which claims to have a GPU."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -69,7 +69,7 @@ def cluster() -> Iterator[Any]:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         own = {"include_dashboard": False, "object_store_memory": 100_000_000}
         cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **own})
-        cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+        cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=100_000_000)
         yield cluster
         cluster.shutdown()
 
@@ -144,6 +144,14 @@ def test_a_process_that_dies_again_and_again_is_given_up(
     with pytest.raises(glocal.GlocalError, match=r"^1 of 1 runs are not trained: a process died 2 times: .*\. Run"):
         glocal.sweep(**sweep, store=tmp_path / "store", on="ray", address=cluster.address, progress=messages)
     assert messages.texts == ["A process died; runs that go on from their last task: 1."]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a GPU that cannot be used")
+def test_a_gpu_that_cannot_be_used(tmp_path: Path, cluster: Any) -> None:
+    sweep: dict[str, Any] = {**SMALL, "algorithms": ["sgd"], "lrs": [0.1], "device": "auto"}
+    with pytest.raises(glocal.GlocalError, match=r"^a GPU of the Ray cluster cannot be used \(.*\)\. Try --device cpu"):
+        glocal.sweep(**sweep, store=tmp_path / "store", on="ray", address=cluster.address)
 
 
 def test_a_task_trains_its_cohort_with_the_planned_code_alone(tmp_path: Path) -> None:

@@ -43,7 +43,11 @@ def train(plan: Plan, job: Job, progress: ProgressReporter) -> Runs:
     context, options = job.context, job.context.options
     with _connection(options.address) as ray:
         gpus = 0 if options.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
-        gpu_bytes = ray.get(ray.remote(num_gpus=0.01)(_gpu_bytes).remote()) if gpus else 0
+        try:
+            gpu_bytes = ray.get(ray.remote(num_gpus=0.01)(_gpu_bytes).remote()) if gpus else 0
+        except ray.exceptions.RayError as error:
+            reason = first_line(getattr(error, "cause", None) or error).rstrip(".")
+            raise GlocalError(f"a GPU of the Ray cluster cannot be used ({reason}). Try --device cpu.") from error
         _run_tasks(ray, plan, job, divide(job, gpus, gpu_bytes), progress)
     if plan.finished(context.store):
         plan.path.unlink(missing_ok=True)
