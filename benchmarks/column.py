@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.common import RESULTS, save
 from glocal.paper.table1 import COLUMNS, DEMO, Column
-from glocal.sweeps.sweep import load
+from glocal.store.store import load
 
 GOAL_SECONDS = 130.0
 REFERENCE_SECONDS = 14.5e-3

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from glocal.algorithms import Algorithm, Batch, Step
     from glocal.challenges import Challenge, from_tasks
     from glocal.store.run import Runs
+    from glocal.store.store import load
     from glocal.sweeps.options import SweepOptions
-    from glocal.sweeps.sweep import load, sweep
+    from glocal.sweeps.sweep import sweep
 
 _MODULES = {
     "glocal.algorithms": ("Algorithm", "Batch", "Step"),
     "glocal.challenges": ("Challenge", "from_tasks"),
     "glocal.store.run": ("Runs",),
+    "glocal.store.store": ("load",),
     "glocal.sweeps.options": ("SweepOptions",),
-    "glocal.sweeps.sweep": ("load", "sweep"),
+    "glocal.sweeps.sweep": ("sweep",),
 }
 
 __all__ = [

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load as load_arrays
-from safetensors.torch import save_file
-from torch import Tensor
 
 from glocal.errors import GlocalError, first_line, printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_BYTES = 1 << 26
 """Size of the largest text file that is read."""
@@ -113,6 +113,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors by name, with checksums and their order: sums over parameters follow it and must not change."""
+    from safetensors.torch import save_file
+
     # safetensors rejects tensors that share storage, so each one is cloned.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     about = {**(metadata or {}), "order": json.dumps(list(copies))}
@@ -166,7 +168,7 @@ def _check_tensors(
 
 def has_checksums(path: Path) -> bool:
     """Return whether a safetensors file was written with checksums."""
-    with safe_open(path, framework="pt") as file:
+    with safe_open(path, framework="np") as file:
         return CHECKSUM in (file.metadata() or {})
 
 
@@ -187,10 +189,12 @@ def _pop_checksums(metadata: dict[str, str], names: list[str], path: Path) -> di
 
 def _tensor_checksum(tensor: Tensor | np.ndarray) -> str:
     content: Any
-    if isinstance(tensor, Tensor):
-        kind, content = str(tensor.dtype), tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    else:
+    if isinstance(tensor, np.ndarray):
         kind, content = _torch_name(tensor.dtype), tensor.tobytes()
+    else:
+        import torch
+
+        kind, content = str(tensor.dtype), tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return _checksum(f"{kind} {tuple(tensor.shape)}".encode(), content)
 
 

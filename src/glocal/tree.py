@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Params: TypeAlias = dict[str, Tensor]
+    Params: TypeAlias = dict[str, Tensor]
+else:  # configurations are trees too, and are read without torch
+    Params = dict[str, Any]
 Tree: TypeAlias = dict[str, Any]  # str -> Tensor | Tree
 
 
@@ -25,11 +27,15 @@ def map_tree(function: Callable[..., Tensor], *trees: Mapping[str, Any]) -> Tree
 
 def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
     """Stack the leaves of runs' trees, which have one structure, along a new first axis."""
+    import torch
+
     return map_tree(lambda *leaves: torch.stack(leaves), *trees)
 
 
 def concatenate(trees: Sequence[Mapping[str, Any]]) -> Tree:
     """Concatenate the leaves of cohorts' trees, which have one structure, along their first axis."""
+    import torch
+
     return dict(trees[0]) if len(trees) == 1 else map_tree(lambda *leaves: torch.cat(leaves), *trees)
 
 
@@ -61,6 +67,8 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 def to_vector(params: Mapping[str, Tensor]) -> Tensor:
     """Concatenate the tensors of θ, in the order of the dict, into one vector (P,)."""
+    import torch
+
     return torch.cat([p.reshape(-1) for p in params.values()])
 
 
@@ -85,6 +93,8 @@ def total(tensors: Iterable[Tensor]) -> Tensor:
 
     In this order the rounding is the same alone and in a cohort; on a CPU one `sum()` is split among threads by size.
     """
+    import torch
+
     return torch.cat([_row_sums(t) for t in tensors]).sum(-1)
 
 

@@ -16,7 +16,7 @@ import pytest
 import glocal
 from glocal import files
 from glocal.cli.main import main
-from glocal.engine.cohort import RunConfig
+from glocal.engine.config import RunConfig
 from glocal.store.run import Runs
 from glocal.store.store import Store
 

@@ -11,7 +11,8 @@ from glocal import from_tasks
 from glocal.algorithms import ER, EWC, Algorithm
 from glocal.challenges.challenge import Challenge, Data, Task
 from glocal.engine.cohort import Cohort, Member
-from glocal.engine.evaluate import MEASURES, Evaluator
+from glocal.engine.config import MEASURES
+from glocal.engine.evaluate import Evaluator
 from glocal.engine.executors import Sequential, Vectorised
 from glocal.engine.loop import train
 from glocal.networks import mlp

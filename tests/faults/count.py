@@ -89,9 +89,9 @@ def failing(call: str, number: int, code: int, store: Path) -> Iterator[list[int
             raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(code)} (os error {code})")
         saved(tensors, path, metadata=metadata)
 
-    from glocal import files
+    import safetensors.torch
 
-    saved = files.save_file
+    saved = safetensors.torch.save_file
     targets: dict[str, list[tuple[Any, str]]] = {
         "write": [(Path, "write_bytes")],
         "fsync": [(os, "fsync")],
@@ -99,7 +99,7 @@ def failing(call: str, number: int, code: int, store: Path) -> Iterator[list[int
         "mkdir": [(os, "mkdir")],
         "open": [(os, "open"), (Path, "open")],
     }
-    with mock.patch.object(files, "save_file", save_file) if call == "write" else nullcontext():
+    with mock.patch.object(safetensors.torch, "save_file", save_file) if call == "write" else nullcontext():
         patches = [mock.patch.object(where, name, disturb(getattr(where, name))) for where, name in targets[call]]
         for patch in patches:
             patch.start()

@@ -39,7 +39,7 @@ from glocal.algorithms import ALGORITHMS, ER
 from glocal.challenges import datasets
 from glocal.cli.main import COMMANDS, main
 from glocal.cli.paper import Paper
-from glocal.engine.cohort import RunConfig
+from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
 from glocal.files import read_tensors
 from glocal.optimizers import OPTIMIZERS

@@ -16,7 +16,7 @@ from small_sweep import sweep
 
 import glocal
 from glocal.cli.main import main
-from glocal.engine.cohort import RunConfig
+from glocal.engine.config import RunConfig
 from glocal.errors import GlocalWarning
 from glocal.files import read_tensors
 from glocal.paper import results

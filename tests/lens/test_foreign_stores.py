@@ -10,7 +10,7 @@ import pytest
 
 import glocal
 from glocal.cli.main import main
-from glocal.engine.cohort import RunConfig
+from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
 from glocal.lens.record import open_run
 

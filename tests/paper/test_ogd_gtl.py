@@ -15,7 +15,7 @@ from glocal.metrics import summary
 from glocal.paper import get_study, table1
 from glocal.paper.studies.theorems import CLOSED, GTL_DEMO, VARIANTS, relative_to_sgd, restrict_classes
 from glocal.paper.study import Context, Row
-from glocal.sweeps.sweep import load
+from glocal.store.store import load
 
 STUDY = get_study("ogd-gtl")
 SMALL = GTL_DEMO | {"tasks": 2, "epochs": 1, "lrs": (0.1,), "seeds": (11,)}

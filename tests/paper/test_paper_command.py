@@ -18,8 +18,8 @@ from glocal.metrics import summary
 from glocal.paper import STUDIES, results, table1
 from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Runs
+from glocal.store.store import load
 from glocal.sweeps import resume
-from glocal.sweeps.sweep import load
 
 SMALL = ["--demo", "--tasks", "2", "--epochs", "1", "--seeds", "11"]
 RATES = ["0.02", "0.05", "0.2", "0.5"]

@@ -22,7 +22,7 @@ from glocal.paper import get_study
 from glocal.paper.studies.hessian import quantiles, radius_curve, small_resnet18
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import RC
-from glocal.sweeps.sweep import load
+from glocal.store.store import load
 
 NAMES = ("perturbation-cifar10", "perturbation-mnist")
 TINY: WorkItem = {"epochs": 1, "batch_size": 400, "tasks": 2, "samples": 12, "examples": 12}

@@ -16,7 +16,8 @@ from glocal.paper import get_study
 from glocal.paper.studies.common import make_challenge
 from glocal.paper.studies.stability import DEMO, REGIMES
 from glocal.paper.study import Context, Row
-from glocal.sweeps.sweep import load, sweep
+from glocal.store.store import load
+from glocal.sweeps.sweep import sweep
 
 STUDY = get_study("stable-sgd")
 SMALL = DEMO | {"tasks": 3, "hidden": [6, 6], "batch_size": 400, "lrs": (0.05, 0.3), "seeds": (11, 13)}

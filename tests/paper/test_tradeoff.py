@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from glocal.cli.main import main
 from glocal.paper import get_study
 from glocal.paper.study import Context, Row, read_table
-from glocal.sweeps.sweep import load
+from glocal.store.store import load
 
 STUDY = get_study("tradeoff")
 RESULTS = Path(__file__).parents[2] / "results" / "rotated-mnist.parquet"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from glocal.engine.evaluate import MEASURES
+from glocal.engine.config import MEASURES
 from glocal.store.run import Run
 
 LOCALITY = {"sgd": "global", "er": "global", "agem": "global", "si": "global", "joint": "global"}

@@ -15,7 +15,7 @@ import glocal
 from glocal import rng
 from glocal.challenges import from_tasks
 from glocal.challenges.challenge import Challenge
-from glocal.engine.evaluate import MEASURES, VALIDATION_MEASURES
+from glocal.engine.config import MEASURES, VALIDATION_MEASURES
 from glocal.errors import GlocalError
 from glocal.lens.record import open_run
 from glocal.store.run import Run

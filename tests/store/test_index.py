@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,14 @@ def test_verify_reads_the_files(store: Path, monkeypatch: pytest.MonkeyPatch) ->
     no_run_is_read(monkeypatch)
     with pytest.raises(AssertionError, match="was read"):
         list(Store.open(store).verify())
+
+
+def test_finished_runs_are_read_without_torch(store: Path) -> None:
+    """It takes longer to import than 10,000 runs to read."""
+    commands = [["status", str(store)], ["table", str(store)], ["plot", str(store), "-o", str(store / "figure.png")]]
+    code = f"import sys; from glocal.cli.main import main; print([main(c) for c in {commands}], 'torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed.splitlines()[-1] == "[0, 0, 0] False"
 
 
 def test_a_finished_sweep_is_read_from_the_index(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

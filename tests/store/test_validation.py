@@ -12,7 +12,7 @@ import torch
 
 import glocal
 from glocal.challenges import Challenge, from_tasks, make
-from glocal.engine.evaluate import MEASURES, VALIDATION_MEASURES
+from glocal.engine.config import MEASURES, VALIDATION_MEASURES
 from glocal.engine.loop import Progress
 from glocal.errors import GlocalError
 from glocal.lens.record import open_run

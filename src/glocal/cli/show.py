@@ -56,7 +56,7 @@ class Table:
 
     def __call__(self) -> None:
         from glocal.report.summary import View, render
-        from glocal.sweeps.sweep import load
+        from glocal.store.store import load
 
         runs = load(self.store)
         require(bool(runs) or self.format != "rich", f"the store '{self.store}' has no finished run yet.")
@@ -82,7 +82,7 @@ class Plot:
     """File to write: .png, .pdf or .svg (default: KIND.png)."""
 
     def __call__(self) -> None:
-        from glocal.sweeps.sweep import load
+        from glocal.store.store import load
 
         path = self.output or Path(f"{self.kind}.png")
         print(f"Wrote {load(self.store).plot(self.kind, path)}")

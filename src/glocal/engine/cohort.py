@@ -1,13 +1,8 @@
-r"""A cohort: runs that differ only in seed, learning rate and scalar options, trained as one program.
-
-`RunConfig` is the resolved configuration of one run: everything its result depends on, and nothing else.
-"""
+"""A cohort: runs that differ only in seed, learning rate and scalar options, trained as one program."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -183,47 +178,3 @@ class Cohort:
         """Create the network of a seed, as the algorithm changes it."""
         make = self.algorithm.network(self.make_network, self.planned_tasks or self.challenge.tasks)
         return seeded_network(make, self.challenge, seed)
-
-
-PROTOCOL = 3
-"""Increment when the same configuration gives different results (beyond rounding) than before.
-
-2: the random numbers inside a step come from its key. They have the distributions of protocol 1.
-3: a step's batch is augmented once, and apart from replayed images; dropout in a network draws from the step's key.
-"""
-
-
-CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """One run. Two runs with the same configuration are the same run; its hash is its name."""
-
-    challenge: Mapping[str, Any]
-    network: Mapping[str, Any]
-    algorithm: Mapping[str, Any]
-    lr: float
-    seed: int
-    epochs: int
-    batch_size: int
-    train_eval: int
-    """At most so many training examples of each task, evenly spaced, measure its training loss and accuracy."""
-    precision: str = "fp32"
-    protocol: int = PROTOCOL
-    optimizer: Mapping[str, Any] | None = None
-    """None: plain SGD."""
-    horizon: int | None = None
-    """Tasks that are planned in all; None: those of the challenge."""
-    patience: int | None = None
-    """Epochs without a lower validation loss after which a task ends; None: all epochs are trained."""
-    parent: Mapping[str, Any] | None = None
-    """'run', the hash of the run that this one goes on from, and 'after', how many tasks it has."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the configuration as it is stored and hashed: without what is None."""
-        return {k: v for k, v in vars(self).items() if v is not None}
-
-    @property
-    def hash(self) -> str:
-        return hashlib.sha256(CANONICAL.encode(self.as_dict()).encode()).hexdigest()[:16]

@@ -13,25 +13,10 @@ from torch import Tensor, nn
 
 from glocal.challenges.challenge import Data
 from glocal.engine.cohort import Cohort
+from glocal.engine.config import MEASURES, VALIDATION_MEASURES
 from glocal.engine.executors import Executor
 from glocal.engine.loader import evenly_spaced
 from glocal.engine.state import State
-
-
-def _measures(*splits: str) -> tuple[str, ...]:
-    return tuple(f"{s}_{scope}_{what}" for s in splits for scope in ("class", "task") for what in ("accuracy", "loss"))
-
-
-MEASURES = _measures("train", "test")
-"""'class': among all classes, or those seen so far (`Challenge.evaluate`). 'task': among the task's own.
-
-The two are the same where tasks share their classes.
-"""
-
-VALIDATION_MEASURES = _measures("validation")
-"""The same on validation data, of challenges that have them."""
-
-ARRAYS = (*MEASURES, "distance_from_init", "update_norm", "epoch_loss", "memory_bytes")
 
 
 @dataclass

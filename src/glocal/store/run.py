@@ -15,10 +15,11 @@ import numpy as np
 
 from glocal.errors import GlocalError, require
 from glocal.files import read_tensors, report_damage
-from glocal.tree import Params
 
 if TYPE_CHECKING:
     import polars
+
+    from glocal.tree import Params
 
 EXPLOSION = 10.0
 """An objective, or an update of the parameters, that is more than this many times too large is an explosion."""
@@ -28,7 +29,7 @@ EXPLOSION = 10.0
 class Run:
     """A run's configuration, measurements and information about its training.
 
-    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `evaluate.MEASURES` (t = 0 is the
+    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `engine.config.MEASURES` (t = 0 is the
         initialisation; NaN where the run had diverged, or where the run that it goes on from did not have task o yet),
         four more with validation data (`VALIDATION_MEASURES`), 'distance_from_init' and 'update_norm' (T,),
         'epoch_loss' (T, epochs), 'memory_bytes' (T,).

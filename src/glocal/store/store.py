@@ -14,6 +14,8 @@ Of two processes that finish the same run, the first one's is kept.
 
 Every file has a checksum, which is checked when it is read: tensors in the file itself (`glocal.files`), config.json
 and info.json in the metadata of arrays.safetensors. Files of earlier versions have none.
+
+torch is imported only where tensors are: finished runs are read without it.
 """
 
 from __future__ import annotations
@@ -27,21 +29,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from glocal import files, tree
-from glocal.engine.cohort import RunConfig
-from glocal.engine.evaluate import ARRAYS, Record
-from glocal.engine.loop import Snapshot
-from glocal.engine.state import State
+from glocal.engine.config import ARRAYS, RunConfig
 from glocal.errors import GlocalError, GlocalWarning, require
 from glocal.store import index
 from glocal.store.lease import EXPIRY_SECONDS, NO_ATTEMPT, Lease, Seen, Watch, attempt_path, was_released
-from glocal.store.run import Run, check_run
-from glocal.tree import Params
+from glocal.store.run import Run, Runs, check_run
+
+if TYPE_CHECKING:
+    import torch
+
+    from glocal.engine.loop import Snapshot
+    from glocal.tree import Params
 
 MARKER = "glocal-store.json"
 FORMAT = 1
@@ -243,6 +246,11 @@ class Store:
         return None if lease is None else Claim(cohort.path, cohort.hashes, cohort.parameters, lease)
 
 
+def load(store: str | Path) -> Runs:
+    """Return all finished runs of a store, by algorithm, learning rate and seed."""
+    return Runs(sorted(Store.open(store).runs(), key=lambda run: (run.algorithm, run.lr, run.seed)))
+
+
 class Verified(NamedTuple):
     """A run or a cohort: why it cannot be used, or None, and which of its files have no checksums."""
 
@@ -333,6 +341,8 @@ class Claim:
 
     def copy(self, whole: Claim, last: Snapshot) -> None:
         """Write the last checkpoint of another cohort, and the θ_t that it has kept, for some of its runs."""
+        from glocal.engine.loop import Snapshot
+
         runs = [whole.hashes.index(hash) for hash in self.hashes]
         for task, name in enumerate(whole.kept):
             parts = tree.select(tree.unflatten(files.read_tensors(whole.path / name)[0]), runs)
@@ -347,6 +357,10 @@ class Claim:
 
     def load(self, device: torch.device) -> Snapshot | None:
         """Read the last checkpoint, if there is one."""
+        from glocal.engine.evaluate import Record
+        from glocal.engine.loop import Snapshot
+        from glocal.engine.state import State
+
         if not (checkpoints := self._checkpoints()):
             return None
         with files.report_damage(self.path, ""):
@@ -400,6 +414,8 @@ def set_aside(folder: Path, paths: Sequence[Path] = ()) -> Path:
 
 def _check_record(update_norm: torch.Tensor, finished: int, diverged: torch.Tensor) -> None:
     """Raise ValueError unless a checkpoint's record ends after so many tasks; a diverged run's may end before."""
+    import torch
+
     runs, tasks = update_norm.shape
     expected = torch.arange(tasks) < finished
     complete = (update_norm.isfinite() == expected) | (expected & (diverged >= 0)[:, None])

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from glocal import files, tree
 from glocal.challenges.challenge import Challenge, fingerprint
-from glocal.engine.cohort import Cohort, RunConfig
+from glocal.engine.cohort import Cohort
+from glocal.engine.config import RunConfig
 from glocal.engine.evaluate import Record
 from glocal.engine.loop import Snapshot
 from glocal.engine.state import State

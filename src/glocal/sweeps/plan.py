@@ -12,15 +12,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from glocal import files
 from glocal.errors import GlocalError, first_line, require
 from glocal.store.store import Store
 from glocal.sweeps.options import KEPT, SweepOptions
-from glocal.sweeps.resolve import is_file_spec
-from glocal.sweeps.resume import Job
-from glocal.sweeps.sweep import pairs, prepare
+
+if TYPE_CHECKING:
+    from glocal.sweeps.resume import Job
 
 OWN = ("store", "device", "on", "time", "gpus", "partition", "slurm", "address")
 """Options that a worker chooses itself."""
@@ -42,6 +42,8 @@ class Plan:
 
     def prepare(self, store: Store, device: str, code: Iterable[Path]) -> Job:
         """Return the runs, ready to be trained on a device, with code from these files alone."""
+        from glocal.sweeps.sweep import prepare
+
         allowed = {_digest(path): path for path in code}
 
         def own_file(location: str) -> str:
@@ -74,6 +76,8 @@ def write_plan(
 
     The arguments are those of `glocal.sweep`. All must have names, which classes and functions from Python have not.
     """
+    from glocal.sweeps.sweep import pairs, prepare
+
     own = {"algorithms": pairs(algorithms), "optimizer": pairs(optimizer)}
     job = prepare(challenge, own["algorithms"], lrs, seeds, optimizer=own["optimizer"], **options)
     members = [request.member for request in job.requests.values()]
@@ -121,6 +125,7 @@ def _options(options: SweepOptions) -> dict[str, Any]:
 
 def _with_files(arguments: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """Return the arguments with every path.py:Name in a file of another name, and check that all are named."""
+    from glocal.sweeps.resolve import is_file_spec
 
     def renamed(spec: Any) -> str:
         if not isinstance(spec, str):

@@ -25,7 +25,8 @@ import torch
 
 from glocal import __version__, tree
 from glocal.algorithms.partition import Partition
-from glocal.engine.cohort import Cohort, Member, RunConfig
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.config import RunConfig
 from glocal.engine.loader import Loader
 from glocal.engine.loop import Progress, Snapshot, train
 from glocal.engine.memory_budget import SMALLER, is_out_of_memory, largest_cohort

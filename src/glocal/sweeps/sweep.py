@@ -10,12 +10,12 @@ import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
-from glocal.engine.cohort import Cohort, Member, RunConfig
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.config import RunConfig
 from glocal.errors import require
 from glocal.optimizers import Optimizer
 from glocal.rng import GLOBAL_STATE
@@ -150,11 +150,6 @@ def _check(options: Mapping[str, Any]) -> SweepOptions:
     for option in options:
         require_option("option of a sweep", option, ["optimizer", *(field.name for field in fields(SweepOptions))])
     return SweepOptions(**options)
-
-
-def load(store: str | Path) -> Runs:
-    """Return all finished runs of a store, by algorithm, learning rate and seed."""
-    return Runs(sorted(Store.open(store).runs(), key=lambda run: (run.algorithm, run.lr, run.seed)))
 
 
 def pairs(specs: Any) -> list[tuple[Any, Any]]:
