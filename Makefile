@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 READY  := $(VENV)/.installed
+TORCH  := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile ci
 
-.PHONY: demo test test-all test-without-fast lint format bench clean
+.PHONY: demo test test-all test-without-fast lint format lock bench clean
 
 demo: $(READY)
 	$(BIN)/glocal demo
@@ -37,14 +38,24 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step
 
-# torch is installed first and alone, at the pinned version, so that nothing pulls another build.
-$(READY): pyproject.toml constraints.txt tests/oracles.txt
+# All packages are installed at the versions and with the hashes of requirements.txt, and nothing else: torch, whose builds
+# for CPUs and GPUs have other hashes, by its version, with the libraries of CUDA that its build asks for.
+$(READY): pyproject.toml requirements.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glocal needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e '.[test]'
-	$(PIP) install -c constraints.txt --no-deps -r tests/oracles.txt
+	$(PIP) install --require-hashes --no-deps -r requirements.txt
+	$(PIP) install $(TORCH)
+	$(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
+
+# Write requirements.txt: the hashes of all files, for every platform. Versions stay unless UPGRADE says otherwise, such as
+# `make lock UPGRADE='--upgrade-package rich'`, or --upgrade. It needs uv.
+lock:
+	cp requirements.txt .lock
+	printf '%s\n' '$(TORCH)' setuptools | uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+	  --extra test --no-annotate --no-emit-index-url --custom-compile-command 'make lock' $(UPGRADE) pyproject.toml - -o .lock
+	awk '/^[^ ]/ {skip = /^(torch==|nvidia-|cuda-)/} !skip' .lock > requirements.txt
+	rm .lock
 
 clean:
 	rm -rf $(VENV) .venv-* demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
