@@ -35,6 +35,7 @@ class Batch(NamedTuple):
     key: Tensor  # random key of the run, task, epoch and step; `consolidate` has its own
     progress: Tensor = torch.ones(())  # through the epoch: 0 at the first step, 1 at the last and in `consolidate`
     raw: Tensor | None = None  # the inputs as the challenge stores them; None: x itself
+    lr: Tensor | None = None  # learning rate of the training step; None where there is none
 
     @property
     def stored(self) -> Tensor:

@@ -21,7 +21,7 @@ from glocal.tree import Params, Tree
 
 Hyper: TypeAlias = Tree  # lr, and the scalars of "algorithm" and "optimizer"; tensors with one value per run
 Map: TypeAlias = Callable[..., Callable[..., Any]]  # `vmap`, or `unmapped`
-BATCH_DIMS = Batch(0, 0, None, 0, None, 0)  # type: ignore[arg-type]
+BATCH_DIMS = Batch(0, 0, None, 0, None, 0, 0)  # type: ignore[arg-type]
 STEP_DIMS = Step(BATCH_DIMS, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
 UNCHANGED = ()  # what a mapped method returns if the algorithm returned its very argument
 
@@ -40,7 +40,7 @@ def step(program: Program, state: State, hyper: Hyper, batch: Batch, map: Map) -
         map: `torch.func.vmap` for stacked runs, `unmapped` for a single one.
     """
     params, memory = state.params, state.memory
-    batch = batch.with_inputs(map(program.prepare)(batch.x, batch.key))
+    batch = batch.with_inputs(map(program.prepare)(batch.x, batch.key))._replace(lr=hyper["lr"])
     leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
     with torch.enable_grad():
         objective = map(program.objective, in_dims=(0, 0, 0, 0, BATCH_DIMS))
@@ -133,7 +133,7 @@ def changed(new: Any, old: Any) -> Any:
 
 def unshare(memory: Tree, batch: Batch) -> Tree:
     """Clone leaves that do not own their memory: `vmap` returns a constant as one tensor expanded over the runs."""
-    fed = {t.data_ptr() for t in (batch.task, batch.progress, batch.key)}
+    fed = {t.data_ptr() for t in (batch.task, batch.progress, batch.key, batch.lr) if t is not None}
 
     def own(leaf: Tensor) -> Tensor:
         shared = leaf.dim() > 0 and leaf.shape[0] > 1 and leaf.stride(0) == 0
