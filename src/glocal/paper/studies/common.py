@@ -21,6 +21,7 @@ from glocal.algorithms import ALGORITHMS
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
 from glocal.lens.record import RecordedRun, record
+from glocal.metrics import confidence_interval
 from glocal.networks import mlp
 from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
@@ -186,6 +187,25 @@ def group(rows: pl.DataFrame, by: Sequence[str], statistics: Mapping[str, Statis
 def of_columns(columns: Mapping[str, str], statistic: Callable[..., float] = finite_median) -> dict[str, Statistic]:
     """Return functions for `group`: a statistic of columns; `columns` maps headings to column names."""
     return {heading: partial(statistic, name=name) for heading, name in columns.items()}
+
+
+class MeanInterval(NamedTuple):
+    """A mean over seeds and its 95 % t-interval; NaN where there are fewer than two values."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> MeanInterval:
+        """Return it of the finite values."""
+        known = values[np.isfinite(values)]
+        return cls(float(known.mean()) if known.size else np.nan, *confidence_interval(known.tolist()))
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.mean):
+            return "–"
+        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]" if np.isfinite(self.low) else f"{self.mean:+.2f}"
 
 
 def agreement(holds: bool) -> str:

@@ -1,0 +1,232 @@
+r"""Locality, or the size of a step? Quadratic penalties with implicit steps (docs/experiments/implicit.md).
+
+An explicit step on a quadratic with the Hessian P is unstable if η λ_max(P) > 2, wherever θ is. An implicit step
+minimises the penalty exactly and the loss to first order:
+
+    θ' = argmin  L(θ) + ∇L(θ)·(θ' − θ) + q(θ') + ‖θ' − θ‖² / (2 η)  =  θ − η (I + η P)⁻¹ (∇L(θ) + ∇q(θ)),
+
+which is stable at every η. P is diagonal for EWC, and λ G ⊗ A for every layer with Kronecker factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import polars as pl
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from glocal.algorithms import Algorithm, Batch, Memory
+from glocal.algorithms.ewc import EWC
+from glocal.algorithms.optimal import Laplace, OptimalSoft
+from glocal.curvature.kronecker import kronecker_product
+from glocal.curvature.lanczos import eigh_or_nan
+from glocal.metrics import summary
+from glocal.networks import mlp
+from glocal.networks.model import Model
+from glocal.paper import table1
+from glocal.paper.studies import common
+from glocal.paper.studies.common import MeanInterval, column, distinct, names
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.report.style import FAINT, legend
+from glocal.report.summary import PERCENT
+from glocal.tree import Params, map_tree
+
+FULL: WorkItem = common.FULL | {"batch_size": 128, "seeds": table1.SEEDS, "slots": 4178}
+FULL |= {"lrs": [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]}
+DEMO: WorkItem = common.DEMO | {"tasks": 3, "epochs": 1, "batch_size": 64, "seeds": table1.SEEDS[:2]}
+DEMO |= {"lrs": [0.02, 0.1, 0.5], "slots": 3360}
+"""`slots` of er: as many examples as take the memory of optimal-soft."""
+LOW, HIGH, MARGIN = 0.005, 0.1, 2.0
+"""The learning rates of the primary statistic, and how many points they may differ by."""
+
+
+@dataclass(frozen=True)
+class ImplicitEWC(EWC):
+    """EWC with implicit steps."""
+
+    name: ClassVar[str] = "ewc-implicit"
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        assert batch.lr is not None
+        weight = batch.lr * self.penalty
+        return {k: g / (1 + weight * memory["fisher"][k]) for k, g in grads.items()}
+
+
+class ImplicitKronecker(Algorithm):
+    """Implicit steps for penalties whose Hessian is λ times the stored Kronecker products."""
+
+    penalty: float
+
+    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
+        if "eigen" not in memory:
+            return grads
+        assert batch.lr is not None
+        return solve(memory["eigen"], grads, batch.lr * self.penalty)
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        memory = super().consolidate(model, params, memory, data)
+        return memory | {"eigen": eigenbasis(memory["hessian"])}
+
+
+@dataclass(frozen=True)
+class ImplicitLaplace(ImplicitKronecker, Laplace):
+    """Laplace with implicit steps."""
+
+    name: ClassVar[str] = "laplace-implicit"
+
+
+@dataclass(frozen=True)
+class ImplicitOptimalSoft(ImplicitKronecker, OptimalSoft):
+    """Optimal-soft with implicit steps."""
+
+    name: ClassVar[str] = "optimal-soft-implicit"
+
+
+def eigenbasis(factors: Memory) -> Memory:
+    """Return the rotations into the eigenbasis of a matrix of Kronecker products, and its eigenvalues."""
+    basis: Memory = {"values": dict(factors.get("diagonal", {}))}
+    if basis["values"]:
+        basis["diagonal"] = map_tree(lambda leaf: leaf.new_ones(()).expand_as(leaf).clone(), basis["values"])
+    for name, block in factors.get("kronecker", {}).items():
+        (a, left), (g, right) = (_eigh(block[kind]) for kind in ("A", "G"))
+        basis.setdefault("kronecker", {})[name] = {"A": left, "G": right.mT.contiguous()}
+        basis["values"][name] = g.unsqueeze(-1) * a
+    return basis
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = eigh_or_nan(matrix.double())
+    return values.clamp(min=0).to(matrix.dtype), vectors.to(matrix.dtype)
+
+
+def solve(basis: Memory, vector: Params, weight: Tensor) -> Params:
+    """Return (I + weight · H)⁻¹ v, for H in its eigenbasis."""
+    rotations: Memory = {kind: basis[kind] for kind in ("diagonal", "kronecker") if kind in basis}
+    rotated = kronecker_product(rotations, vector)
+    scaled: Params = {}
+    for name, values in basis["values"].items():
+        if name in vector:
+            scaled[name] = rotated[name] / (1 + weight * values)
+            continue
+        part, bias = rotated[f"{name}.weight"], f"{name}.bias"
+        columns = part.flatten(1).shape[-1]
+        scaled[f"{name}.weight"] = (part.flatten(1) / (1 + weight * values[:, :columns])).reshape(part.shape)
+        if bias in vector and values.shape[-1] > columns:
+            scaled[bias] = rotated[bias] / (1 + weight * values[:, -1])
+    back: Memory = {k: part for k, part in rotations.items() if k == "diagonal"}
+    if "kronecker" in rotations:
+        back["kronecker"] = map_tree(lambda leaf: leaf.mT, rotations["kronecker"])
+    return kronecker_product(back, scaled)
+
+
+IMPLICIT: dict[str, type[Algorithm]] = {kind.name: kind for kind in (ImplicitEWC, ImplicitLaplace, ImplicitOptimalSoft)}
+ALGORITHMS = [*(name for own in IMPLICIT for name in (own.removesuffix("-implicit"), own)), "er", "sgd"]
+
+
+class Implicit:
+    """A row for every run, and for `optimal-soft` the largest eigenvalue of its penalty after every task."""
+
+    name = "implicit"
+    columns = "algorithm locality lr seed acc forgetting learning_accuracy memory_bytes t sharpness"
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        size = DEMO if demo else FULL
+        rows = [{"algorithm": name, **size} for name in ALGORITHMS]
+        lr = LOW if LOW in size["lrs"] else size["lrs"][0]
+        return [*rows, {"algorithm": "optimal-soft", **size, "lrs": [lr], "sharpness": True, "examples": 1}]
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        if item.get("sharpness"):
+            return self._measure_sharpness(item, context)
+        name, base = item["algorithm"], item["algorithm"].removesuffix("-implicit")
+        options = dict(table1.COLUMNS["rotated-mnist"].row(base).options)
+        options |= {"slots": item["slots"]} if name == "er" else {}
+        algorithm = IMPLICIT[name](**options) if name in IMPLICIT else (name, options)
+        network = partial(mlp, hidden=tuple(item["hidden"]))
+        challenge = common.make_challenge(item, context)
+        rows = []
+        for run in common.sweep_item(item, context, challenge, [algorithm], network=network):
+            values: Row = {k: 100 * x if k in PERCENT else x for k, x in summary(run).items()}
+            values["memory_bytes"] = int(run.arrays["memory_bytes"][-1])
+            rows.append(common.run_row(self.columns, item, run, values))
+        return rows
+
+    def _measure_sharpness(self, item: WorkItem, context: Context) -> list[Row]:
+        rows = []
+        for member, run in common.record_item(item, context, every_epochs=item["epochs"]):
+            consolidated = {s.finished: s.memory for s in run.snapshots if "hessian" in s.memory}  # the last of each
+            for t, memory in consolidated.items():
+                measured = {"t": t, "sharpness": largest_eigenvalue(memory["hessian"])}
+                rows.append(common.run_row(self.columns, item, member, measured))
+        return rows
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """Final accuracy against the learning rate, and 2 / λ_max after the first and the last task."""
+        figure.set_size_inches(7.6, 4.2)
+        axes, trained = figure.subplots(), rows.filter(pl.col("sharpness").is_null())
+        common.plot_over_lr(axes, trained, "acc", r"final accuracy $\mathrm{ACC}(T)$ (%)")
+        for limit in stability_limits(rows).values():
+            axes.axvline(limit, color=FAINT, linestyle=":", linewidth=1)
+        note = "dotted: 2 / λ_max of the\npenalty of optimal-soft\nafter 1 and T tasks\n"
+        legend(figure, common.legend_order(trained), note=note)
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        trained = rows.filter(pl.col("sharpness").is_null())
+        lrs = distinct(trained, "lr")
+        low, high = (LOW, HIGH) if {LOW, HIGH} <= set(lrs) else (lrs[0], lrs[-1])
+        table: list[Row] = []
+        for name in names(trained):
+            own = trained.filter(algorithm=name)
+            means = [(common.mean(own.filter(lr=lr), "acc"), lr) for lr in lrs]
+            best, at = max((pair for pair in means if np.isfinite(pair[0])), default=(np.nan, np.nan))
+            row: Row = {"algorithm": name, f"{high:g} − {low:g}": str(MeanInterval.of(differences(own, low, high)))}
+            row |= {"best accuracy": best, "at lr": at, "memory (MB)": common.mean(own, "memory_bytes") / 1e6}
+            table.append(row | {"diverged": f"{len(own) - len(common.finite(own, 'acc'))} of {len(own)}"})
+        found = differences(trained.filter(algorithm="optimal-soft-implicit"), low, high)
+        return Summary(table, f"{verdict(found, low, high)} {_limits_text(rows)}")
+
+
+def differences(rows: pl.DataFrame, low: float, high: float) -> np.ndarray:
+    """Return the final accuracy at the high learning rate minus that at the low one, for every seed."""
+    ends = [rows.filter(lr=lr).sort("seed") for lr in (low, high)]
+    return column(ends[1], "acc") - column(ends[0], "acc")
+
+
+def verdict(found: np.ndarray, low: float, high: float) -> str:
+    """Return the registered conclusion from the paired differences of optimal-soft with implicit steps."""
+    interval, diverged = MeanInterval.of(found), int((~np.isfinite(found)).sum())
+    change = f"changes by {interval} points from the learning rate {low:g} to {high:g}"
+    text = f"With implicit steps, the final accuracy of optimal-soft {change}"
+    if diverged:
+        return f"{text}, and {diverged} of {len(found)} pairs diverged: its failure is not one of the step."
+    if interval.low > -MARGIN:
+        return f"{text}: its failure at high learning rates is one of the explicit step, not of locality."
+    return f"{text}: {'its failure is not one of the step' if interval.high < -MARGIN else 'this does not decide'}."
+
+
+def largest_eigenvalue(factors: Memory) -> float:
+    """Return λ_max of a matrix of Kronecker products."""
+    return max(float(values.max()) for values in eigenbasis(factors)["values"].values())
+
+
+def stability_limits(rows: pl.DataFrame) -> dict[int, float]:
+    """Return 2 / λ_max of optimal-soft's penalty after the first and the last task, as the median over seeds."""
+    sharpness = rows.filter(pl.col("sharpness").is_not_null())
+    tasks = distinct(sharpness, "t")
+    ends = {int(t): common.finite_median(sharpness.filter(t=t), "sharpness") for t in (tasks[:1] + tasks[-1:])}
+    return {t: 2 / value for t, value in ends.items() if value > 0}
+
+
+def _limits_text(rows: pl.DataFrame) -> str:
+    limits = " and ".join(f"{limit:.3g} after {t} tasks" for t, limit in stability_limits(rows).items())
+    explicit = rows.filter(pl.col("sharpness").is_null() & (pl.col("algorithm") == "optimal-soft"))
+    failed = distinct(explicit.filter(~pl.col("acc").is_finite()), "lr")
+    rates = ", ".join(f"{lr:g}" for lr in failed) or "none"
+    return f"2 / λ_max of its penalty is {limits}; runs with explicit steps diverged at the learning rates: {rates}."
+
+
+STUDIES = (Implicit(),)
