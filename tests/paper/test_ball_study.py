@@ -48,7 +48,7 @@ def test_in_training_later_tasks_stay_inside_and_without_a_limit_nothing_changes
 
 
 def rows(local: float, noise: float = 0.0) -> pl.DataFrame:
-    """Forgetting with known slopes: 2 per doubling of the distance, `local` more if local, 3 per doubling of the rate."""
+    """Forgetting with known slopes: 2 per doubling of the distance, `local` more if local, and 3 of the rate."""
     draw, table = np.random.default_rng(0), []
     for seed in range(4):
         for algorithm, locality in (("sgd", "global"), ("er", "global"), ("si", "global"), ("ewc", "local")):
