@@ -211,15 +211,24 @@ def _checksum(*parts: Any) -> str:
 
 
 @contextmanager
-def new_directory(final: Path) -> Iterator[Path]:
-    """Yield a temporary directory to fill; it is renamed to `final` once it is complete."""
+def new_directory(final: Path, instead_of: os.stat_result | None = None) -> Iterator[Path]:
+    """Yield a temporary directory to fill; it is renamed to `final` once it is complete.
+
+    Only the directory `instead_of` is replaced; raise FileExistsError if there is another one by then.
+    """
     part = _temporary(final)
     part.mkdir()
     try:
         yield part
-        if final.exists():
-            remove_directory(final)
-        part.rename(final)
+        with suppress(FileNotFoundError):
+            if instead_of is not None and os.path.samestat(final.stat(), instead_of):
+                remove_directory(final)
+        try:
+            part.rename(final)
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:  # or EEXIST, which is a FileExistsError
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final)) from error
+            raise
         sync_folder(final.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

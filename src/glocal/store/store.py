@@ -189,17 +189,22 @@ class Store:
         given = {name: tensors for name, tensors in kept.items() if tensors is not None}
         if self.finished(config.hash, given):
             return
+        existing = path.stat() if path.exists() else None
         if self._holds(config.hash, arrays):  # without all files that are to be kept
             with files.report_os_errors("write to the store", self.path):
                 for name, tensors in given.items():
                     files.write_tensors(path / f"{name}.safetensors", tensors)
             return
-        with files.report_os_errors("write to the store", self.path), files.new_directory(path) as part:
-            contents = {"config.json": config.as_dict(), "info.json": dict(info)}
-            checksums = {name: files.write_json(part / name, value) for name, value in contents.items()}
-            files.write_tensors(part / "arrays.safetensors", arrays, checksums)
-            for name, tensors in given.items():
-                files.write_tensors(part / f"{name}.safetensors", tensors)
+        with files.report_os_errors("write to the store", self.path):
+            try:
+                with files.new_directory(path, existing) as part:
+                    contents = {"config.json": config.as_dict(), "info.json": dict(info)}
+                    checksums = {name: files.write_json(part / name, value) for name, value in contents.items()}
+                    files.write_tensors(part / "arrays.safetensors", arrays, checksums)
+                    for name, tensors in given.items():
+                        files.write_tensors(part / f"{name}.safetensors", tensors)
+            except FileExistsError:  # another process was faster; its run may lack what is to be kept
+                self.write(config, arrays, info, kept)
 
     def _holds(self, hash: str, arrays: Params) -> bool:
         """Return whether the store holds an undamaged run with these measurements."""
