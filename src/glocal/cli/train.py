@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import tomllib
@@ -134,6 +135,7 @@ class Sweep(SweepFile):
         from glocal.report.progress import Bars
         from glocal.sweeps.sweep import sweep
 
+        gc.freeze()  # what was imported is not garbage, and there is much of it to search
         runs = sweep(**self.arguments(), progress=Bars())
         count = sum(not any("monitored" in note for note in run.info["notes"]) for run in runs)
         if self.training.monitor is not None and count:

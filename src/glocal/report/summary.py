@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -109,7 +110,16 @@ class Group:
         return metrics.choice_split(self.runs[0])
 
     def by_seed(self, view: View, split: Split = "test") -> dict[int, dict[str, float]]:
-        """Compute the statistics of each finished run, accuracies in percent."""
+        """Return the statistics of each finished run, accuracies in percent."""
+        if (view, split) not in self._by_seed:
+            self._by_seed[view, split] = self._compute(view, split)
+        return self._by_seed[view, split]
+
+    @cached_property
+    def _by_seed(self) -> dict[tuple[View, Split], dict[int, dict[str, float]]]:
+        return {}
+
+    def _compute(self, view: View, split: Split) -> dict[int, dict[str, float]]:
         by = metrics.measure_of(self.runs[0], view.measure)
         percent = [name for name in PERCENT if name != "forgetting" or by == "accuracy"]
         runs = self.finished
