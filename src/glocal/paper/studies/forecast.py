@@ -1,0 +1,273 @@
+"""Does the lens predict the winner? Measurements of a run of plain SGD against the outcomes of other algorithms.
+
+docs/experiments/forecast.md registers the settings, the predictors, the targets and the decision.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import polars as pl
+import torch
+from matplotlib.figure import Figure
+
+from glocal import challenges
+from glocal.challenges.challenge import Challenge
+from glocal.curvature.lanczos import lanczos
+from glocal.lens.examination import Examination, examine_trace
+from glocal.lens.record import RecordedRun
+from glocal.lens.training_trace import Checkpoint, TrainingTrace, distance, dot
+from glocal.metrics import summary
+from glocal.networks import mlp
+from glocal.paper import table1
+from glocal.paper.studies import common
+from glocal.paper.studies.common import MeanInterval, column
+from glocal.paper.study import Context, Row, Summary, WorkItem
+from glocal.report.style import FAINT
+from glocal.report.summary import PERCENT
+from glocal.tree import to_vector
+
+LOCAL, REPLAY = ("ewc", "laplace", "ogd-gtl"), "er"
+FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 10, "batch_size": 128, "examples": 2_000}
+FULL |= {"lrs": [0.003, 0.01, 0.03, 0.1], "seeds": list(table1.SEEDS[:3])}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "batch_size": 64, "examples": 200}
+DEMO |= {"lrs": [0.03, 0.1, 0.3], "seeds": [11]}
+GRID = {False: ((1, 5), (30, 90, 180), (100, 400)), True: ((1,), (30, 180), (16,))}
+"""Epochs, ranges of angles in degrees, and widths, by whether it is the demo."""
+SETTING = ["lr", "epochs", "angles", "width"]
+LENS = ["error", "break_time", "radius_over_travel", "quadratic", "sharpness_travel", "advice"]
+RIVALS = ["distance", "lr", "kl", "lr_sqrt_loss"]
+PLAIN = ("advice", "break_time")
+"""Predictors that enter as they are, not as logarithms."""
+SHARES = (0.05, 0.1, 0.2)
+"""Parts of the second task after which its early predictors are measured."""
+EARLY = ["error", "quadratic", "sharpness_travel", "distance", "kl", "rise"]
+TARGETS = {"R²: best local − er": "gain", "R²: forgetting of sgd": "sgd_forgetting"}
+MIN_WINS = 5
+"""Settings that each outcome needs for the AUC to decide."""
+RESAMPLES = 2_000
+Statistic: TypeAlias = Callable[[np.ndarray], float]  # of the settings with these numbers
+
+
+class Forecast:
+    """A row for every run: its setting and outcome and, for `sgd`, all predictors."""
+
+    name = "forecast"
+    columns = " ".join(
+        ["algorithm locality lr seed epochs angles width acc forgetting", *LENS, "distance kl lr_sqrt_loss"]
+        + [f"early_{name}_{share:g}" for share in SHARES for name in EARLY]
+    )
+
+    def work_items(self, demo: bool) -> list[WorkItem]:
+        sizes = itertools.product(*GRID[demo])
+        parts = [{"epochs": epochs, "angles": angles, "width": width} for epochs, angles, width in sizes]
+        return [{"algorithm": name, **(DEMO if demo else FULL), **p} for p in parts for name in ("sgd", REPLAY, *LOCAL)]
+
+    def measure(self, item: WorkItem, context: Context) -> list[Row]:
+        name, make = item["algorithm"], partial(mlp, hidden=(item["width"],) * 2)
+        challenge = _challenge(item, context)
+        options = table1.COLUMNS["rotated-mnist"].row(name).options
+        runs = common.sweep_item(item, context, challenge, [(name, options)], network=make)
+        rows = {}
+        for run in runs:
+            values: Row = {k: 100 * x for k, x in summary(run).items() if k in PERCENT}
+            steps = item["epochs"] * math.ceil(len(challenge.task(0, run.seed).train.y) / item["batch_size"])
+            per_epoch = steps / item["epochs"] * np.sqrt(np.maximum(run.arrays["epoch_loss"], 0))
+            values["lr_sqrt_loss"] = float(run.lr * per_epoch.sum()) if name == "sgd" else None
+            rows[run.seed, run.lr] = common.run_row(self.columns, item, run, values)
+        if name == "sgd":
+            for member, recorded in common.record_item(item, context, challenge, make):
+                finite = all(bool(p.isfinite().all()) for p in recorded.trace.checkpoints[-1].params.values())
+                if finite:
+                    rows[member.seed, member.lr] |= predictors(recorded.trace)
+                    rows[member.seed, member.lr] |= early_predictors(recorded, challenge, item, member.seed, member.lr)
+        return list(rows.values())
+
+    def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
+        """The outcome of every setting against three predictors."""
+        figure.set_size_inches(10.5, 3.5)
+        table = settings_table(rows)
+        shown = ["distance", "error", "kl"]
+        for axes, name in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
+            axes.axhline(0, color=FAINT, linewidth=0.9)
+            points = axes.scatter(np.exp(table[name]), table["gain"], c=np.log10(table["lr"]), s=18, cmap="plasma")
+            axes.set(xlabel=name.replace("_", " "), xscale="log")
+        figure.axes[0].set_ylabel("best local − er, final accuracy (points)")
+        figure.colorbar(points, ax=figure.axes, label="log10 learning rate")
+
+    def summarize(self, rows: pl.DataFrame) -> Summary:
+        table = settings_table(rows)
+        wins, total = int((table["gain"] > 0).sum()), len(table)
+        by_auc = MIN_WINS <= wins <= total - MIN_WINS
+        names, everything = [*LENS, *RIVALS], np.arange(total)
+        shown: list[Row] = []
+        for name in [*names, "rise"]:
+            row: Row = {"predictor": name.replace("_", " "), **dict.fromkeys(("AUC", *TARGETS), "")}
+            if name in names:
+                row["AUC"] = str(interval(auc(table, name), total))
+                row |= {k: str(interval(r_squared(table, name, target), total)) for k, target in TARGETS.items()}
+            for share in SHARES:
+                early = (
+                    r_squared(table, f"early_{name}_{share:g}", "sgd_forgetting")(everything) if name in EARLY else None
+                )
+                row[f"after {100 * share:g} %"] = early
+            shown.append(row)
+        statistics = {name: auc(table, name) if by_auc else r_squared(table, name, "gain") for name in names}
+        best = max(names, key=lambda name: statistics[name](everything))
+        difference = interval(lambda i: statistics["advice"](i) - statistics["distance"](i), total)
+        conclusion = (
+            "The recommendation is kept."
+            if difference.low > 0
+            else f"The recommendation is not clearly better than the distance. The best predictor is {best}."
+        )
+        verdict = (
+            f"A local algorithm wins in {wins} of {total} settings, so {'the AUC' if by_auc else 'R²'} decides. "
+            f"Recommendation of the lens minus distance: {difference}. {conclusion}"
+        )
+        return Summary(shown, verdict)
+
+
+def _challenge(item: WorkItem, context: Context) -> Challenge:
+    """Return the challenge with angles drawn for every seed from the item's range."""
+    angles: dict[int, list[float]] = {}
+    for seed in item["seeds"]:
+        angles[seed] = (item["angles"] * np.random.default_rng(seed).random(item["tasks"])).tolist()
+    return challenges.make(item["challenge"], item["tasks"], context.data, angles=angles)
+
+
+def predictors(trace: TrainingTrace) -> Row:
+    """Return what the lens and its rivals tell about a training."""
+    found = examine_trace(trace)
+    pairs, last = found.later, found.distance[-1, :-1]
+    kl = [_kl(trace, t, trace.checkpoints[t], trace.checkpoints[t + 1]) for t in range(1, trace.num_learned)]
+    return {
+        "error": float(found.error[pairs].mean()),
+        "break_time": _break_time(found),
+        "radius_over_travel": float((found.radius / found.distance)[pairs].clamp(max=100).median()),
+        "quadratic": float(found.forgetting.quadratic[-1, :-1].mean()),
+        "sharpness_travel": float((0.5 * found.largest[:-1] * last.square()).mean()),
+        "advice": float(found.advice.locality == "local"),
+        "distance": float(found.updates[1:].mean()),
+        "kl": float(np.mean(kl)),
+    }
+
+
+def _break_time(found: Examination) -> float:
+    """Return the share of tasks that were learnt before the first one that left the ε-region of an older one."""
+    outside = (found.later & ~found.inside).any(1)
+    return float(outside.int().argmax()) / len(outside) if bool(outside.any()) else 1.0
+
+
+def _kl(trace: TrainingTrace, task: int, before: Checkpoint, after: Checkpoint) -> float:
+    """Return KL(p_before ‖ p_after), averaged over the task's inputs."""
+    with torch.no_grad():
+        p, q = (trace.outputs(c, trace.tasks[task].x).double().log_softmax(-1) for c in (before, after))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def early_predictors(run: RecordedRun, challenge: Challenge, item: WorkItem, seed: int, lr: float) -> Row:
+    """Return predictors after parts of the second task, trained from θ_1 with plain SGD."""
+    trace, model = run.trace, run.model
+    data, device = challenge.task(1, seed).train, trace.device
+    x, y = (part.to(device) for part in data)
+    size, start = item["batch_size"], trace.checkpoints[1]
+    steps = item["epochs"] * math.ceil(len(y) / size)
+    params, generator = {k: p.clone() for k, p in start.params.items()}, torch.Generator().manual_seed(seed)
+    gradient, hessian = trace.gradient(0), trace.hessian(0)
+    top = float(lanczos(hessian, trace.random_start(0), 1).values[0])
+    found: Row = {}
+    done = 0
+    for share in SHARES:
+        for _ in range(max(1, round(share * steps)) - done):
+            rows = torch.randint(len(y), (size,), generator=generator).to(device)
+            grads = model.grad(params, model.transform.normalize(x[rows]), y[rows])
+            params = {k: p - lr * grads[k] for k, p in params.items()}
+        done = max(1, round(share * steps))
+        here = Checkpoint(params, start.buffers)
+        delta = to_vector(params) - to_vector(start.params)
+        with torch.no_grad():
+            rise = float(trace.value(0, here) - trace.value(0, start))
+        quadratic = float(dot(delta, hessian @ delta)) / 2
+        measured = {
+            "error": abs(rise - float(dot(gradient, delta)) - quadratic),
+            "quadratic": quadratic,
+            "sharpness_travel": top * float(dot(delta, delta)) / 2,
+            "distance": float(distance(here, start)),
+            "kl": _kl(trace, 1, start, here),
+            "rise": rise,
+        }
+        found |= {f"early_{name}_{share:g}": value for name, value in measured.items()}
+    return found
+
+
+def settings_table(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for every setting: predictors as they enter the regressions, and both targets, means over seeds."""
+    table = []
+    for own in rows.partition_by(SETTING, maintain_order=True):
+        sgd = own.filter(algorithm="sgd")
+        means = {name: common.mean(own.filter(algorithm=name), "acc") for name in (REPLAY, *LOCAL)}
+        local = [means[name] for name in LOCAL if np.isfinite(means[name])]
+        row: Row = own.select(SETTING).row(0, named=True)
+        row |= {"gain": max(local, default=np.nan) - means[REPLAY], "sgd_forgetting": common.mean(sgd, "forgetting")}
+        for name in (*LENS, "distance", "kl", "lr_sqrt_loss", *(c for c in rows.columns if c.startswith("early_"))):
+            values = column(sgd, name)
+            known = values if name in PLAIN else np.log(np.maximum(values, 1e-12))
+            row[name] = float(known[np.isfinite(known)].mean()) if np.isfinite(known).any() else np.nan
+        table.append(row)
+    frame = pl.DataFrame(table)
+    known = [pl.col(name).is_finite() for name in ("gain", "sgd_forgetting", *LENS, "distance", "kl")]
+    return frame.filter(pl.all_horizontal(known))
+
+
+def leave_one_out(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return, for every point, the prediction of a linear regression on all others."""
+    X = np.column_stack([x, np.ones(len(x))])
+    hat = X @ np.linalg.pinv(X)
+    leverage = np.clip(np.diag(hat), 0, 1 - 1e-9)
+    return np.asarray((hat @ y - leverage * y) / (1 - leverage))
+
+
+def r_squared(table: pl.DataFrame, name: str, target: str) -> Statistic:
+    """Return 1 − Σ (y − ŷ)² / Σ (y − ȳ)² as a function of settings, where ŷ and ȳ leave the predicted one out."""
+    x, y = _predictor(table, name), column(table, target)
+    errors, spread = ((y - leave_one_out(own, y)) ** 2 for own in (x, np.zeros(len(y))))
+    return lambda i: float(1 - errors[i].sum() / spread[i].sum()) if spread[i].sum() > 0 else np.nan
+
+
+def auc(table: pl.DataFrame, name: str) -> Statistic:
+    """Return the area under the ROC curve for "a local algorithm wins", as a function of settings.
+
+    It is the probability that the predictor ranks a setting in which one wins above one in which none does. Whether
+    large values speak for or against is learnt from the other settings.
+    """
+    x, y = _predictor(table, name), column(table, "gain")
+    others = [np.arange(len(y)) != i for i in range(len(y))]
+    score = x * np.sign([((x[i] - x[i].mean()) * y[i]).sum() for i in others])
+
+    def area(i: np.ndarray) -> float:
+        wins = y[i] > 0
+        above = score[i][wins][:, None] - score[i][~wins]
+        return float(((above > 0) + 0.5 * (above == 0)).mean()) if above.size else np.nan
+
+    return area
+
+
+def _predictor(table: pl.DataFrame, name: str) -> np.ndarray:
+    return np.log(column(table, name)) if name == "lr" else column(table, name)
+
+
+def interval(statistic: Statistic, settings: int) -> MeanInterval:
+    """Return a statistic of all settings, and its 95 % bootstrap interval."""
+    draw = np.random.default_rng(0).integers(settings, size=(RESAMPLES, settings))
+    values = np.array([statistic(i) for i in draw])
+    known = values[np.isfinite(values)]
+    low, high = np.quantile(known, [0.025, 0.975]) if known.size else (np.nan, np.nan)
+    return MeanInterval(statistic(np.arange(settings)), float(low), float(high))
+
+
+STUDIES = (Forecast(),)
