@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -282,7 +282,8 @@ def _row(group: Group, scope: Scope | None, with_published: bool) -> ComparisonR
         return Difference(ours, Estimate(mean, std, len(SEEDS)))
 
     forgetting = {over: difference("forgetting", over) for over in OVER}
-    return ComparisonRow(**vars(group), acc=difference("acc"), forgetting=forgetting)
+    own = {field.name: getattr(group, field.name) for field in fields(group)}
+    return ComparisonRow(**own, acc=difference("acc"), forgetting=forgetting)
 
 
 def _trends(rows: Sequence[ComparisonRow], view: View) -> Iterator[TrendRow]:
