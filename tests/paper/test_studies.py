@@ -153,7 +153,7 @@ def test_what_is_no_table_is_refused_in_one_line(content: bytes, said: str, tmp_
 
 
 def test_a_folder_and_an_empty_table(tmp_path: Path) -> None:
-    with pytest.raises(GlocalError, match="cannot be read"):
+    with pytest.raises(GlocalError, match="not a file"):
         read_table(tmp_path)
     with pytest.raises(GlocalError, match="it has no rows"):
         read_table(write_table([], tmp_path / "empty.parquet"))
@@ -190,6 +190,7 @@ def test_costs_add_up() -> None:
 def test_the_listed_cost_counts_the_runs(name: str) -> None:
     """Of every study that is made of runs of its own."""
     items = [item for item in get_study(name).work_items(False) if "seeds" in item and "lrs" in item]
-    runs = sum(len(item["lrs"]) * len(item["seeds"]) * len(item.get("regimes", [""])) for item in items)
+    variants = [len(item.get("regimes") or item.get("radii") or [""]) for item in items]
+    runs = sum(len(item["lrs"]) * len(item["seeds"]) * n for item, n in zip(items, variants, strict=True))
     if runs:
         assert f"{runs} runs of" in STUDIES[name].cost
