@@ -21,7 +21,7 @@ SLOW = (
     *("store/test_optimizer_sweeps",),
 )
 """Folders and files that `make test` leaves out; `make test-all` runs them too."""
-QUICK = ("paper/test_table1_grid",)
+QUICK = ("paper/test_table1_grid", "paper/test_claims")
 """Exceptions among them."""
 SLOW_CASES = (
     *("optimal-hard structure=full", "low-rank rank=4", "SmallResidual", "test_other_exact_structures"),

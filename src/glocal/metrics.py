@@ -222,14 +222,19 @@ def learning_rate_test(forgetting: Mapping[float, Mapping[int, float]], locality
     """
     if len(forgetting) < 2 * END_LRS:
         return None
-    lrs = sorted(forgetting)
-    compared = lrs[:END_LRS] + lrs[-END_LRS:]
-    seeds = sorted(set.intersection(*(set(forgetting[lr]) for lr in compared)))
-    differences = [low_minus_high({lr: forgetting[lr][seed] for lr in compared}) for seed in seeds]
+    differences = list(low_minus_high_by_seed(forgetting).values())
     if not np.isfinite(differences).all():
         return None
     mean = float(np.mean(differences)) if differences else float("nan")
-    return LearningRateTest(locality, len(seeds), mean, *confidence_interval(differences))
+    return LearningRateTest(locality, len(differences), mean, *confidence_interval(differences))
+
+
+def low_minus_high_by_seed(values: Mapping[float, Mapping[int, float]]) -> dict[int, float]:
+    """Compute `low_minus_high` of values[lr][seed] for each seed that has all four compared learning rates."""
+    lrs = sorted(values)
+    compared = lrs[:END_LRS] + lrs[-END_LRS:]
+    seeds = sorted(set.intersection(*(set(values[lr]) for lr in compared)))
+    return {seed: low_minus_high({lr: values[lr][seed] for lr in compared}) for seed in seeds}
 
 
 def low_minus_high(values: Mapping[float, float]) -> float:

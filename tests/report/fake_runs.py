@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from glocal.engine.config import MEASURES
+from glocal.paper.table1 import COLUMNS
 from glocal.store.run import Run
 
 LOCALITY = {"sgd": "global", "er": "global", "agem": "global", "si": "global", "joint": "global"}
@@ -87,6 +89,30 @@ def fake_run(
             "notes": [],
         },
     )
+
+
+def table1_run(row: str, lr: float, seed: int, acc: float, forgetting: float, **more: Any) -> Run:
+    """A run of Rotated-MNIST of the published size, with this accuracy and forgetting over T−1 tasks, in percent.
+
+    Of `fake_run`, forgetting is lost T / (2 (T−1)) and accuracy learnt − lost / 2.
+    """
+    column = COLUMNS["rotated-mnist"]
+    tasks = column.tasks
+    lost = 2 * (tasks - 1) / tasks * forgetting / 100
+    chosen = column.row(row)
+    made = fake_run(
+        chosen.algorithm,
+        lr,
+        seed,
+        challenge="rotated-mnist",
+        learnt=acc / 100 + lost / 2,
+        lost=lost,
+        tasks=tasks,
+        epochs=column.epochs,
+        options={"options": {"replay": 0, **chosen.options}},
+        **more,
+    )
+    return replace(made, config={**made.config, "batch_size": column.batch_size})
 
 
 def sweep(

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 from fake_runs import fake_run
+from fake_runs import table1_run as run
 from rich.console import Console
 from scipy import stats
 
@@ -29,28 +30,6 @@ ROTATED = COLUMNS["rotated-mnist"]
 T = ROTATED.tasks
 SPREAD = np.array([-1.0, 0.5, 0.0, 1.5, -1.0])
 """Deviations of the five seeds, up to a factor; their mean is 0."""
-
-
-def run(row: str, lr: float, seed: int, acc: float, forgetting: float, **more: Any) -> Run:
-    """A run of the published size, with this accuracy and forgetting over T−1 tasks, in percent.
-
-    Of `fake_run`, forgetting is lost T / (2 (T−1)) and accuracy learnt − lost / 2.
-    """
-    lost = 2 * (T - 1) / T * forgetting / 100
-    chosen = ROTATED.row(row)
-    made = fake_run(
-        chosen.algorithm,
-        lr,
-        seed,
-        challenge="rotated-mnist",
-        learnt=acc / 100 + lost / 2,
-        lost=lost,
-        tasks=T,
-        epochs=ROTATED.epochs,
-        options={"options": {"replay": 0, **chosen.options}},
-        **more,
-    )
-    return replace(made, config={**made.config, "batch_size": ROTATED.batch_size})
 
 
 def runs_of(row: str, off: float, rise: float = 0.0) -> list[Run]:

@@ -1,0 +1,164 @@
+r"""The paper's claims about Table 1 (§6.1), each as one statistic of our runs and of the published means.
+
+Forgetting is in points, averaged over T−1 tasks. Diverged runs are left out and counted. Only rows of the paper's
+table count for its claims. The statistics:
+
+* minimum: the learning rate of a row's lowest mean forgetting, and how many seeds have their own minimum there.
+* rank correlation: Spearman's ρ of forgetting and learning rate for each seed; mean over seeds with a t-interval.
+* low − high: `metrics.learning_rate_test`.
+* interaction: (high − low) averaged over the local rows minus that averaged over the global rows. With seeds as units:
+  one value per seed that all rows have, and a t-interval over seeds; it says whether other seeds would give the same
+  sign for *these* algorithms. With algorithms as units: an exact permutation test, over all ways to call as many rows
+  local; it says whether other algorithms would. The smallest p-value that n rows of which k are local can reach is
+  1 / (n choose k), so few rows cannot settle it.
+
+Intervals have a level of 95 % and are not corrected for the number of rows. `scoreboard` makes verdicts of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from glocal.metrics import low_minus_high_by_seed
+from glocal.paper.comparison import Comparison, Difference
+from glocal.paper.studies.common import MeanInterval, rank_correlation
+from glocal.report.summary import View
+
+Values: TypeAlias = Mapping[float, Mapping[int, float]]  # values[lr][seed]
+LOW_LR = 1e-3
+"""The lower end of the learning rates, in the paper's words: 10⁻⁴ and 10⁻³."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One algorithm: our values and the published means, by statistic ('acc', 'forgetting', 'distance')."""
+
+    algorithm: str
+    locality: str
+    values: Mapping[str, Values]
+    published: Mapping[str, Mapping[float, float]]
+    """Empty for rows that the paper's table does not have."""
+    diverged: int
+
+
+class Minimum(NamedTuple):
+    """The learning rate of the lowest mean, and how many of the seeds that have all rates have their minimum there."""
+
+    lr: float
+    seeds_there: int
+    seeds: int
+    seeds_low: int
+    """Seeds whose minimum is at any learning rate up to `LOW_LR`."""
+
+
+class Permutation(NamedTuple):
+    """An exact permutation test: how many of the assignments have a difference at least as high, or as low."""
+
+    difference: float
+    as_high: int
+    as_low: int
+    assignments: int
+
+
+def table_rows(comparison: Comparison) -> list[TableRow]:
+    """Collect the values of each algorithm of one challenge."""
+    names, view = ("acc", "forgetting", "distance"), View(comparison.over)
+    rows = []
+    for algorithm in dict.fromkeys(row.algorithm for row in comparison.rows):
+        cells = sorted((row for row in comparison.rows if row.algorithm == algorithm), key=lambda row: row.lr)
+        by_seed = {cell.lr: cell.by_seed(view) for cell in cells}
+        values = {n: {lr: {s: x[n] for s, x in own.items()} for lr, own in by_seed.items()} for n in names}
+        known = {
+            "acc": {cell.lr: cell.acc.published for cell in cells},
+            "forgetting": {cell.lr: cell.forgetting[comparison.over].published for cell in cells},
+        }
+        published = {n: {lr: x.mean for lr, x in own.items() if x} for n, own in known.items() if all(own.values())}
+        diverged = sum(cell.diverged for cell in cells)
+        rows.append(TableRow(algorithm, cells[0].locality, values, published, diverged))
+    return rows
+
+
+def measured_locality(table: pl.DataFrame, challenge: str) -> dict[str, str]:
+    """Return the class that the study 'locality' finds for each algorithm, on its challenge of the same kind."""
+    kind = challenge.partition("-")[0]
+    own = table.filter(pl.col("challenge").str.starts_with(f"{kind}-"))
+    return dict(own.select("algorithm", "found").unique().iter_rows())
+
+
+def complete_seeds(values: Values) -> list[int]:
+    """Return the seeds that finished at every learning rate."""
+    return sorted(set.intersection(*(set(own) for own in values.values())))
+
+
+def minimum(values: Values) -> Minimum:
+    """Find the learning rate of the lowest mean over seeds; NaN if no seed finished at every learning rate."""
+    lrs, seeds = sorted(values), complete_seeds(values)
+    if not seeds:
+        return Minimum(math.nan, 0, 0, 0)
+    x = np.array([[values[lr][seed] for seed in seeds] for lr in lrs])
+    lowest, by_seed = int(x.mean(1).argmin()), x.argmin(0)
+    low = sum(lrs[i] <= LOW_LR for i in by_seed)
+    return Minimum(lrs[lowest], int((by_seed == lowest).sum()), len(seeds), low)
+
+
+def lr_correlation(values: Values) -> MeanInterval:
+    """Compute Spearman's ρ of values and learning rates for each seed; its mean over seeds with a t-interval.
+
+    The interval is cut at ±1; NaN without two seeds, and for seeds whose values are all equal.
+    """
+    lrs = np.array(sorted(values))
+    rho = [rank_correlation(lrs, np.array([values[lr][seed] for lr in lrs])) for seed in complete_seeds(values)]
+    mean, *interval = MeanInterval.of(np.array(rho))
+    return MeanInterval(mean, *(float(np.clip(bound, -1, 1)) for bound in interval))
+
+
+def interaction_by_seed(local: Sequence[Values], other: Sequence[Values]) -> tuple[MeanInterval, int]:
+    """Compute (high − low) of the first rows minus that of the others; paired by seed, with the number of seeds."""
+    sides = [[low_minus_high_by_seed(values) for values in side] for side in (local, other)]
+    seeds = set.intersection(*(set(own) for side in sides for own in side))
+    first, second = (np.array([np.mean([-own[seed] for own in side]) for seed in sorted(seeds)]) for side in sides)
+    return MeanInterval.of(first - second), len(seeds)
+
+
+def permutation_test(changes: Mapping[str, float], local: set[str]) -> Permutation:
+    """Compare mean(local) − mean(others) with that of every other choice of as many rows."""
+    names = sorted(changes)
+
+    def difference(chosen: Iterable[str]) -> float:
+        chosen = set(chosen)
+        sides = [[changes[n] for n in names if (n in chosen) is side] for side in (True, False)]
+        return float(np.mean(sides[0]) - np.mean(sides[1]))
+
+    found = difference(local)
+    every = np.array([difference(chosen) for chosen in combinations(names, len(local))])
+    rounding = 1e-9 * max(map(abs, changes.values()))
+    as_high, as_low = int((every >= found - rounding).sum()), int((every <= found + rounding).sum())
+    return Permutation(found, as_high, as_low, len(every))
+
+
+def impostors(comparison: Comparison) -> dict[tuple[str, str], tuple[int, int]]:
+    """Compare each of our rows with each published row by the rule |Δ| ≤ 2 standard errors, cell by cell.
+
+    Returns:
+        (numbers that pass, numbers compared) for (our row, the row of ours that the published one belongs to):
+        accuracy and forgetting at each learning rate. The rule discriminates if only equal names pass everywhere.
+    """
+    cells = {(row.algorithm, row.lr): row for row in comparison.rows if row.acc.published is not None}
+    names, counts = dict.fromkeys(name for name, _ in cells), {}
+    for ours in names:
+        for theirs in names:
+            lrs = [lr for name, lr in cells if name == ours and (theirs, lr) in cells]
+            pairs = [(cells[ours, lr], cells[theirs, lr]) for lr in lrs]
+            both = [Difference(a.acc.ours, b.acc.published) for a, b in pairs]
+            over = comparison.over
+            both += [Difference(a.forgetting[over].ours, b.forgetting[over].published) for a, b in pairs]
+            known = [x for x in both if x.z is not None]
+            counts[ours, theirs] = sum(not x.differs for x in known), len(known)
+    return counts

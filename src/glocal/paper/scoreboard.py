@@ -1,0 +1,245 @@
+"""Verdicts on the paper's claims about Table 1 (§6.1), from the statistics of `claims`.
+
+Each claim is tested with the paper's classes and with those that the experiment on Definition 3.1 finds. A claim about
+every local or every global row is *contradicted* by one row whose 95 % interval excludes it, else *not testable* if a
+row has fewer than two seeds, *not settled* if an interval leaves it open, and *reproduced* if all rows support it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from glocal.metrics import LearningRateTest, learning_rate_test, low_minus_high
+from glocal.paper.claims import (
+    LOW_LR,
+    Minimum,
+    TableRow,
+    complete_seeds,
+    interaction_by_seed,
+    lr_correlation,
+    minimum,
+    permutation_test,
+)
+from glocal.paper.studies.common import MeanInterval, rank_correlation
+from glocal.paper.table1 import ICARL_ALGORITHMS
+from glocal.report.summary import format_range
+from glocal.report.table import ABSENT, format_lr, signed
+
+LEVEL = 0.05
+"""Of the permutation test."""
+REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE = "reproduced", "contradicted", "not settled", "not testable"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim's statistic as text, of the published means and of our runs, what it is based on, and the verdict."""
+
+    published: str
+    ours: str
+    n: str
+    verdict: str
+    by_row: bool = True
+    """Whether there is one statistic for each row."""
+
+    @property
+    def kind(self) -> str:
+        """The verdict without its reasons."""
+        return self.verdict.partition(":")[0]
+
+
+Rows: TypeAlias = Sequence[TableRow]
+Test: TypeAlias = Callable[[Rows, Rows], Outcome]  # of the local and the global rows
+Marks: TypeAlias = Mapping[str, tuple[int, bool | None]]  # seeds, and whether the row supports the claim
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of the scoreboard: the outcome with the paper's classes and with the measured ones."""
+
+    claim: str
+    column: str
+    paper: Outcome
+    measured: Outcome
+
+
+def scoreboard(column: str, rows: Rows, measured: Mapping[str, str]) -> list[Claim]:
+    """Test every claim on one column.
+
+    Args:
+        column: its name on the scoreboard.
+        rows: all rows of the column. Only those with published numbers count, and iCaRL's two for its claims.
+        measured: the class of each algorithm by experiment, as `claims.measured_locality` returns it.
+    """
+    own = [row for row in rows if row.published]
+    claims = []
+    for text, test in CLAIMS.items():
+        paper, found = (
+            test(*([row for row in own if classes[row.algorithm] == kind] for kind in ("local", "global")))
+            for classes in ({row.algorithm: row.locality for row in own}, measured)
+        )
+        claims.append(Claim(text, column, paper, found))
+    icarl = [row for name in ICARL_ALGORITHMS for row in rows if row.algorithm == name]
+    if len(icarl) == len(ICARL_ALGORITHMS):
+        outcomes = {text: test(icarl[:1], icarl[1:]) for text, test in ICARL_CLAIMS.items()}
+        claims += [Claim(text, column, outcome, outcome) for text, outcome in outcomes.items()]
+    return claims
+
+
+def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
+    """The mean's minimum decides, if most seeds have theirs on the same side of LOW_LR."""
+
+    def holds(x: Minimum) -> bool | None:
+        return x.lr <= LOW_LR if (x.lr <= LOW_LR) == (2 * x.seeds_low > x.seeds) else None
+
+    found = {row.algorithm: minimum(row.values["forgetting"]) for row in local}
+    published = {
+        row.algorithm: format_lr(min(means, key=means.__getitem__))
+        for row in local
+        for means in [row.published["forgetting"]]
+    }
+    ours = {name: f"{format_lr(x.lr)} ({x.seeds_there} of {_count(x.seeds, 'seed')})" for name, x in found.items()}
+    return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
+
+
+def _uncorrelated(local: Rows, other: Rows) -> Outcome:
+    return _correlations(other, "forgetting", lambda sign: sign == 0)
+
+
+def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
+    rows = sorted((*local, *other), key=lambda row: row.algorithm)
+    return _correlations(rows, "distance", lambda sign: None if sign == 0 else sign > 0)
+
+
+def _correlations(rows: Rows, statistic: str, holds: Callable[[int], bool | None]) -> Outcome:
+    found = {row.algorithm: lr_correlation(row.values[statistic]) for row in rows}
+    seeds = {row.algorithm: len(complete_seeds(row.values[statistic])) for row in rows}
+    published = {
+        row.algorithm: signed(rank_correlation(np.array(list(means)), np.array(list(means.values()))))
+        for row in rows
+        if (means := row.published.get(statistic))
+    }
+    ours = {name: _interval(x) for name, x in found.items()}
+    return _for_each(published, ours, {name: (seeds[name], holds(_sign(x))) for name, x in found.items()})
+
+
+def _negative(local: Rows, other: Rows) -> Outcome:
+    return _low_minus_high(local, lambda x: {"negative": True, "positive": False}.get(x.sign))
+
+
+def _both_signs(local: Rows, other: Rows) -> Outcome:
+    """One row of each sign is enough; rows of one sign alone contradict it if all are settled."""
+    outcome = _low_minus_high(other, lambda x: None)
+    signs = {_test(row).sign for row in other}
+    if {"negative", "positive"} <= signs:
+        return replace(outcome, verdict=REPRODUCED)
+    return outcome if "not settled" in signs else replace(outcome, verdict=CONTRADICTED)
+
+
+def _random_is_flat(herding: Rows, random: Rows) -> Outcome:
+    return _low_minus_high(random, lambda x: x.sign == "not settled")
+
+
+def _low_minus_high(rows: Rows, holds: Callable[[LearningRateTest], bool | None]) -> Outcome:
+    found = {row.algorithm: _test(row) for row in rows}
+    ours = {name: _interval(MeanInterval(x.difference, x.lower, x.upper)) for name, x in found.items()}
+    published = {row.algorithm: signed(low_minus_high(row.published["forgetting"])) for row in rows if row.published}
+    return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
+
+
+def _interaction(statistic: str, sign: int) -> Test:
+    """Return the test, with seeds as units, that the first rows' change minus the other rows' has this sign."""
+
+    def test(local: Rows, other: Rows) -> Outcome:
+        found, seeds = interaction_by_seed(*([row.values[statistic] for row in side] for side in (local, other)))
+        published = ABSENT
+        if all(row.published for row in (*local, *other)):
+            changes = [[-low_minus_high(row.published[statistic]) for row in side] for side in (local, other)]
+            published = signed(float(np.mean(changes[0]) - np.mean(changes[1])))
+        verdict = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
+        verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {_count(seeds, 'seed')} that all rows have"
+        return Outcome(published, _interval(found), _size([seeds], local, other), verdict, by_row=False)
+
+    return test
+
+
+def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
+    """The p-value is the share of assignments with a difference at least as high."""
+    chosen, rows = {row.algorithm for row in local}, (*local, *other)
+    tests = {row.algorithm: _test(row) for row in rows}
+    means = {row.algorithm: -low_minus_high(row.published["forgetting"]) for row in rows}
+    theirs = permutation_test(means, chosen)
+    found = permutation_test({name: -x.difference for name, x in tests.items()}, chosen)
+    published, ours = (f"{signed(x.difference)}, p = {x.as_high}/{x.assignments}" for x in (theirs, found))
+    most = LEVEL * found.assignments
+    verdict = REPRODUCED if found.as_high <= most else CONTRADICTED if found.as_low <= most else UNSETTLED
+    if most < 1:
+        verdict = f"{UNTESTABLE}: p is at least 1/{found.assignments}"
+    return Outcome(published, ours, _size([x.seeds for x in tests.values()], local, other), verdict, by_row=False)
+
+
+CLAIMS: dict[str, Test] = {
+    f"Each local row forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
+    "Forgetting and lr are not correlated in global rows (ρ)": _uncorrelated,
+    "Low − high forgetting is negative in each local row": _negative,
+    "Low − high forgetting has both signs in global rows": _both_signs,
+    "Forgetting rises more with the lr in local rows than in global ones (seeds as units)": _interaction(
+        "forgetting", 1
+    ),
+    "The same (algorithms as units)": _interaction_by_algorithm,
+    "Accuracy rises less with the lr in local rows than in global ones (seeds as units)": _interaction("acc", -1),
+    "The distance from θ_0 grows with the lr (ρ)": _farther_at_high_rates,
+}
+"""The paper's claims on local and global rows."""
+ICARL_CLAIMS: dict[str, Test] = {
+    "Forgetting rises more with the lr with iCaRL's herding than with random exemplars": _interaction("forgetting", 1),
+    "With random exemplars low and high rates forget the same": _random_is_flat,
+}
+"""Its claims on iCaRL with herding, and with random exemplars."""
+
+
+def _test(row: TableRow) -> LearningRateTest:
+    found = learning_rate_test(row.values["forgetting"], row.locality)
+    assert found is not None  # columns of Table 1 have five learning rates
+    return found
+
+
+def _for_each(published: Mapping[str, str], ours: Mapping[str, str], marks: Marks) -> Outcome:
+    """Make the outcome of a claim that must hold in each row; of a mark None is not settled."""
+    against = [name for name, (seeds, mark) in marks.items() if seeds > 1 and mark is False]
+    few = [name for name, (seeds, _) in marks.items() if seeds < 2]
+    undecided = [name for name, (_, mark) in marks.items() if mark is None]
+    if against:
+        verdict = f"{CONTRADICTED}: {_names(against)}"
+    elif few:
+        verdict = f"{UNTESTABLE}: fewer than two seeds of {_names(few)}"
+    else:
+        verdict = f"{UNSETTLED}: {_names(undecided)}" if undecided else REPRODUCED
+    theirs, own = ("; ".join(f"`{name}` {x}" for name, x in part.items()) or ABSENT for part in (published, ours))
+    n = f"{format_range((seeds for seeds, _ in marks.values()), 'seed')}, {_count(len(marks), 'row')}"
+    return Outcome(theirs, own, n, verdict)
+
+
+def _size(seeds: Sequence[int], local: Rows, other: Rows) -> str:
+    return f"{format_range(seeds, 'seed')}, {len(local)} + {len(other)} rows"
+
+
+def _sign(x: MeanInterval) -> int:
+    """The sign of the interval, 0 if it contains 0 or is unknown."""
+    return 1 if x.low > 0 else -1 if x.high < 0 else 0
+
+
+def _interval(x: MeanInterval) -> str:
+    return signed(x.mean) if math.isnan(x.low) else f"{signed(x.mean)} [{signed(x.low)}, {signed(x.high)}]"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
