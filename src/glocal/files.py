@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save_file as save_arrays
 
 from glocal.errors import GlocalError, first_line, printable
 
@@ -116,15 +117,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     from safetensors.torch import save_file
 
     # safetensors rejects tensors that share storage, so each one is cloned.
-    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    about = {**(metadata or {}), "order": json.dumps(list(copies))}
-    about[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in copies.values()])
+    _write_tensors(path, {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}, metadata, save_file)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write contiguous arrays of numpy as `write_tensors` writes tensors, without torch."""
+    _write_tensors(path, arrays, metadata, save_arrays)
+
+
+def _write_tensors(
+    path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None, save: Callable[..., None]
+) -> None:
+    about = {**(metadata or {}), "order": json.dumps(list(tensors))}
+    about[CHECKSUMS] = json.dumps([_tensor_checksum(t) for t in tensors.values()])
     about[CHECKSUM] = _checksum(json.dumps(about, sort_keys=True).encode())
     with replacing(path) as part:
         part.touch()
         mode = part.stat().st_mode  # what the umask allows; safetensors makes files that others cannot read
         try:
-            save_file(copies, part, metadata=about)
+            save(tensors, part, metadata=about)
         except SafetensorError as error:  # safetensors reports a full disk in this way
             raise OSError(first_line(error)) from error
         part.chmod(mode)

@@ -77,8 +77,6 @@ def _entries(folder: Path, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str,
 
 def write(store: Path, entries: Mapping[str, Entry]) -> None:
     """Write those of the entries whose runs have been unchanged for some time, if the folder can be written to."""
-    import torch
-
     if sum(array.nbytes for entry in entries.values() for array in entry.run.arrays.values()) > MAX_BYTES:
         return
     settled = time.time_ns() - SETTLED_SECONDS * 1e9
@@ -101,5 +99,4 @@ def write(store: Path, entries: Mapping[str, Entry]) -> None:
     text = json.dumps({"values": list(values), "kinds": described}).encode()
     arrays["text"] = np.frombuffer(text, np.uint8)
     with suppress(OSError):
-        tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-        files.write_tensors(store / FILE, tensors, {"version": __version__})
+        files.write_arrays(store / FILE, arrays, {"version": __version__})
