@@ -5,7 +5,6 @@ python docs/reproduction.py
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -16,7 +15,9 @@ from typing import Any, get_args
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
 from glocal.paper import STUDIES, get_study, results
-from glocal.paper.comparison import Comparison, Difference, compare, paper_layout, relabel, render
+from glocal.paper.claims import measured_locality, table_rows
+from glocal.paper.comparison import Comparison, compare, paper_layout, relabel, render
+from glocal.paper.scoreboard import scoreboard
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import Precision
@@ -26,15 +27,29 @@ from glocal.store.run import Run, Runs
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from claims_text import abstract, agreement, board, compared, details  # noqa: E402
 from study_notes import NOTES  # noqa: E402
 
 RESULTS = HERE.parent / "results"
+ROTATED = "rotated-mnist"
 TEXT = """# The paper's tables and figures, made again
+
+{abstract}
+
+## The paper's claims, each tested
+
+{board}
+
+## Contents
 
 `python docs/reproduction.py` makes this page from [results](../results), and every number on it but where it says
 otherwise.
 
 {contents}
+
+## The rows behind the claims
+
+{details}
 
 ## Table 1
 
@@ -321,7 +336,8 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 def contents() -> str:
     """A line for each section, in the page's order."""
-    tables = {"Table 1": "ours, in the paper's layout", "Rotated-MNIST": "Table 1 beside its published numbers"}
+    tables = {"The rows behind the claims": "minimum, correlation and low − high of every row"}
+    tables |= {"Table 1": "ours, in the paper's layout", "Rotated-MNIST": "Table 1 beside its published numbers"}
     tables["OGD and OGD-GTL"] = "the published row, SGD, and OGD-GTL"
     tables["With angles from the seed alone"] = "our own Table 1"
     tables |= {name: about for name, about in COLUMN_TITLES.items() if table_of(name).exists()}
@@ -365,32 +381,6 @@ def when(runs: Runs) -> str:
     """The days on which they were finished."""
     days = sorted({run.finished[:10] for run in runs})
     return f", finished on {days[0]}" if len(days) == 1 else f", finished from {days[0]} to {days[-1]}"
-
-
-def agreement(made: Comparison) -> str:
-    """How far ours are from the published cells, in words."""
-    units = [(abs(cell.z), where) for where, cell in compared(made).items() if cell.z is not None]
-    average = sum(far for far, _ in units) / len(units)
-    apart = [where for far, where in units if far > 2]
-    if not apart:
-        return (
-            f"All {len(units)} published numbers that have a counterpart here, accuracies and forgetting, are within "
-            f"{math.ceil(100 * max(units)[0]) / 100:.2f} standard errors of ours, {average:.2f} on average."
-        )
-    return (
-        f"Of {len(units)} published numbers that have a counterpart here, accuracies and forgetting, "
-        f"{len(units) - len(apart)} are within 2 standard errors of ours, and all are {average:.2f} away on average. "
-        f"Further than 2: {', '.join(apart)}."
-    )
-
-
-def compared(made: Comparison) -> dict[str, Difference]:
-    """Every accuracy and forgetting, by what it is."""
-    return {
-        f"{what} of `{row.algorithm}` at {row.lr:g}": cell
-        for row in made.rows
-        for what, cell in (("the accuracy", row.acc), ("the forgetting", row.forgetting[made.over]))
-    }
 
 
 def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
@@ -492,6 +482,22 @@ def thesis(lowest: float, highest: float, shown: bool) -> str:
     return f"{helps}, which is the paper's thesis{blind}."
 
 
+def claims_parts(tables: Mapping[str, Comparison]) -> dict[str, str]:
+    """The abstract, the scoreboard and the statistics of each row."""
+    found = read_table(RESULTS / "locality.parquet", ["challenge", "algorithm", "found"], "a table of locality")
+    rows = {name: table_rows(made) for name, made in tables.items()}
+    measured = {name: measured_locality(found, name) for name in tables}
+    claims = [claim for name, own in rows.items() for claim in scoreboard(name, own, measured[name])]
+    counted = [(row, measured[name]) for name, own in rows.items() for row in own if row.published]
+    moved = sorted({row.algorithm for row, classes in counted if classes[row.algorithm] != row.locality})
+    comparable = {name: made for name, made in tables.items() if name in COLUMNS}
+    return {
+        "abstract": abstract(claims, comparable, rows, moved),
+        "board": board(claims, rows, moved),
+        "details": details(rows, measured),
+    }
+
+
 def main() -> None:
     published, own = (results.read(RESULTS / f"rotated-mnist{part}.parquet") for part in ("", "-seed-angles"))
     split_runs = results.read(RESULTS / "split-cifar10.parquet")
@@ -499,7 +505,9 @@ def main() -> None:
     column = COLUMNS["rotated-mnist"]
     is_further = lambda run: column.find_row(*_chosen(run)) in column.extra_rows  # noqa: E731
     relabel(published).plot("distance", HERE / "images" / "reproduction-distance.png")
+    tables = {ROTATED: made, f"{ROTATED}, seed angles": compare(own), "split-cifar10": compare(split_runs)}
     page = TEXT.format(
+        **claims_parts(tables),
         cost=cost(published.where(lambda run: not is_further(run))),
         further=further(published.where(is_further)),
         agreement=agreement(made),

@@ -7,14 +7,13 @@ import math
 import numpy as np
 import polars as pl
 import pytest
-from fake_runs import table1_run
+from fake_runs import published_runs, table1_run
 
 from glocal.paper import claims
 from glocal.paper.claims import TableRow, Values
 from glocal.paper.comparison import compare
 from glocal.paper.scoreboard import Claim, scoreboard
 from glocal.paper.table1 import COLUMNS, SEEDS
-from glocal.store.run import Run
 
 COLUMN = COLUMNS["rotated-mnist"]
 LRS = COLUMN.lrs
@@ -93,24 +92,6 @@ def test_classes_come_from_the_challenge_of_the_same_kind() -> None:
     assert claims.measured_locality(table, "split-cifar10") == {"si": "global"}
 
 
-def published_runs(name: str, standard_errors: float = 0.0) -> list[Run]:
-    """Runs whose means are so many standard errors from the published ones; seeds are ±1 and 0 from their mean.
-
-    Both standard errors: √(s²/4 + 1/5), as the seeds' unbiased variance is 4/4.
-    """
-    runs = []
-    for lr in LRS:
-        cell = COLUMN.published_cell(COLUMN.row(name), lr)
-        assert cell is not None
-        means = [
-            cell[f"{what}_mean"] + standard_errors * math.sqrt(cell[f"{what}_std"] ** 2 / 4 + 1 / 5)
-            for what in ("acc", "forgetting")
-        ]
-        for seed, off in zip(SEEDS, (-1, -1, 0, 1, 1), strict=True):
-            runs.append(table1_run(name, lr, seed, *(mean + off for mean in means)))
-    return runs
-
-
 def test_impostors() -> None:
     """A row passes against itself everywhere, and nowhere ten standard errors away; against another as its z says."""
     same = claims.impostors(compare([*published_runs("er"), *published_runs("si")]))
@@ -179,7 +160,8 @@ def test_verdicts() -> None:
     ]
     lowest, correlated, negative, _, seeds, algorithms, accuracy, distance = found
     assert lowest.measured.verdict == "contradicted: `si`" and "`si` 0.1 (3 of 3 seeds)" in lowest.measured.ours
-    assert lowest.measured.published == "`ewc` 0.001; `ogd` 0.001; `si` 0.1"
+    assert lowest.measured.published == "`ewc` 0.001; `ogd` 0.001; `si` **0.1**"  # against the claim
+    assert negative.measured.published == "`ewc` −3.00; `ogd` −3.00; `si` **+3.00**"
     assert "`agem`" in correlated.paper.verdict and "`agem` +1.00 [+1.00, +1.00]" in correlated.paper.ours
     assert "sgd" not in negative.paper.ours and negative.paper.n == "3 seeds, 2 rows"
     # Published: 3 for all but si's −3; (3 + 3)/2 − (3 + 3 − 3)/3 = 2.

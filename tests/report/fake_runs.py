@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -113,6 +114,25 @@ def table1_run(row: str, lr: float, seed: int, acc: float, forgetting: float, **
         **more,
     )
     return replace(made, config={**made.config, "batch_size": column.batch_size})
+
+
+def published_runs(row: str, standard_errors: float = 0.0, spread: float = 1.0) -> list[Run]:
+    """Five seeds at each learning rate, with means so many standard errors from the published ones.
+
+    Seeds are 0 and ±`spread` from their mean, so their unbiased variance is spread² and the standard error of the
+    difference from the published mean √(s²/4 + spread²/5).
+    """
+    column, runs = COLUMNS["rotated-mnist"], []
+    for lr in column.lrs:
+        cell = column.published_cell(column.row(row), lr)
+        assert cell is not None
+        means = [
+            cell[f"{what}_mean"] + standard_errors * math.sqrt(cell[f"{what}_std"] ** 2 / 4 + spread**2 / 5)
+            for what in ("acc", "forgetting")
+        ]
+        for seed, off in zip(column.seeds, (-1, -1, 0, 1, 1), strict=True):
+            runs.append(table1_run(row, lr, seed, *(mean + spread * off for mean in means)))
+    return runs
 
 
 def sweep(

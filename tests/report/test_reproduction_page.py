@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import polars as pl
 import pytest
-from fake_runs import fake_run
+from fake_runs import fake_run, published_runs
 
 from glocal.paper import results
 from glocal.paper.table1 import COLUMNS
@@ -250,3 +251,36 @@ def test_the_section_on_precision(page: ModuleType, tmp_path: Path) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[:2] for row in rows] == [["| `fp32`", "0.01"], ["| `fp32`", "0.1"], ["| `bf16`", "0.01"]]
     assert "`bf16` differs from `fp32` by +0.00 points right after learning (95 % interval – to –)" in text
+
+
+def test_agreement_is_told_beside_that_of_impostors(page: ModuleType) -> None:
+    """Ten numbers a row. Of seeds that spread by 100 points every mean is within 2 standard errors of any other."""
+    same = page.agreement(page.compare([*published_runs("er"), *published_runs("ewc")]))
+    assert "Of 20 published numbers" in same and "20 are within 2 standard errors of ours. The same rule lets 0" in same
+    assert "0 of 20 numbers pass" in same and "no row passes for another" in same and "mean |Δ| is 0.00" in same
+    assert "| `er` | 10 / 10 | 0 / 10 |" in same and "| `ewc` | 0 / 10 | 10 / 10 |" in same
+    moved = [run for run in published_runs("er", 10.0) if run.lr == 0.1]
+    apart = page.agreement(page.compare([*(run for run in published_runs("er") if run.lr != 0.1), *moved]))
+    assert "8 are within 2 standard errors of ours (not the accuracy of `er` at 0.1 and the forgetting of `er`" in apart
+    vague = page.agreement(page.compare([*published_runs("er", spread=100.0), *published_runs("ewc")]))
+    assert "cannot tell ours of `er` from the published `ewc`: it passes in every cell" in vague
+
+
+def test_the_findings_are_those_of_the_runs(page: ModuleType, tmp_path: Path) -> None:
+    """The published means themselves: forgetting rises in ewc, ogd, agem and er and falls in si, found to be local."""
+    names = ("agem", "er", "si", "ewc", "ogd-published")
+    classes = {name: "local" if name in ("si", "ewc", "ogd-published") else "global" for name in names}
+    table = {"challenge": "rotated-mnist", "algorithm": list(classes), "found": list(classes.values())}
+    pl.DataFrame(table).write_parquet(tmp_path / "locality.parquet")
+    made = page.compare([run for name in names for run in published_runs(name)])
+    parts = page.claims_parts({"rotated-mnist": made})
+    assert "moves `si` to the other class" in parts["abstract"]
+    assert "in 2 of 2 local rows and 2 of 3 global rows." in parts["abstract"]
+    # (4.26 + 9.98) / 2 − (2.87 + 4.85 − 5.86) / 3, and with si among the first three.
+    assert "rotated-mnist: +6.50 [+6.50, +6.50], with measured classes −1.07 [−1.07, −1.07]." in parts["abstract"]
+    assert "50 of 50 of our numbers" in parts["abstract"] and "they differ for `si`" in parts["board"]
+    assert (
+        "| `si` | global | local | 0.1 | 5 of 5 | −0.70 [−0.70, −0.70] | +5.86 [+5.86, +5.86] | 5 | 0 |"
+        in parts["details"]
+    )
+    assert "**reproduced** | −1.07 [−1.07, −1.07], contradicted |" in parts["board"]

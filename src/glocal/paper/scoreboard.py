@@ -97,11 +97,8 @@ def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
         return x.lr <= LOW_LR if (x.lr <= LOW_LR) == (2 * x.seeds_low > x.seeds) else None
 
     found = {row.algorithm: minimum(row.values["forgetting"]) for row in local}
-    published = {
-        row.algorithm: format_lr(min(means, key=means.__getitem__))
-        for row in local
-        for means in [row.published["forgetting"]]
-    }
+    lowest = {row.algorithm: min(means := row.published["forgetting"], key=means.__getitem__) for row in local}
+    published = {name: _against(format_lr(lr), lr > LOW_LR) for name, lr in lowest.items()}
     ours = {name: f"{format_lr(x.lr)} ({x.seeds_there} of {_count(x.seeds, 'seed')})" for name, x in found.items()}
     return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
 
@@ -128,7 +125,7 @@ def _correlations(rows: Rows, statistic: str, holds: Callable[[int], bool | None
 
 
 def _negative(local: Rows, other: Rows) -> Outcome:
-    return _low_minus_high(local, lambda x: {"negative": True, "positive": False}.get(x.sign))
+    return _low_minus_high(local, lambda x: {"negative": True, "positive": False}.get(x.sign), lambda x: x >= 0)
 
 
 def _both_signs(local: Rows, other: Rows) -> Outcome:
@@ -144,10 +141,15 @@ def _random_is_flat(herding: Rows, random: Rows) -> Outcome:
     return _low_minus_high(random, lambda x: x.sign == "not settled")
 
 
-def _low_minus_high(rows: Rows, holds: Callable[[LearningRateTest], bool | None]) -> Outcome:
+def _low_minus_high(
+    rows: Rows,
+    holds: Callable[[LearningRateTest], bool | None],
+    is_against: Callable[[float], bool] = lambda published: False,
+) -> Outcome:
     found = {row.algorithm: _test(row) for row in rows}
     ours = {name: _interval(MeanInterval(x.difference, x.lower, x.upper)) for name, x in found.items()}
-    published = {row.algorithm: signed(low_minus_high(row.published["forgetting"])) for row in rows if row.published}
+    means = {row.algorithm: low_minus_high(row.published["forgetting"]) for row in rows if row.published}
+    published = {name: _against(signed(x), is_against(x)) for name, x in means.items()}
     return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
 
 
@@ -226,6 +228,11 @@ def _for_each(published: Mapping[str, str], ours: Mapping[str, str], marks: Mark
 
 def _size(seeds: Sequence[int], local: Rows, other: Rows) -> str:
     return f"{format_range(seeds, 'seed')}, {len(local)} + {len(other)} rows"
+
+
+def _against(text: str, is_against: bool) -> str:
+    """Set a published mean in bold that is itself against the claim."""
+    return f"**{text}**" if is_against else text
 
 
 def _sign(x: MeanInterval) -> int:
