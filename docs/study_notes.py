@@ -88,6 +88,7 @@ it; dropout alone forgets more than plain SGD.
     "tradeoff": r"""
 The paper says that higher learning rates make networks more plastic, and that global algorithms gain more by it,
 since local ones pay with forgetting. Changes are from the two lowest learning rates to the two highest, in points.
-The best final accuracy and its learning rate are chosen on test data.
+The best final accuracy and its learning rate are chosen on test data. The verdict counts all rows, with the paper's
+classes; [the claims](#the-papers-claims-each-tested) are tested on the paper's rows, and with the measured classes too.
 """,
 }

@@ -112,13 +112,17 @@ def test_exponents_are_of_the_rate_they_stand_beside(rows: pl.DataFrame) -> None
 
 def test_the_summary_follows_the_rows(rows: pl.DataFrame) -> None:
     low, is_global = pl.col("lr") == 0.02, pl.col("locality") == "global"
-    grown = rows.filter(ray=False).with_columns(error=pl.when(low | is_global).then(0.1).otherwise(1.0))
+    grown = rows.filter(ray=False).with_columns(
+        error=pl.when(low | is_global).then(0.1).otherwise(1.0), true=pl.lit(2.0)
+    )
     summary = STUDY.summarize(grown)
     (ewc,) = (row for row in summary.table if row["approximation"] == "ewc")
     assert (ewc["error at 0.02"], ewc["error at 0.2"], ewc["growth"]) == pytest.approx((0.1, 1.0, 10.0))
     assert "10-fold for local algorithms and 1-fold for global ones" in summary.verdict and "agrees" in summary.verdict
     opposite = grown.with_columns(error=pl.when(low | ~is_global).then(0.1).otherwise(1.0))
     assert "does not agree" in STUDY.summarize(opposite).verdict
+    void = STUDY.summarize(grown.with_columns(true=pl.col("error") / 0.95)).verdict  # \hat L_o is 5 % of the loss
+    assert "at 0.2 it is 95 % and 95 % of that loss" in void and "agree" not in void
 
 
 def test_diverged_runs_are_marked_in_the_figure(rows: pl.DataFrame) -> None:

@@ -95,7 +95,7 @@ def test_the_summary_follows_the_rows(rows: pl.DataFrame) -> None:
     near = rows.with_columns(measured=pl.lit(1.0), predicted=pl.when(low).then(1.1).otherwise(3.0))
     summary = STUDY.summarize(near)
     assert [row["relative error"] for row in summary.table[:2]] == pytest.approx([0.1, 2.0])
-    assert "agrees" in summary.verdict
+    assert "agrees" in summary.verdict and "predicts E(T) = 1.1 where 1 is measured" in summary.verdict
     opposite = STUDY.summarize(near.with_columns(predicted=pl.when(low).then(4.0).otherwise(1.5)))
     assert "does not agree" in opposite.verdict
     assert (opposite.table[0]["E(T), predicted"], opposite.table[0]["E(T), measured"]) == (4.0, 1.0)

@@ -61,13 +61,17 @@ def test_a_file_of_results_will_do(tmp_path: Path, capsys: pytest.CaptureFixture
     assert labels == {f"{row['algorithm']} ({row['locality']})" for row in read_table(RESULTS).to_dicts()}
 
 
-def made_up(gain: float, diverged: bool = False) -> pl.DataFrame:
-    """From low learning rates to high, the global algorithm ends `gain` points higher, and the local one the same."""
+def made_up(gain: float, diverged: bool = False, spread: float = 0.0) -> pl.DataFrame:
+    """From low learning rates to high, the global algorithm ends `gain` points higher, and the local one the same.
+
+    Seed 1 gains `spread` less and seed 2 so much more.
+    """
     rows: list[Row] = []
     for name, locality, rise in (("er", "global", gain), ("ewc", "local", 0.0)):
         for lr in (0.1, 0.2, 0.3, 0.4):
             for seed in (1, 2):
                 number = np.nan if diverged and (name, lr, seed) == ("ewc", 0.4, 2) else 50 + rise * (lr > 0.15)
+                number += spread * (2 * seed - 3) * (lr > 0.15) * (name == "er")
                 who: Row = {"challenge": "rotated-digits", "algorithm": name, "locality": locality}
                 who |= {"lr": lr, "seed": seed}
                 rows.append(who | dict.fromkeys(("acc", "forgetting", "learning_accuracy"), number))
@@ -80,8 +84,13 @@ def test_the_verdict_follows_the_rows() -> None:
     changes = [{row["algorithm"]: row["Δ final accuracy"] for row in summary.table} for summary in (up, down)]
     assert changes == [{"er": 4.0, "ewc": 0.0}, {"er": -4.0, "ewc": 0.0}]
     assert "agrees" in up.verdict and "does not agree" in down.verdict
+    assert "over 2 seeds with its 95 % interval, is +4.00 [+4.00, +4.00]: agrees" in up.verdict
+    # Seeds differ by ±1 from 4: a standard error of 1, and t = 12.71.
+    unclear = STUDY.summarize(made_up(8.0, spread=2.0)).verdict
+    assert "is +4.00 [-8.71, +16.71]: not settled" in unclear and "agree" not in unclear
     assert (up.table[0]["best final accuracy"], up.table[0]["at lr"]) == (58.0, 0.2)
-    assert "1 of 16 runs diverged" in STUDY.summarize(made_up(8.0, diverged=True)).verdict
+    lost = STUDY.summarize(made_up(8.0, diverged=True)).verdict
+    assert "1 of 16 runs diverged" in lost and "one seed gives no interval" in lost
     gone = made_up(8.0).filter((pl.col("algorithm") != "er") | pl.col("lr").is_in([0.1, 0.2]))
     assert np.isnan(float(STUDY.summarize(gone).table[0]["Δ final accuracy"]))
     assert STUDY.summarize(made_up(1.0).filter(lr=0.1)).table == []

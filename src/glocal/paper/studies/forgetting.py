@@ -98,8 +98,10 @@ class RecursionStudy(RecordedStudy):
         gap = exactness_gap(rows.filter(network="linear", kind="pair"))
         verdict = (
             f"The median relative error of the prediction is {errors[0]:.2g} at the lowest learning rate and "
-            f"{errors[-1]:.2g} at the highest: {agreement(errors[0] < errors[-1])} that it holds while learning is "
-            f"local. On quadratic losses it is {'exact' if gap < MAX_ROUNDING else 'not exact'} (error {gap:.1g})."
+            f"{errors[-1]:.2g} at the highest: {agreement(errors[0] < errors[-1])} that it is better where learning is "
+            f"local. At the lowest rate it predicts E(T) = {table[0]['E(T), predicted']:.2g} where "
+            f"{table[0]['E(T), measured']:.2g} is measured. "
+            f"On quadratic losses it is {'exact' if gap < MAX_ROUNDING else 'not exact'} (error {gap:.1g})."
         )
         return Summary(table, verdict)
 

@@ -20,9 +20,18 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from glocal.metrics import END_LRS, accuracy_of, average_accuracy, average_forgetting, learning_accuracy, summary
+from glocal.metrics import (
+    END_LRS,
+    accuracy_of,
+    average_accuracy,
+    average_forgetting,
+    learning_accuracy,
+    low_minus_high_by_seed,
+    summary,
+)
 from glocal.networks import mlp
 from glocal.paper import table1
+from glocal.paper.claims import interaction_by_seed
 from glocal.paper.studies import common
 from glocal.paper.studies.common import agreement, curve, distinct, diverged_note, mean, of_columns
 from glocal.paper.study import Context, Row, Summary, WorkItem
@@ -164,13 +173,29 @@ class Tradeoff:
         gain = {kind: mean(own, "Δ final accuracy") for kind, own in by_kind.items()}
         verdict = (
             f"From the {count} lowest learning rates to the {count} highest the final accuracy of global algorithms "
-            f"changes by {gain['global']:+.1f} points and that of local ones by {gain['local']:+.1f}: "
-            f"{agreement(gain['global'] > gain['local'])}."
+            f"changes by {gain['global']:+.1f} points and that of local ones by {gain['local']:+.1f}"
+            f"{_difference(rows)}."
         )
         return Summary(table, verdict + diverged_note(rows, "acc"))
 
 
 STUDIES = (Stability(), Tradeoff())
+
+
+def _difference(rows: pl.DataFrame) -> str:
+    """Compare the change of global algorithms with that of local ones, paired by seed; needs all four rates."""
+    lrs, sides = distinct(rows, "lr"), []
+    for kind in ("global", "local"):
+        parts = rows.filter(pl.col("acc").is_finite(), locality=kind).partition_by("algorithm")
+        values = [{lr: dict(own.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs} for own in parts]
+        sides.append([own for own in values if len(lrs) >= 2 * END_LRS and low_minus_high_by_seed(own)])
+    if not all(sides):
+        return ""
+    found, seeds = interaction_by_seed(*sides)
+    if seeds < 2:
+        return ": one seed gives no interval"
+    settled = agreement(found.low > 0) if found.low > 0 or found.high < 0 else "not settled"
+    return f". The difference, over {seeds} seeds with its 95 % interval, is {found}: {settled}"
 
 
 def _draw_curve(axes: Axes, rows: pl.DataFrame, name: str, style: LineStyle, lrs: list[float]) -> np.ndarray:
