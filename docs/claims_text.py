@@ -24,14 +24,15 @@ with the published angles and with angles drawn from the seed, and on Split CIFA
 
 {findings}"""
 BOARD_NOTE = """*Published*: the same statistic of the published means; bold if they are themselves against the claim.
-*Measured classes*: those that the experiment on Definition 3.1 finds ([locality](#locality)), instead of the paper's;
+*Measured classes*: those that the experiment on Definition 3.1 finds
+([locality](reproduction/studies.md#locality)), instead of the paper's;
 {moved}. *Low − high*: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed.
 *ρ*: Spearman's rank correlation with the learning rate for each seed, averaged. Brackets: 95 % t-intervals over seeds,
 not corrected for the number of rows. The difference between local and global rows is tested with seeds as units, which
 says whether other seeds of these algorithms would show it, and with algorithms as units, by an exact permutation of the
 classes, which says whether other algorithms would. A claim on every row is contradicted by one. {diverged} The tests
 are not independent: both columns of Rotated-MNIST have the same data and seeds. The row `ogd-published` is nearly plain
-SGD: see [OGD and OGD-GTL](#ogd-and-ogd-gtl)."""
+SGD: see [OGD and OGD-GTL](reproduction/rotated-mnist.md#ogd-and-ogd-gtl)."""
 ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Lowest at*: the learning
 rate of the lowest mean forgetting, and how many seeds have their minimum there. It and ρ count the *seeds* that
 finished at all learning rates; low − high needs four of the rates."""

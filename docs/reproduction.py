@@ -1,4 +1,6 @@
-"""Makes docs/reproduction.md and its figures from the files in results/. Nothing is trained.
+"""Makes docs/reproduction.md, the pages in docs/reproduction and their figures from the files in results/.
+
+Nothing is trained.
 
 python docs/reproduction.py
 """
@@ -6,21 +8,25 @@ python docs/reproduction.py
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, get_args
 
+from matplotlib.figure import Figure
+
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
 from glocal.paper import STUDIES, get_study, results
 from glocal.paper.claims import measured_locality, table_rows
-from glocal.paper.comparison import Comparison, compare, paper_layout, relabel, render
+from glocal.paper.comparison import MAX_Z, Comparison, compare, paper_layout, relabel, render
 from glocal.paper.scoreboard import scoreboard
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import Precision
+from glocal.report.style import FAINT, save_figure
 from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 
@@ -40,22 +46,33 @@ TEXT = """# The paper's tables and figures, made again
 
 {board}
 
-## Contents
+## Ours and the published numbers
 
-`python docs/reproduction.py` makes this page from [results](../results), and every number on it but where it says
-otherwise.
+![Ours minus the published numbers](images/reproduction-differences.png)
 
-{contents}
-
-## The rows behind the claims
-
-{details}
+Every number of Table 1, ours minus the published one, with 2 standard errors on either side. Where we have one seed,
+its standard error is made of the published deviation.
 
 ## Table 1
 
 {side}
 
-## Rotated-MNIST
+{seeds}
+
+## More
+
+`python docs/reproduction.py` makes these pages from [results](../results), and every number on them but where they say
+otherwise.
+
+{contents}
+
+{missing}"""
+PAGES = {
+    "claims-by-row": """# The rows behind the claims
+
+{details}
+""",
+    "rotated-mnist": """# Rotated-MNIST
 
 Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, five seeds, the published hyperparameters
 and the published angles. The paper has no row of iCaRL here, and neither have we. Rows were trained side by side on one
@@ -71,8 +88,8 @@ GPU: their seconds count what they waited for each other. {cost} Trained by `glo
 ## OGD and OGD-GTL
 
 The published OGD row is what `ogd-published` computes: its gradients are, but for one direction a task, plain SGD's.
-Theorem 5.1 is about `ogd`, which keeps the gradients of all outputs, and which [ogd-gtl](#ogd-gtl) below compares with
-the paper's cheaper OGD-GTL, those of the true labels' outputs. {orthogonal}
+Theorem 5.1 is about `ogd`, which keeps the gradients of all outputs, and which [ogd-gtl](studies.md#ogd-gtl) compares
+with the paper's cheaper OGD-GTL, those of the true labels' outputs. {orthogonal}
 
 ## With angles from the seed alone
 
@@ -80,8 +97,25 @@ The same grid where all algorithms meet the same angles, drawn from the seed: ou
 cell. {seed_cost} Over all T tasks, as the paper's formula has it, forgetting is {over_all} of what stands here.
 
 {own}
+""",
+    "split-cifar10": "{split_cifar10}",
+    "split-tinyimagenet": "{split_tinyimagenet}",
+    "precision": "{precision}",
+    "studies": """# The paper's other experiments
 
-{split}{precision}{studies}{missing}"""
+The experiments on this page were measured on one GPU, up to ten of them, or of the parts of one, at a time: their
+seconds count what they waited for each other.
+
+{studies}""",
+}
+"""Pages in docs/reproduction; one without results is not written."""
+ABOUT = {
+    "claims-by-row": "minimum, correlation and low − high of every row",
+    "rotated-mnist": "Table 1 beside its published numbers, OGD and OGD-GTL, and the same with angles from the seed",
+    "split-cifar10": "Table 1 beside its published numbers",
+    "split-tinyimagenet": "short runs, and what Table 1 would cost",
+    "precision": "accuracies with fp32, tf32 and bf16",
+}
 
 SPLIT = {
     "split-cifar10": """Five tasks of two classes, fifty epochs each, batch 32, ResNet-18 of 11,173,962 parameters in
@@ -92,15 +126,7 @@ trained later than the others, by version 0.2.0, whose steps draw other random n
 images each, three epochs: short runs, which show that every row of the table trains, and what the whole column would
 cost.""",
 }
-COLUMN_TITLES = {
-    "split-cifar10": "Table 1 beside its published numbers",
-    "split-tinyimagenet": "short runs, and what Table 1 would cost",
-}
-BESIDE = """The experiments that follow were measured on one GPU, up to ten of them, or of the parts of one, at a time:
-their seconds count what they waited for each other.
-
-"""
-PRECISION = """## Precision
+PRECISION = """# Precision
 
 Split CIFAR-10 by plain SGD with three epochs a task, multiplied as `--precision` says: `glocal paper table1 --challenge
 split-cifar10 --algorithms sgd --epochs 3 --lrs {rates} --seeds {seeds} --precision …`. {cost}
@@ -113,8 +139,7 @@ split-cifar10 --algorithms sgd --epochs 3 --lrs {rates} --seeds {seeds} --precis
 EXACT = "fp32"
 MEANS = """Means over seeds, in percent. Differences are taken at the same learning rate and seed, and their intervals
 over seeds: of few seeds they only tell what a precision may cost at most. The split challenges are trained with
-`bf16`, the fastest; that the published numbers of Split CIFAR-10 agree, which were not multiplied so, is the stronger
-evidence for it."""
+`bf16`, the fastest, because of these differences alone; the agreement with published numbers is no argument for it."""
 FILLING = ("ogd", "ogd-ave", "ogd-gtl")
 """Algorithms whose steps are slower the more they remember."""
 DIVERGED = """Why `laplace` and `optimal-soft` diverge at high rates: a step on a quadratic of curvature λ is stable
@@ -137,7 +162,7 @@ def split(challenge: str) -> str:
         return ""
     runs = results.read(file)
     made = compare(runs)
-    parts = [f"## {challenge}", f"{SPLIT[challenge]} {cost(runs)}"]
+    parts = [f"# {challenge}", f"{SPLIT[challenge]} {cost(runs)}"]
     if any(row.acc.z is not None for row in made.rows):
         parts += [agreement(made), *by_more_seeds(runs, made)]
     if challenge in MEASURED:
@@ -335,16 +360,47 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def contents() -> str:
-    """A line for each section, in the page's order."""
-    tables = {"The rows behind the claims": "minimum, correlation and low − high of every row"}
-    tables |= {"Table 1": "ours, in the paper's layout", "Rotated-MNIST": "Table 1 beside its published numbers"}
-    tables["OGD and OGD-GTL"] = "the published row, SGD, and OGD-GTL"
-    tables["With angles from the seed alone"] = "our own Table 1"
-    tables |= {name: about for name, about in COLUMN_TITLES.items() if table_of(name).exists()}
-    if (RESULTS / "precision.parquet").exists():
-        tables["Precision"] = "accuracies with fp32, tf32 and bf16"
-    tables |= {name: title for name, title in ((n, e.title) for n, e in STUDIES.items()) if table_of(name).exists()}
-    return "\n".join(f"- [{name}](#{name.lower().replace(' ', '-')}): {about}" for name, about in tables.items())
+    """A line for each other page that has results, and one for each study."""
+    lines = [f"- [{name}](reproduction/{name}.md): {about}" for name, about in ABOUT.items() if _has_results(name)]
+    studies = {name: experiment.title for name, experiment in STUDIES.items() if table_of(name).exists()}
+    return "\n".join([*lines, *(f"- [{n}](reproduction/studies.md#{n}): {title}" for n, title in studies.items())])
+
+
+def _has_results(page: str) -> bool:
+    return page in ("claims-by-row", "studies") or (RESULTS / f"{page}.parquet").exists()
+
+
+def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
+    """Draw our numbers minus the published ones, with 2 standard errors, a panel for each column and measure."""
+
+    def fill(figure: Figure) -> None:
+        figure.set_size_inches(9.6, 6.4)
+        panels = figure.subplots(1, 2 * len(tables))
+        for i, (name, made) in enumerate(tables.items()):
+            rows = [row for row in made.rows if row.acc.published is not None]
+            for axes, measure in zip(panels[2 * i : 2 * i + 2], ("ACC", "FGT"), strict=True):
+                cells = [row.acc if measure == "ACC" else row.forgetting["t-1"] for row in rows]
+                differences, errors = ([getattr(c, part) for c in cells] for part in ("difference", "standard_error"))
+                places = range(len(rows))
+                axes.axvline(0, color=FAINT, linewidth=0.9)
+                for place, difference, error in zip(places, differences, errors, strict=True):
+                    colour = "C3" if abs(difference) > MAX_Z * error else "C0"
+                    axes.errorbar(difference, place, xerr=MAX_Z * error, fmt="o", markersize=3, color=colour)
+                axes.set(title=f"{name}: {measure}", xlabel="ours − published (points)")
+                axes.set_yticks(places, [f"{row.algorithm} {row.lr:g}" for row in rows] if measure == "ACC" else [])
+                axes.invert_yaxis()
+                axes.tick_params(labelsize=7)
+
+    return save_figure(fill, path)
+
+
+def seeds_sentence(tables: Mapping[str, Comparison]) -> str:
+    """Say how many seeds the cells have."""
+    parts = []
+    for name, made in tables.items():
+        counts = Counter(row.seeds for row in made.rows)
+        parts.append(f"{name}: " + ", ".join(f"{counts[n]} cells with {n}" for n in sorted(counts)))
+    return f"Seeds: {'; '.join(parts)}."
 
 
 def missing() -> str:
@@ -506,25 +562,31 @@ def main() -> None:
     is_further = lambda run: column.find_row(*_chosen(run)) in column.extra_rows  # noqa: E731
     relabel(published).plot("distance", HERE / "images" / "reproduction-distance.png")
     tables = {ROTATED: made, f"{ROTATED}, seed angles": compare(own), "split-cifar10": compare(split_runs)}
-    page = TEXT.format(
-        **claims_parts(tables),
-        cost=cost(published.where(lambda run: not is_further(run))),
-        further=further(published.where(is_further)),
-        agreement=agreement(made),
-        published=render(made, "markdown"),
-        diverged=f"\n{DIVERGED}" if any(run.diverged is not None for run in published) else "",
-        orthogonal=f"{orthogonal(made, published)}\n\n{by_rates(compare(split_runs), split_runs)}".strip(),
-        seed_cost=cost(own),
-        over_all=f"{own[0].tasks - 1}/{own[0].tasks}",
-        own=render(compare(own, published=False), "markdown"),
-        contents=contents(),
-        side=paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
-        split="".join(split(challenge) for challenge in SPLIT),
-        precision=precision(),
-        studies=BESIDE + "".join(study(name) for name in STUDIES),
-        missing=missing(),
-    )
-    (HERE / "reproduction.md").write_text(page.rstrip() + "\n")
+    comparable = {name: table for name, table in tables.items() if name in COLUMNS}
+    draw_differences(comparable, HERE / "images" / "reproduction-differences.png")
+    parts = claims_parts(tables) | {
+        "cost": cost(published.where(lambda run: not is_further(run))),
+        "further": further(published.where(is_further)),
+        "agreement": agreement(made),
+        "published": str(render(made, "markdown")),
+        "diverged": f"\n{DIVERGED}" if any(run.diverged is not None for run in published) else "",
+        "orthogonal": f"{orthogonal(made, published)}\n\n{by_rates(tables['split-cifar10'], split_runs)}".strip(),
+        "seed_cost": cost(own),
+        "over_all": f"{own[0].tasks - 1}/{own[0].tasks}",
+        "own": str(render(compare(own, published=False), "markdown")),
+        "contents": contents(),
+        "side": paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
+        "seeds": seeds_sentence(comparable),
+        **{name.replace("-", "_"): split(name) for name in SPLIT},
+        "precision": precision(),
+        "studies": "".join(study(name) for name in STUDIES),
+        "missing": missing(),
+    }
+    (HERE / "reproduction.md").write_text(TEXT.format(**parts).rstrip() + "\n")
+    (HERE / "reproduction").mkdir(exist_ok=True)
+    for name, text in PAGES.items():
+        if page := text.format(**parts).strip().replace("](images/", "](../images/"):
+            (HERE / "reproduction" / f"{name}.md").write_text(f"{page}\n")
 
 
 if __name__ == "__main__":

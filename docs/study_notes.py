@@ -1,4 +1,4 @@
-"""Prose for the studies of docs/reproduction.md: what the paper says, how to read the table, and caveats.
+"""Prose for docs/reproduction/studies.md: what the paper says, how to read the table, and caveats.
 
 The verdicts and tables on the page are computed; these notes are written by hand about the tables in results/.
 """
@@ -89,6 +89,7 @@ it; dropout alone forgets more than plain SGD.
 The paper says that higher learning rates make networks more plastic, and that global algorithms gain more by it,
 since local ones pay with forgetting. Changes are from the two lowest learning rates to the two highest, in points.
 The best final accuracy and its learning rate are chosen on test data. The verdict counts all rows, with the paper's
-classes; [the claims](#the-papers-claims-each-tested) are tested on the paper's rows, and with the measured classes too.
+classes; [the claims](../reproduction.md#the-papers-claims-each-tested) are tested on the paper's rows, and with the
+measured classes too.
 """,
 }
