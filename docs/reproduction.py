@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from claims_text import abstract, agreement, board, compared, details  # noqa: E402
+from other_findings import findings  # noqa: E402
 from study_notes import NOTES  # noqa: E402
 
 RESULTS = HERE.parent / "results"
@@ -45,6 +46,10 @@ TEXT = """# The paper's tables and figures, made again
 ## The paper's claims, each tested
 
 {board}
+
+## What else the results show
+
+{findings}
 
 ## Ours and the published numbers
 
@@ -565,6 +570,7 @@ def main() -> None:
     comparable = {name: table for name, table in tables.items() if name in COLUMNS}
     draw_differences(comparable, HERE / "images" / "reproduction-differences.png")
     parts = claims_parts(tables) | {
+        "findings": findings(published, RESULTS),
         "cost": cost(published.where(lambda run: not is_further(run))),
         "further": further(published.where(is_further)),
         "agreement": agreement(made),

@@ -1,0 +1,97 @@
+"""Text of docs/reproduction.md on what the results show besides the paper's claims. Every number is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from glocal.metrics import confidence_interval, summary
+from glocal.paper.studies.common import column, distinct, median, rank_correlation
+from glocal.paper.study import read_table
+from glocal.store.run import Run
+
+SHOWN_EPSILON = 0.1
+
+
+def findings(runs: Sequence[Run], results: Path) -> str:
+    """Return a list of findings; `runs` are those of Table 1 on Rotated-MNIST."""
+    texts = [optimal_against_replay(runs), farther_is_not_worse(runs), assumption(results), stable_sgd(results)]
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def optimal_against_replay(runs: Sequence[Run]) -> str:
+    """Compare the paper's optimal local objective with replay at every learning rate at which it is stable."""
+    acc = {(_name(run), run.lr, run.seed): 100 * summary(run)["acc"] for run in runs}
+    better, compared, unstable = [], [], []
+    for lr in sorted({run.lr for run in runs}):
+        pairs = [(acc["optimal-soft", lr, s], acc["er", lr, s]) for n, r, s in acc if (n, r) == ("optimal-soft", lr)]
+        gain = np.array([ours - other for ours, other in pairs])
+        gain = gain[np.isfinite(gain)]
+        if len(gain) < 2:
+            unstable.append(f"{lr:g}")
+            continue
+        low, high = confidence_interval(gain.tolist())
+        compared.append(f"{gain.mean():+.1f} [{low:+.1f}, {high:+.1f}] at {lr:g}")
+        better.append(low > 0)
+    verdict = "beats" if all(better) else "does not always beat"
+    size = {_name(run): run.info["cost"]["memory_bytes"] for run in runs}
+    return (
+        f"The paper's optimal local objective (`optimal-soft`) {verdict} replay (`er`) where it is stable: final "
+        f"accuracy {', '.join(compared)}, over seeds. It has {size['optimal-soft'] / size['er']:.1f} times the memory "
+        f"and, as published, other angles. It diverges at {' and '.join(unstable) or 'no rate'}, where "
+        "[implicit](experiments/implicit.md) asks why, at equal memory and angles."
+    )
+
+
+def farther_is_not_worse(runs: Sequence[Run]) -> str:
+    """Correlate distance and forgetting over algorithms, at each learning rate."""
+    parts = []
+    for lr in sorted({run.lr for run in runs}):
+        own = [run for run in runs if run.lr == lr and run.diverged is None]
+        names = sorted({_name(run) for run in own})
+        means = [np.mean([_travel(run) for run in own if _name(run) == name], axis=0) for name in names]
+        distance, forgetting = np.array(means).T
+        parts.append(f"{rank_correlation(distance, forgetting):+.2f} at {lr:g}")
+    return (
+        "Across algorithms at one learning rate, the distance that a task moves the parameters does not tell by itself "
+        f"how much is forgotten: rank correlations {', '.join(parts)}, over up to {len({_name(r) for r in runs})} "
+        "algorithms."
+    )
+
+
+def assumption(results: Path) -> str:
+    """Say when the locality assumption breaks."""
+    rows = read_table(results / "epsilon-region.parquet", ["kind", "epsilon", "lr", "learnt"])
+    breaks = rows.filter(kind="break", epsilon=SHOWN_EPSILON)
+    tasks = [median(column(breaks.filter(lr=lr), "learnt")) for lr in distinct(breaks, "lr")]
+    return (
+        f"With ε = {SHOWN_EPSILON:g} the paper's locality assumption breaks early at every learning rate: after "
+        f"{min(tasks):.1f} to {max(tasks):.1f} tasks of plain SGD (medians over seeds)."
+    )
+
+
+def stable_sgd(results: Path) -> str:
+    """Say which part of stable SGD reduces forgetting."""
+    rows = read_table(results / "stable-sgd.parquet", ["algorithm", "t", "forgetting", "lr"])
+    final = rows.filter(rows["t"] == rows["t"].max())
+    mean = {name: float(np.nanmean(column(final.filter(algorithm=name), "forgetting"))) for name in REGIMES}
+    return (
+        "Stable SGD forgets less because its learning rate decays: averaged over learning rates and seeds, plain SGD "
+        f"forgets {mean['plastic']:.1f} points, with dropout alone {mean['dropout alone']:.1f}, with decay alone "
+        f"{mean['decay alone']:.1f}, with both {mean['stable']:.1f}."
+        if mean["decay alone"] < mean["plastic"] <= mean["dropout alone"]
+        else f"Forgetting of the parts of stable SGD, in points: {', '.join(f'{k} {v:.1f}' for k, v in mean.items())}."
+    )
+
+
+REGIMES = ("plastic", "dropout alone", "decay alone", "stable")
+
+
+def _name(run: Run) -> str:
+    return str(run.config["algorithm"]["name"])
+
+
+def _travel(run: Run) -> tuple[float, float]:
+    return float(np.mean(run.arrays["update_norm"][1:])), summary(run)["forgetting"]
