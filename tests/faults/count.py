@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -319,6 +320,7 @@ def main() -> None:
     print(report(outcomes))
     if chosen.write:
         chosen.write.write_text(PAGE.format(table=report(outcomes)))
+    sys.exit(any(outcome.lost for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from count import count, create_together, damaged_checkpoints, damaged_files, failing_calls, killed
+from count import count, create_together, damaged_checkpoints, damaged_files, failing_calls
 from outcome import Outcome
-from workers import killed_pair, signalled
 
 
 @pytest.mark.parametrize(
@@ -18,13 +20,20 @@ from workers import killed_pair, signalled
         (create_together, 16),
         *(
             pytest.param(group, cases, marks=pytest.mark.slow)
-            for group, cases in (
-                *((failing_calls, 150), (damaged_files, 3_000), (damaged_checkpoints, 150), (killed, 60)),
-                *((signalled, 9), (killed_pair, 1)),
-            )
+            for group, cases in ((failing_calls, 100), (damaged_files, 2_000), (damaged_checkpoints, 100))
         ),
     ],
 )
 def test_nothing_is_lost(group: Callable[[int], Outcome], cases: int) -> None:
     outcome = count(group, cases)
-    assert outcome.tried >= (cases + 1) // 2 and not outcome.lost
+    assert outcome.tried >= cases // 2 and not outcome.lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "cases"), [("killed", 40), ("signalled", 9), ("killed_pair", 1)])
+def test_nothing_is_lost_by_signals(group: str, cases: int) -> None:
+    """In a process of its own: one that has trained by autograd before cannot be forked."""
+    script = Path(__file__).with_name("count.py")
+    command = [sys.executable, str(script), "--only", group, "--cases", str(cases)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0 and f"{cases} cases of {group}" in result.stdout, result.stdout + result.stderr

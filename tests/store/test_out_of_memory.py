@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 import signal
-import warnings
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,23 +95,26 @@ def test_halves_go_on_from_the_checkpoint(
     assert not list((tmp_path / "halved" / "cohorts").glob("[!.]*"))
 
 
-def test_a_cohort_whose_processes_are_killed_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import glocal
+from glocal.sweeps import resume
+from test_out_of_memory import QUICK, fail_above, noise
+
+resume.train = fail_above(2, None, lambda: os.kill(os.getpid(), signal.SIGKILL), [])
+glocal.sweep(noise(), ["sgd"], [0.1, 0.2], [1, 2], store=sys.argv[2], **QUICK)
+"""
+
+
+@pytest.mark.slow
+def test_a_cohort_whose_processes_are_killed_is_halved(tmp_path: Path) -> None:
     """The kernel kills a process that needs too much memory: here, one that trains more than two runs together."""
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "killed")]
+    statuses = [subprocess.run(command, stderr=subprocess.DEVNULL).returncode for _ in range(3)]
+    assert statuses == [-signal.SIGKILL, -signal.SIGKILL, 0]
     wanted: Any = (noise(), ["sgd"], [0.1, 0.2], [1, 2])
     whole = glocal.sweep(*wanted, store=tmp_path / "whole", **QUICK)
-    monkeypatch.setattr(resume, "train", fail_above(2, None, lambda: os.kill(os.getpid(), signal.SIGKILL), []))
-
-    def sweep() -> None:
-        warnings.simplefilter("ignore")
-        glocal.sweep(*wanted, store=tmp_path / "killed", **QUICK)
-
-    statuses: list[int | None] = []
-    while not statuses or (statuses[-1] != 0 and len(statuses) < 5):
-        process = multiprocessing.get_context("fork").Process(target=sweep)
-        process.start()
-        process.join()
-        statuses.append(process.exitcode)
-    assert statuses == [-signal.SIGKILL, -signal.SIGKILL, 0]
     for one, other in zip(whole, glocal.sweep(*wanted, store=tmp_path / "killed", **QUICK), strict=True):
         assert other.info["cost"]["cohort_runs"] == 2
         for name, array in one.arrays.items():
