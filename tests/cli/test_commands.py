@@ -116,6 +116,19 @@ def test_table_as_json_and_csv_agree(store: Path, capsys: pytest.CaptureFixture[
     assert [float(r["acc_mean"]) for r in table] == pytest.approx([r["acc_mean"] for r in rows])
 
 
+def test_where_selects_runs(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["table", str(store), "--where", "algorithm=er", "lr>=0.1", "seed=2", "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["algorithm"], row["lr"], row["seeds"]) == ("er", 0.2, 1)
+    figure = tmp_path / "figure.svg"
+    assert main(["plot", str(store), "--where", "algorithm=er", "-o", str(figure)]) == 0
+    assert "er (global)" in figure.read_text() and "ewc" not in figure.read_text()
+    for command in ("table", "plot"):
+        assert main([command, str(store), "--where", "algorithm=er", "lr>0.2"]) == 2
+        assert "none of the 8 runs" in capsys.readouterr().err
+
+
 def test_class_and_task_incremental_from_the_same_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     found = {}

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from glocal.cli.common import OUTPUT, Device, command, print_rendered
 from glocal.errors import require
+
+if TYPE_CHECKING:
+    from glocal.store.run import Runs
+
+WHERE_HELP = (
+    "Show only runs that meet all of these, such as algorithm=er,ewc 'lr>=0.01' seed!=11. Operators: = != < <= > >=. "
+    "Names: challenge, algorithm, label, locality, setting, network, optimizer, lr, seed, tasks, epochs, batch_size, "
+    "precision, and options of algorithms and optimizers, such as slots."
+)
+Where = Annotated[tuple[str, ...], arg(metavar="CONDITION ...", help=WHERE_HELP)]
+
+
+def load_where(store: Path, conditions: tuple[str, ...]) -> Runs:
+    """Return the runs of a store that meet conditions; raise if it has runs, but none of these."""
+    from glocal.store.store import load
+
+    runs = load(store)
+    kept = runs.where(*conditions)
+    message = f"none of the {len(runs)} runs in '{store}' meets {' and '.join(map(repr, conditions))}; change --where."
+    require(bool(kept) or not runs, message)
+    return kept
 
 
 @command
@@ -45,6 +66,7 @@ class Table:
 
     store: Positional[Path] = Path("runs")
     """The store to read."""
+    where: Where = ()
     format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
     """Output format."""
     forgetting: Literal["t-1", "t"] = "t-1"
@@ -56,9 +78,8 @@ class Table:
 
     def __call__(self) -> None:
         from glocal.report.summary import View, render
-        from glocal.store.store import load
 
-        runs = load(self.store)
+        runs = load_where(self.store, self.where)
         require(bool(runs) or self.format != "rich", f"the store '{self.store}' has no finished run yet.")
         print_rendered(render(runs, self.format, View(self.forgetting, self.scope, self.measure)))
 
@@ -76,16 +97,15 @@ class Plot:
 
     store: Positional[Path] = Path("runs")
     """The store to read."""
+    where: Where = ()
     kind: str = "forgetting"
     """Name of the figure."""
     output: Annotated[Path | None, OUTPUT] = None
     """File to write: .png, .pdf or .svg (default: KIND.png)."""
 
     def __call__(self) -> None:
-        from glocal.store.store import load
-
         path = self.output or Path(f"{self.kind}.png")
-        print(f"Wrote {load(self.store).plot(self.kind, path)}")
+        print(f"Wrote {load_where(self.store, self.where).plot(self.kind, path)}")
 
 
 @command

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 EXPLOSION = 10.0
 """An objective, or an update of the parameters, that is more than this many times too large is an explosion."""
 
+SETTINGS = (
+    *("challenge", "algorithm", "label", "locality", "setting", "network", "optimizer"),
+    *("lr", "seed", "tasks", "epochs", "batch_size", "precision"),
+)
+"""Names of what every run has in `Run.settings`. 'algorithm' is its registered name, 'label' what tables show."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -75,6 +81,18 @@ class Run:
     def after(self) -> int:
         """The number of tasks of the run that this one goes on from, 0 if it started from the initialisation."""
         return int(self.config.get("parent", {"after": 0})["after"])
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What was chosen for the run, by names: `SETTINGS`, and the options of its algorithm and optimiser."""
+        config = self.config
+        optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
+        named = {name: config[name]["name"] for name in ("challenge", "algorithm", "network")}
+        named |= {name: getattr(self, name) for name in ("locality", "setting", "lr", "seed", "tasks")}
+        named |= {"label": self.algorithm, "optimizer": optimizer["name"], "precision": config.get("precision", "fp32")}
+        named |= {name: config[name] for name in ("epochs", "batch_size")}
+        options = {**optimizer.get("options", {}), **config["algorithm"]["options"]}
+        return {**{name: named[name] for name in SETTINGS}, **{k: v for k, v in options.items() if k not in SETTINGS}}
 
     @cached_property
     def diverged(self) -> str | None:
@@ -187,9 +205,17 @@ class Runs(UserList[Run]):
     def __repr__(self) -> str:
         return f"<{len(self)} runs: {', '.join(sorted({r.algorithm for r in self}))}>"
 
-    def where(self, keep: Callable[[Run], bool]) -> Runs:
-        """Return the runs for which `keep(run)` is true."""
-        return Runs([r for r in self if keep(r)])
+    def where(self, *conditions: str | Callable[[Run], bool]) -> Runs:
+        """Return the runs that meet all conditions: functions of a run, or texts on `Run.settings`.
+
+        For example `runs.where("algorithm=er,ewc", "lr>=0.01", "seed!=11", lambda run: run.diverged is None)`.
+        """
+        from glocal.store.conditions import parse_condition
+
+        if not self:
+            return Runs()
+        keep = [parse_condition(text, self) if isinstance(text, str) else text for text in conditions]
+        return Runs([run for run in self if all(condition(run) for condition in keep)])
 
     def table(self, **options: Any) -> polars.DataFrame:
         """Return `glocal.report.summary.rows`: accuracy and forgetting by algorithm and learning rate.

@@ -1,0 +1,82 @@
+"""Runs chosen by conditions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_runs import fake_run
+
+from glocal.errors import GlocalError
+from glocal.store.run import SETTINGS, Run, Runs
+
+
+@pytest.fixture
+def runs() -> Runs:
+    """Two of er, with 20 and 100 slots; ewc, trained by Adam, with an option that is not a number; sgd."""
+    small = fake_run("er", 0.01, 11, options={"options": {"slots": 20}}, label="er slots=20,a")
+    large = fake_run("er", 0.1, 13, options={"options": {"slots": 100}})
+    ewc = fake_run("ewc", 0.1, 11, tasks=2, epochs=3, options={"options": {"penalty": 1.5, "exact": True}})
+    adam = {"name": "adam", "options": {"beta1": 0.9}}
+    return Runs([small, large, replace(ewc, config={**ewc.config, "optimizer": adam}), fake_run("sgd", 1.0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ("algorithm=er", [0, 1]),
+        ("algorithm!=er", [2, 3]),
+        ("algorithm=ewc,sgd", [2, 3]),
+        ("algorithm!=er, sgd", [2]),
+        ("label=er slots=20,a", [0]),  # the whole text before its parts
+        ("locality=local", [2]),
+        ("optimizer=sgd", [0, 1, 3]),
+        ("beta1=0.90", [2]),
+        ("exact=true", [2]),
+        ("lr=0.10", [1, 2]),
+        ("lr = 1e-1", [1, 2]),
+        ("lr<0.1", [0]),
+        ("lr<=0.1", [0, 1, 2]),
+        ("lr>0.1", [3]),
+        ("lr>=.1", [1, 2, 3]),
+        ("slots>20", [1]),
+        ("slots>3", [0, 1]),  # as numbers: as texts, 20 and 100 come before 3
+        ("slots!=20", [1, 2, 3]),
+        ("seed=2,13", [1, 3]),
+        ("tasks=2", [2]),
+        ("epochs>=3", [2]),
+        ("network=mlp|batch_size=64|precision=fp32|challenge=rotated-digits|setting=domain", [0, 1, 2, 3]),
+        ("algorithm=er|seed=11", [0]),
+        ("slots>1000", []),
+    ],
+)
+def test_conditions(conditions: str, expected: list[int], runs: Runs) -> None:
+    assert [runs.data.index(run) for run in runs.where(*conditions.split("|"))] == expected
+
+
+def test_conditions_beside_functions(runs: Runs) -> None:
+    assert list(runs.where("algorithm=er", lambda run: run.seed > 11)) == [runs[1]]
+    assert list(runs.where()) == list(runs) and list(Runs().where("lr>1")) == []
+
+
+def test_an_option_does_not_hide_a_setting() -> None:
+    run: Run = fake_run("er", 0.1, 3, options={"options": {"seed": 7, "slots": 5}})
+    assert run.settings["seed"] == 3 and set(run.settings) == {*SETTINGS, "slots"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("algorithm=err", "unknown algorithm of these runs: 'err'. Did you mean 'er'? Allowed: er, ewc, sgd."),
+        ("algorithm!=er,err", "'err'"),
+        ("seed=12", "Allowed: 11, 13, 2."),
+        ("algorithms=er", "unknown name in a condition 'algorithms'. Did you mean 'algorithm'? Allowed: algorithm, ba"),
+        ("lr>=small", "only numbers can be compared"),
+        ("label<3", "label is not a number: use = or !="),
+        *((text, "such as algorithm=er,ewc or 'lr>=0.01'") for text in ("", "er", "lr", "lr>", "=3", "lr=")),
+    ],
+)
+def test_a_wrong_condition_is_explained(condition: str, words: str, runs: Runs) -> None:
+    with pytest.raises(GlocalError) as error:
+        runs.where(condition)
+    assert words in str(error.value)
