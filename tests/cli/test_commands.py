@@ -129,6 +129,19 @@ def test_where_selects_runs(store: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert "none of the 8 runs" in capsys.readouterr().err
 
 
+def test_table_with_one_row_per_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    table = ["table", str(store), "--per-run", "--where", "algorithm=er"]
+    assert main([*table, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["lr"], row["seed"]) for row in rows] == [(0.05, 1), (0.05, 2), (0.2, 1), (0.2, 2)]
+    assert all((store / "runs" / row["hash"]).is_dir() for row in rows)
+    assert main([*table, "--format", "csv"]) == 0
+    assert [row["hash"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == [r["hash"] for r in rows]
+    assert main(table) == 2
+    assert "--format csv" in capsys.readouterr().err
+
+
 def test_class_and_task_incremental_from_the_same_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     found = {}

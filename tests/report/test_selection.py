@@ -1,4 +1,4 @@
-"""Runs chosen by conditions."""
+"""Runs chosen by conditions, and the frame with one row per run."""
 
 from __future__ import annotations
 
@@ -80,3 +80,39 @@ def test_a_wrong_condition_is_explained(condition: str, words: str, runs: Runs) 
     with pytest.raises(GlocalError) as error:
         runs.where(condition)
     assert words in str(error.value)
+
+
+def test_one_row_per_run(runs: Runs) -> None:
+    """Of fake_run with T = 3: acc is learnt − lost / 2, and forgetting lost · 3/4, in percent."""
+    runs.append(fake_run("sgd", 1.0, 3, diverged=4))
+    frame = runs.frame()
+    assert frame["hash"].n_unique() == len(runs) and set(SETTINGS) <= set(frame.columns)
+    for name in SETTINGS:
+        assert frame[name].to_list() == [run.settings[name] for run in runs]
+    assert frame["slots"].to_list() == [20, 100, None, None, None]
+    assert not {"penalty", "beta1"} & set(frame.columns), "the same in all runs of the algorithm or optimiser"
+    rows = frame.to_dicts()
+    assert (rows[0]["acc"], rows[0]["forgetting"]) == pytest.approx((85, 7.5))
+    assert (rows[0]["learning_accuracy"], rows[0]["distance"]) == pytest.approx((90, 2))
+    assert (rows[0]["forward_transfer"], rows[0]["backward_transfer"]) == pytest.approx((10, -7.5))
+    assert (rows[0]["seconds"], rows[0]["memory_bytes"], rows[0]["loss"]) == (2.0, 1500, None)
+    assert [row["diverged"] for row in rows] == [False] * 4 + [True] and rows[4]["acc"] is None
+    assert runs.frame(forgetting="t")["forgetting"][0] == pytest.approx(5)
+
+
+def test_options_of_several_kinds() -> None:
+    """An option that only one of two runs has differs; values that are not all numbers are text."""
+    options: list[dict[str, object]] = [{"a": 1, "b": 2, "c": True}, {"a": 0.5, "b": "auto"}, {"a": 2, "b": [1, 2]}]
+    frame = Runs([fake_run(seed=i, options={"options": own}) for i, own in enumerate(options)]).frame()
+    assert frame["a"].to_list() == [1.0, 0.5, 2.0]
+    assert frame["b"].to_list() == ["2", "auto", "[1, 2]"]
+    assert frame["c"].to_list() == [True, None, None]
+
+
+def test_a_frame_of_no_runs_has_the_columns_of_any_other() -> None:
+    assert Runs().frame().schema == Runs([fake_run()]).frame().schema
+
+
+def test_frame_of_runs_without_classes() -> None:
+    row = Runs([fake_run(lost=0.4, regression=True)]).frame().row(0, named=True)
+    assert (row["loss"], row["forgetting"]) == pytest.approx((0.3, 0.3)) and row["acc"] is None

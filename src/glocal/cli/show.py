@@ -69,6 +69,8 @@ class Table:
     where: Where = ()
     format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
     """Output format."""
+    per_run: bool = False
+    """One row per run, with all its settings, for other programs (--format csv or json)."""
     forgetting: Literal["t-1", "t"] = "t-1"
     """Average forgetting over all tasks but the last, as the published table does, or over all tasks."""
     measure: Literal["accuracy", "loss"] = "accuracy"
@@ -77,11 +79,15 @@ class Table:
     """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
 
     def __call__(self) -> None:
+        from glocal.report import per_run
         from glocal.report.summary import View, render
 
-        runs = load_where(self.store, self.where)
+        runs, view = load_where(self.store, self.where), View(self.forgetting, self.scope, self.measure)
+        if self.per_run:
+            print_rendered(per_run.render(runs, self.format, view))
+            return
         require(bool(runs) or self.format != "rich", f"the store '{self.store}' has no finished run yet.")
-        print_rendered(render(runs, self.format, View(self.forgetting, self.scope, self.measure)))
+        print_rendered(render(runs, self.format, view))
 
 
 @command

@@ -120,14 +120,8 @@ class Group:
         return {}
 
     def _compute(self, view: View, split: Split) -> dict[int, dict[str, float]]:
-        by = metrics.measure_of(self.runs[0], view.measure)
-        percent = [name for name in PERCENT if name != "forgetting" or by == "accuracy"]
         runs = self.finished
-        values = metrics.summaries(runs, view.scope, view.measure, view.forgetting, split)
-        return {
-            run.seed: {n: 100 * x if n in percent else x for n, x in own.items()}
-            for run, own in zip(runs, values, strict=True)
-        }
+        return {run.seed: own for run, own in zip(runs, run_statistics(runs, view, split), strict=True)}
 
     def statistics(self, view: View, split: Split = "test") -> dict[str, tuple[float, float]]:
         """Compute (mean, standard deviation) over the finished runs; NaN where undefined or if none finished."""
@@ -137,6 +131,14 @@ class Group:
 
 
 AnyGroup = TypeVar("AnyGroup", bound=Group)
+
+
+def run_statistics(runs: Sequence[Run], view: View, split: Split = "test") -> list[dict[str, float]]:
+    """Compute the statistics of each of several runs of one challenge, accuracies in percent."""
+    by_accuracy = bool(runs) and metrics.measure_of(runs[0], view.measure) == "accuracy"
+    percent = {name for name in PERCENT if name != "forgetting" or by_accuracy}
+    values = metrics.summaries(runs, view.scope, view.measure, view.forgetting, split)
+    return [{name: 100 * x if name in percent else x for name, x in own.items()} for own in values]
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

@@ -37,14 +37,14 @@ def parse_condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
     present = {json.dumps(run.settings[name]): run.settings[name] for run in runs if name in run.settings}.values()
     if sign in COMPARISONS:
         bound = _number(value)
-        if bound is None or not any(map(_is_number, present)):
+        if bound is None or not any(map(is_number, present)):
             allowed = "only numbers can be compared" if bound is None else f"{name} is not a number: use = or !="
             raise GlocalError(f"the condition '{text}' was given, but {allowed}.")
-        return lambda run: _is_number(own := run.settings.get(name)) and COMPARISONS[sign](own, bound)
+        return lambda run: is_number(own := run.settings.get(name)) and COMPARISONS[sign](own, bound)
     parts = [value] if any(_equal(own, value) for own in present) else [part.strip() for part in value.split(",")]
     for part in parts:
         if not any(_equal(own, part) for own in present):
-            raise unknown(f"{name} of these runs:", part, map(_text, present))
+            raise unknown(f"{name} of these runs:", part, map(as_text, present))
 
     def is_any(run: Run) -> bool:
         return name in run.settings and any(_equal(run.settings[name], part) for part in parts)
@@ -52,7 +52,8 @@ def parse_condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
     return is_any if sign == "=" else lambda run: not is_any(run)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a setting is a number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -63,10 +64,11 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
+    """Return a setting as conditions and tables write it: a text itself, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _equal(value: object, text: str) -> bool:
     """Return whether a setting is what a text says; numbers are compared as numbers: 0.10 is 0.1."""
-    return value == _number(text) if _is_number(value) else _text(value) == text
+    return value == _number(text) if is_number(value) else as_text(value) == text

@@ -226,6 +226,16 @@ class Runs(UserList[Run]):
 
         return frame(self, View(**options))
 
+    def frame(self, **options: Any) -> polars.DataFrame:
+        """Return `glocal.report.per_run.frame`: settings, statistics and cost, one row per run.
+
+        The options are those of `glocal.report.summary.View`. `.to_pandas()` needs pandas and pyarrow.
+        """
+        from glocal.report.per_run import frame
+        from glocal.report.summary import View
+
+        return frame(self, View(**options))
+
     def plot(self, kind: str, path: str | Path) -> Path:
         """Draw a figure and return its path; `glocal plot --help` lists the kinds."""
         from glocal.report.plots import draw
