@@ -62,6 +62,25 @@ def test_lines_pass_through_the_means(runs: list[Run]) -> None:
     assert np.array([line.get_ydata() for line in paths]) == pytest.approx(90 - lost / 2)
 
 
+def test_accuracy_over_tasks(runs: list[Run], tmp_path: Path) -> None:
+    """After t of three tasks, task o has lost (t − o)/2 of `lost`: on average (t − 1)/4 of it, er before ewc."""
+    axes, share = drawn(runs, "accuracy-over-tasks")[0], np.arange(3) / 4
+    lost = [100 * (lr + 0.15 + 0.1 * (name == "ewc")) for name in ("er", "ewc") for lr in LRS]
+    assert np.array([line.get_ydata() for line in axes.lines]) == pytest.approx(90 - np.outer(lost, share))
+    assert all(np.array_equal(line.get_xdata(), [1, 2, 3]) for line in axes.lines)
+    for line, band in zip(axes.lines, axes.collections, strict=True):
+        x, y = np.asarray(band.get_paths()[0].vertices).T
+        last = y[x == 3]
+        mean, std = np.asarray(line.get_ydata())[-1], 5 * share[-1]  # of two seeds, one loses 10 points more
+        assert (last.min(), last.max()) == pytest.approx((mean - std, mean + std))
+    colours = {line.get_color() for line in axes.lines}
+    assert len(colours) == 4, "learning rates can be told apart"
+    svg = draw(runs, "accuracy-over-tasks", tmp_path / "f.svg").read_text()
+    assert "bands: standard deviation" in svg and "rates, 0.001 to 0.1" in svg
+    one = draw([fake_run("er", 0.1)], "accuracy-over-tasks", tmp_path / "f.svg").read_text()
+    assert "bands" not in one and "learning rate 0.1" in one
+
+
 def test_distances_of_every_task(runs: list[Run]) -> None:
     er = drawn(runs, "distance")[0]
     ends = np.array([line.get_ydata() for line in er.lines])  # one line a task, over the learning rates

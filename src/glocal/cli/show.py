@@ -94,10 +94,10 @@ class Table:
 class Plot:
     """Draw a figure from the runs of a store.
 
-    Kinds: forgetting, accuracy and distance against the learning rate; matrix (accuracy on every task after every
-    task); loss (the objective over epochs); tradeoff (accuracy against forgetting). matrix and loss show the learning
-    rate that is best on validation data, or on test data where runs have none. Where there are no classes, the test
-    loss takes the place of accuracy.
+    Kinds: forgetting, accuracy and distance against the learning rate; accuracy-over-tasks (average accuracy after
+    every task); matrix (accuracy on every task after every task); loss (the objective over epochs); tradeoff (accuracy
+    against forgetting). matrix and loss show the learning rate that is best on validation data, or on test data where
+    runs have none. Where there are no classes, the test loss takes the place of accuracy.
     For example: glocal plot runs --kind forgetting -o forgetting.png
     """
 

@@ -12,7 +12,17 @@ import numpy as np
 
 from glocal import metrics
 from glocal.errors import GlocalError, require, require_known
-from glocal.report.style import FAINT, TITLE_COLOURS, dark_plasma, draw_path, legend, line_styles, log_lr, save_figure
+from glocal.report.style import (
+    FAINT,
+    TITLE_COLOURS,
+    dark_plasma,
+    draw_path,
+    legend,
+    lighten,
+    line_styles,
+    log_lr,
+    save_figure,
+)
 from glocal.report.summary import DEFAULT_VIEW, Group, View, format_range, group_runs, split_groups
 from glocal.report.table import format_lr
 from glocal.store.run import Run
@@ -65,6 +75,32 @@ def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str)
         log_lr(axes, [group.lr for group in members])
         axes.set_ylabel(_axis_label(name, view, members[0]))
     legend(figure, _titles(groups))
+
+
+def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None:
+    """Draw ACC(t) after every task t: the mean over seeds with a band of one standard deviation.
+
+    An algorithm has a line per learning rate, the lighter the lower it is.
+    """
+    finished = [group for group in groups if group.finished]
+    lrs = sorted({group.lr for group in finished})
+    for axes, members, lines in _challenge_panels(figure, groups, finished, 3.9, 3.4):
+        for group, style in ((group, style) for own, style in lines for group in own):
+            R = np.stack([metrics.shown_matrix(run, view.scope) for run in group.finished])
+            steps = range(1, group.tasks + 1)
+            averages = np.array([metrics.average_accuracy(R, t) for t in steps])
+            mean, std = averages.mean(axis=1), averages.std(axis=1)
+            shade = lighten(style.colour, 0.6 * (1 - (lrs.index(group.lr) + 1) / len(lrs)))
+            points = {"markersize": 4.5, **style.point(), "label": group.title}
+            axes.plot(steps, mean, **style.line() | {"color": shade}, linewidth=1.2, **points)
+            axes.fill_between(steps, mean - std, mean + std, color=shade, alpha=0.14, linewidth=0)
+        tasks = max(group.tasks for group in members)
+        axes.set(xticks=range(1, tasks + 1, -(-tasks // 10)), xlabel="after task $t$")
+        average = r"average accuracy  $\mathrm{ACC}(t)$  (%)"
+        axes.set_ylabel(average if members[0].metric == "acc" else "average test loss of tasks $1$ to $t$")
+    notes = ["bands: standard deviation\nover seeds\n"] if any(len(group.finished) > 1 for group in finished) else []
+    shown = f"lighter: lower learning\nrates, {format_lr(lrs[0])} to" if len(lrs) > 1 else "learning rate"
+    legend(figure, _titles(groups), note="\n".join([*notes, f"{shown} {format_lr(lrs[-1])}\n"]))
 
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
@@ -167,6 +203,7 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
     "forgetting": partial(draw_over_lr, name="forgetting"),
     "accuracy": partial(draw_over_lr, name="metric"),
+    "accuracy-over-tasks": draw_over_tasks,
     "distance": draw_distance,
     "matrix": draw_matrix,
     "loss": draw_loss,

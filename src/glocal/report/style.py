@@ -128,6 +128,14 @@ def draw_path(axes: Axes, x: np.ndarray, y: np.ndarray, style: LineStyle, sizes:
     axes.plot([], [], **style.line(), **style.point(), label=label)
 
 
+def lighten(colour: str, share: float) -> tuple[float, float, float]:
+    """Mix a colour with this share of white."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = (share + (1 - share) * part for part in to_rgb(colour))
+    return red, green, blue
+
+
 def dark_plasma(brightest: float) -> ListedColormap:
     """Return the colour map plasma up to a brightness; its brightest end is invisible on white."""
     import matplotlib
