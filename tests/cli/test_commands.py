@@ -118,7 +118,7 @@ def test_table_as_json_and_csv_agree(store: Path, capsys: pytest.CaptureFixture[
 
 def test_where_selects_runs(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["table", str(store), "--where", "algorithm=er", "lr>=0.1", "seed=2", "--format", "json"]) == 0
+    assert main(["table", str(store), "--where", "algorithm=er", "lr>=0.1", "--where", "seed=2", "--format=json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["algorithm"], row["lr"], row["seeds"]) == ("er", 0.2, 1)
     figure = tmp_path / "figure.svg"

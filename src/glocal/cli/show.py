@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from glocal.cli.common import OUTPUT, Device, command, print_rendered
 from glocal.errors import require
@@ -19,14 +19,14 @@ WHERE_HELP = (
     "Names: challenge, algorithm, label, locality, setting, network, optimizer, lr, seed, tasks, epochs, batch_size, "
     "precision, and options of algorithms and optimizers, such as slots."
 )
-Where = Annotated[tuple[str, ...], arg(metavar="CONDITION ...", help=WHERE_HELP)]
+Where = Annotated[tuple[tuple[str, ...], ...], UseAppendAction, arg(metavar="CONDITION ...", help=WHERE_HELP)]
 
 
-def load_where(store: Path, conditions: tuple[str, ...]) -> Runs:
-    """Return the runs of a store that meet conditions; raise if it has runs, but none of these."""
+def load_where(store: Path, where: tuple[tuple[str, ...], ...]) -> Runs:
+    """Return the runs of a store that meet the conditions of all --where; raise if it has runs, but none of these."""
     from glocal.store.store import load
 
-    runs = load(store)
+    runs, conditions = load(store), [condition for group in where for condition in group]
     kept = runs.where(*conditions)
     message = f"none of the {len(runs)} runs in '{store}' meets {' and '.join(map(repr, conditions))}; change --where."
     require(bool(kept) or not runs, message)
