@@ -95,6 +95,13 @@ def test_formats_by_suffix(suffix: str, runs: list[Run], tmp_path: Path) -> None
     assert path.read_bytes()[:5] in (b"%PDF-", b"<?xml", b"\x89PNG\r")
 
 
+def test_resolution(runs: list[Run], tmp_path: Path) -> None:
+    small, large = (pixels(draw(runs, "forgetting", tmp_path / "f.png", dpi=dpi)) for dpi in (100, 300))
+    assert large.shape == (3 * small.shape[0], 3 * small.shape[1], 3)
+    with pytest.raises(GlocalError, match="dpi = 5 was given; it must be 30 to 1200"):
+        draw(runs, "forgetting", tmp_path / "f.png", dpi=5)
+
+
 def test_words_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
     dead = fake_run("ewc", 0.1, 3, diverged=4)
     svg = draw([*runs, dead], "forgetting", tmp_path / "figure.svg").read_text()

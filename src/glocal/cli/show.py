@@ -108,10 +108,12 @@ class Plot:
     """Name of the figure."""
     output: Annotated[Path | None, OUTPUT] = None
     """File to write: .png, .pdf or .svg (default: KIND.png)."""
+    dpi: int = 150
+    """Pixels per inch of a .png file."""
 
     def __call__(self) -> None:
         path = self.output or Path(f"{self.kind}.png")
-        print(f"Wrote {load_where(self.store, self.where).plot(self.kind, path)}")
+        print(f"Wrote {load_where(self.store, self.where).plot(self.kind, path, self.dpi)}")
 
 
 @command

@@ -37,7 +37,7 @@ MAX_ANNOTATED_TASKS = 10
 MAX_PANELS_PER_ROW = 4
 
 
-def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_VIEW) -> Path:
+def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_VIEW, dpi: int = 150) -> Path:
     """Draw a figure of the runs and return its path.
 
     Args:
@@ -45,6 +45,7 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
         kind: a name in `KINDS`.
         path: the file to write, PNG, PDF or SVG by its suffix; missing folders are created.
         view: options of the statistics.
+        dpi: pixels per inch of a PNG file.
     """
     require_known("kind of figure", kind, KINDS)
     groups = [
@@ -53,7 +54,7 @@ def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_
     require(bool(groups), "no runs were given; train some first (`glocal run`, `glocal sweep`).")
     finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
     require(finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
-    return save_figure(lambda figure: KINDS[kind](figure, groups, view), path)
+    return save_figure(lambda figure: KINDS[kind](figure, groups, view), path, dpi)
 
 
 def _without_math(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import unknown
+from glocal.errors import require, unknown
 from glocal.files import report_os_errors, user_path
 from glocal.report.table import format_lr
 
@@ -35,7 +35,6 @@ RC: dict[Any, Any] = {
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "figure.titlesize": 10.5,
-    "figure.dpi": 150,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -85,15 +84,19 @@ def require_figure(path: str | Path) -> Path:
     return path
 
 
-def save_figure(draw: Callable[[Figure], None], path: str | Path) -> Path:
-    """Draw a figure in this style and save it, without a date, so that equal data give equal files."""
+def save_figure(draw: Callable[[Figure], None], path: str | Path, dpi: int = 150) -> Path:
+    """Draw a figure in this style and save it, without a date, so that equal data give equal files.
+
+    `dpi` are the pixels per inch of a PNG file.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     path = require_figure(path)
+    require(30 <= dpi <= 1200, f"dpi = {dpi} was given; it must be 30 to 1200.")
     metadata: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
     with matplotlib.rc_context(RC):
-        figure = Figure(layout="constrained")
+        figure = Figure(layout="constrained", dpi=dpi)
         draw(figure)
         with report_os_errors("write to", path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -236,8 +236,8 @@ class Runs(UserList[Run]):
 
         return frame(self, View(**options))
 
-    def plot(self, kind: str, path: str | Path) -> Path:
-        """Draw a figure and return its path; `glocal plot --help` lists the kinds."""
+    def plot(self, kind: str, path: str | Path, dpi: int = 150) -> Path:
+        """Draw a figure and return its path; `glocal plot --help` lists the kinds, `dpi` is the resolution of a PNG."""
         from glocal.report.plots import draw
 
-        return draw(self, kind, path)
+        return draw(self, kind, path, dpi=dpi)
