@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import glocal
+from glocal import files
 from glocal.cluster.status import Status, read_status
 from glocal.cluster.worker import Stop, work, worker_devices
 from glocal.engine import loop
@@ -64,6 +65,17 @@ def test_a_plan_is_trained_as_a_sweep_is(tmp_path: Path, whole: glocal.Runs) -> 
     assert work(store) == (0, [])
     assert_same(store, whole)
     assert not read_plans(store) and not store.cohorts()
+
+
+def test_a_plan_that_another_worker_removes_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = plan(tmp_path / "store"), files.read_json
+
+    def remove_then_read(path: Path) -> Any:
+        path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(files, "read_json", remove_then_read)
+    assert read_plans(store) == []
 
 
 class FromPython(glocal.Algorithm):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -108,7 +109,8 @@ def read_plans(store: Store) -> list[Plan]:
     """Return the plans of a store, the oldest first."""
     plans = []
     for path in (store.path / "plans").glob("[!.]*.json"):
-        with files.report_damage(path, "Delete it, and write it again with --plan."):
+        # Another worker may remove a finished plan at this moment.
+        with files.report_damage(path, "Delete it, and write it again with --plan."), suppress(FileNotFoundError):
             content = files.read_json(path)
             arguments, code, runs = (content[name] for name in ("arguments", "code", "runs"))
             plans.append((path.stat().st_mtime, Plan(path, arguments, code, runs)))
