@@ -43,15 +43,16 @@ def write_and_read(folder: Path, run: Run, writer: int, start: Any, seen: Any) -
         seen[writer * ROUNDS + seed] = writer_of(store, run, seed)
 
 
+@pytest.mark.slow
 def test_the_first_of_two_processes_is_kept(run: Run, tmp_path: Path) -> None:
     """What a process finds after it has written never changes."""
-    store, fork = Store.create(tmp_path / "store"), multiprocessing.get_context("fork")
-    start, seen = fork.Barrier(2), fork.Array("d", [-1.0] * 2 * ROUNDS)
-    both = [fork.Process(target=write_and_read, args=(store.path, run, writer, start, seen)) for writer in (0, 1)]
+    store, spawn = Store.create(tmp_path / "store"), multiprocessing.get_context("spawn")
+    start, seen = spawn.Barrier(2), spawn.Array("d", [-1.0] * 2 * ROUNDS)
+    both = [spawn.Process(target=write_and_read, args=(store.path, run, writer, start, seen)) for writer in (0, 1)]
     for process in both:
         process.start()
     for process in both:
-        process.join()
+        process.join(60)
     kept = [writer_of(store, run, seed) for seed in range(ROUNDS)]
     assert seen[:] == [*kept, *kept]
     assert not list(store.runs_path.glob(".*"))
