@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ RUNS = 2 * 2 * 2
 
 def start(store: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "glocal", "sweep", "rotated-digits", *SWEEP, "--store", str(store)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # A shell that starts the tests in the background lets all of its processes ignore Ctrl-C.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=listen)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
