@@ -99,8 +99,16 @@ def test_a_node_is_lost_without_warning(tmp_path: Path, cluster: Any) -> None:
     assert difference(Store(tmp_path / "one"), Store(store)) is None
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """A shell that starts the tests in the background lets all of its processes ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
-def test_ctrl_c_stops_the_tasks(tmp_path: Path, cluster: Any) -> None:
+def test_ctrl_c_stops_the_tasks(tmp_path: Path, cluster: Any, listening: None) -> None:
     sweep: dict[str, Any] = {**SMALL, "algorithms": ["er"], "lrs": [0.1], "epochs": 4}
     glocal.sweep(**sweep, store=tmp_path / "one")
     store = Store(tmp_path / "store")
