@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import socket
 import time
 from collections import Counter
@@ -81,6 +82,7 @@ def divide(job: Job, gpus: int, gpu_bytes: int) -> list[tuple[list[str], float]]
 
 def train_cohort(store: str, plan: Plan, hashes: list[str], device: str, threads: int) -> None:
     """Train one cohort of a plan, with code from its own files alone; wait for what another process is training."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray cancels by it; started by nohup, it is ignored
     torch.set_num_threads(threads)
     job = plan.prepare(Store.open(store), device, map(Path, plan.code))
     group = Group(job.context, [job.requests[hash] for hash in hashes], 1)
