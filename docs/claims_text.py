@@ -15,7 +15,8 @@ from glocal.metrics import learning_rate_test
 from glocal.paper.claims import TableRow, complete_seeds, impostors, lr_correlation, minimum
 from glocal.paper.comparison import MAX_Z, Comparison
 from glocal.paper.scoreboard import CONTRADICTED, REPRODUCED, UNSETTLED, UNTESTABLE, Claim
-from glocal.report.table import ABSENT, format_lr, signed
+from glocal.paper.studies.common import MeanInterval
+from glocal.report.table import ABSENT, format_lr
 
 ABSTRACT = """The paper calls continual-learning algorithms *local* if they approximate the losses of old tasks near the
 old solutions, and *global* otherwise. It claims (§6.1) that local algorithms forget more at high learning rates, which
@@ -131,8 +132,10 @@ def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mappi
             line |= {"measured class": measured[column].get(row.algorithm, ABSENT)}
             line |= {"lowest at": format_lr(lowest.lr) if lowest.seeds else ABSENT}
             line |= {"seeds there": f"{lowest.seeds_there} of {lowest.seeds}" if lowest.seeds else ABSENT}
-            line |= {"ρ": _interval(*rho)}
-            line |= {"low − high": ABSENT if test is None else _interval(test.difference, test.lower, test.upper)}
+            line |= {"ρ": str(rho)}
+            line |= {
+                "low − high": ABSENT if test is None else str(MeanInterval(test.difference, test.lower, test.upper))
+            }
             lines.append(line | {"seeds": str(len(complete_seeds(forgetting))), "diverged": str(row.diverged)})
         parts.append(f"**{column}**\n\n{_table(lines)}")
     return "\n\n".join([*parts, ROWS_NOTE])
@@ -181,10 +184,6 @@ def compared(made: Comparison) -> dict[str, Any]:
         for row in made.rows
         for what, cell in (("the accuracy", row.acc), ("the forgetting", row.forgetting[made.over]))
     }
-
-
-def _interval(middle: float, low: float, high: float) -> str:
-    return signed(middle) if math.isnan(low) else f"{signed(middle)} [{signed(low)}, {signed(high)}]"
 
 
 def _join(parts: Any) -> str:

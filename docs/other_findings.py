@@ -9,10 +9,9 @@ import numpy as np
 
 from glocal.metrics import confidence_interval, summary
 from glocal.paper.studies.common import column, distinct, median, rank_correlation
+from glocal.paper.studies.locality import SHOWN_EPSILON
 from glocal.paper.study import read_table
 from glocal.store.run import Run
-
-SHOWN_EPSILON = 0.1
 
 
 def findings(runs: Sequence[Run], results: Path) -> str:

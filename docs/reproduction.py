@@ -80,8 +80,8 @@ PAGES = {
     "rotated-mnist": """# Rotated-MNIST
 
 Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, five seeds, the published hyperparameters
-and the published angles. The paper has no row of iCaRL here, and neither have we. Rows were trained side by side on one
-GPU: their seconds count what they waited for each other. {cost} Trained by `glocal paper table1
+and the published angles. There is no row of iCaRL, as in the paper. Several rows were trained at the same time on one
+GPU, so that their seconds include waiting for each other. {cost} Trained by `glocal paper table1
 --device cuda`.{further}
 
 {agreement}
@@ -109,7 +109,7 @@ cell. {seed_cost} Over all T tasks, as the paper's formula has it, forgetting is
     "studies": """# The paper's other experiments
 
 The experiments on this page were measured on one GPU, up to ten of them, or of the parts of one, at a time: their
-seconds count what they waited for each other.
+seconds include waiting for each other.
 
 {studies}""",
 }
@@ -125,7 +125,7 @@ ABOUT = {
 SPLIT = {
     "split-cifar10": """Five tasks of two classes, fifty epochs each, batch 32, ResNet-18 of 11,173,962 parameters in
 bf16, the published hyperparameters; accuracy among the task's own classes. Up to three rows were trained at a
-time on one GPU: their seconds count what they waited for each other. Seeds 13, 21, 33 and 55 of `icarl-random` were
+time on one GPU, so that their seconds include waiting for each other. Seeds 13, 21, 33 and 55 of `icarl-random` were
 trained later than the others, by version 0.2.0, whose steps draw other random numbers from the same distributions.""",
     "split-tinyimagenet": """ResNet-18 in bf16 on the part of the data at hand, two tasks of twenty classes with 200
 images each, three epochs: short runs, which show that every row of the table trains, and what the whole column would
@@ -148,8 +148,8 @@ over seeds: of few seeds they only tell what a precision may cost at most. The s
 FILLING = ("ogd", "ogd-ave", "ogd-gtl")
 """Algorithms whose steps are slower the more they remember."""
 DIVERGED = """Why `laplace` and `optimal-soft` diverge at high rates: a step on a quadratic of curvature λ is stable
-up to a learning rate of 2/λ, and they add the curvature of one task after the other. Looked at once beside these
-runs, on a CPU and with seed 11: the largest eigenvalue of Laplace's sum, times a rate of 0.1, is 1.8 after five tasks
+up to a learning rate of 2/λ, and they add the curvature of one task after the other. In separate runs on a CPU with
+seed 11, the largest eigenvalue of Laplace's sum, times a rate of 0.1, is 1.8 after five tasks
 and 2.05 after six, and the run diverges in the seventh; times a rate of 0.05 it is 1.96 after eight. That of
 `optimal-soft`'s sum is 1.71 and 2.07 after five tasks and six at a rate of 0.1, where the run diverges in the eighth,
 and 2.00 after eight at 0.05, where it diverges in the ninth. With all five seeds at 0.01: after nineteen tasks it is

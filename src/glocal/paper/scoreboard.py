@@ -7,7 +7,6 @@ row has fewer than two seeds, *not settled* if an interval leaves it open, and *
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -120,7 +119,7 @@ def _correlations(rows: Rows, statistic: str, holds: Callable[[int], bool | None
         for row in rows
         if (means := row.published.get(statistic))
     }
-    ours = {name: _interval(x) for name, x in found.items()}
+    ours = {name: str(x) for name, x in found.items()}
     return _for_each(published, ours, {name: (seeds[name], holds(_sign(x))) for name, x in found.items()})
 
 
@@ -147,7 +146,7 @@ def _low_minus_high(
     is_against: Callable[[float], bool] = lambda published: False,
 ) -> Outcome:
     found = {row.algorithm: _test(row) for row in rows}
-    ours = {name: _interval(MeanInterval(x.difference, x.lower, x.upper)) for name, x in found.items()}
+    ours = {name: str(MeanInterval(x.difference, x.lower, x.upper)) for name, x in found.items()}
     means = {row.algorithm: low_minus_high(row.published["forgetting"]) for row in rows if row.published}
     published = {name: _against(signed(x), is_against(x)) for name, x in means.items()}
     return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
@@ -164,7 +163,7 @@ def _interaction(statistic: str, sign: int) -> Test:
             published = signed(float(np.mean(changes[0]) - np.mean(changes[1])))
         verdict = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
         verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {_count(seeds, 'seed')} that all rows have"
-        return Outcome(published, _interval(found), _size([seeds], local, other), verdict, by_row=False)
+        return Outcome(published, str(found), _size([seeds], local, other), verdict, by_row=False)
 
     return test
 
@@ -238,10 +237,6 @@ def _against(text: str, is_against: bool) -> str:
 def _sign(x: MeanInterval) -> int:
     """The sign of the interval, 0 if it contains 0 or is unknown."""
     return 1 if x.low > 0 else -1 if x.high < 0 else 0
-
-
-def _interval(x: MeanInterval) -> str:
-    return signed(x.mean) if math.isnan(x.low) else f"{signed(x.mean)} [{signed(x.low)}, {signed(x.high)}]"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -28,6 +28,7 @@ from glocal.paper import table1
 from glocal.paper.study import Context, Row, Study, WorkItem
 from glocal.report import style
 from glocal.report.style import LineStyle, log_lr
+from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 from glocal.sweeps.sweep import sweep
 
@@ -203,9 +204,8 @@ class MeanInterval(NamedTuple):
         return cls(float(known.mean()) if known.size else np.nan, *confidence_interval(known.tolist()))
 
     def __str__(self) -> str:
-        if not np.isfinite(self.mean):
-            return "–"
-        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]" if np.isfinite(self.low) else f"{self.mean:+.2f}"
+        bounds = f" [{signed(self.low)}, {signed(self.high)}]" if np.isfinite(self.low) else ""
+        return f"{signed(self.mean)}{bounds}"
 
 
 def agreement(holds: bool) -> str:
