@@ -87,7 +87,7 @@ def test_the_verdict_follows_the_rows() -> None:
     assert "over 2 seeds with its 95 % interval, is +4.00 [+4.00, +4.00]: agrees" in up.verdict
     # Seeds differ by ±1 from 4: a standard error of 1, and t = 12.71.
     unclear = STUDY.summarize(made_up(8.0, spread=2.0)).verdict
-    assert "is +4.00 [-8.71, +16.71]: not settled" in unclear and "agree" not in unclear
+    assert "is +4.00 [−8.71, +16.71]: not settled" in unclear and "agree" not in unclear
     assert (up.table[0]["best final accuracy"], up.table[0]["at lr"]) == (58.0, 0.2)
     lost = STUDY.summarize(made_up(8.0, diverged=True)).verdict
     assert "1 of 16 runs diverged" in lost and "one seed gives no interval" in lost
