@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 READY  := $(VENV)/.installed
+TESTED := $(VENV)/.installed-test
 TORCH  := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile ci
 
@@ -17,25 +18,25 @@ test: lint
 	$(PYTEST) -m "not slow"
 
 # The rest of the tests, the Triton kernels in Triton's interpreter, and the core without the optional accelerations.
-test-all: $(READY)
+test-all: $(TESTED)
 	$(PYTEST) -m slow
 	TRITON_INTERPRET=1 $(PYTEST) tests/fast/kernels
 	$(MAKE) test-without-fast
 
 # Delete glocal/fast from a copy: the core must pass its tests, only slower.
-test-without-fast: $(READY)
+test-without-fast: $(TESTED)
 	BIN=$(abspath $(BIN)) .ci/without_fast
 
-lint: $(READY)
+lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(TESTED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
+bench: $(TESTED)
 	$(BIN)/python -m benchmarks.step
 
 # All packages are installed at the versions and with the hashes of requirements.txt, and nothing else: torch, whose builds
@@ -48,13 +49,21 @@ $(READY): pyproject.toml requirements.txt Makefile
 	$(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 
-# Write requirements.txt: the hashes of all files, for every platform. Versions stay unless UPGRADE says otherwise, such as
-# `make lock UPGRADE='--upgrade-package rich'`, or --upgrade. It needs uv.
+# What the tests, the documentation and the extras need on top of it.
+$(TESTED): $(READY) requirements-test.txt
+	$(PIP) install --require-hashes --no-deps -r requirements-test.txt
+	touch $@
+
+# Write requirements.txt and requirements-test.txt: the hashes of all files, for every platform. Versions stay unless UPGRADE
+# says otherwise, such as `make lock UPGRADE='--upgrade-package rich'`, or --upgrade. It needs uv.
+LOCK := uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-emit-index-url \
+  --custom-compile-command 'make lock' pyproject.toml -
+without = awk '/^[^ ]/ {skip = /^($(1))/} !skip'
 lock:
-	cp requirements.txt .lock
-	printf '%s\n' '$(TORCH)' setuptools | uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
-	  --extra test --no-annotate --no-emit-index-url --custom-compile-command 'make lock' $(UPGRADE) pyproject.toml - -o .lock
-	awk '/^[^ ]/ {skip = /^(torch==|nvidia-|cuda-)/} !skip' .lock > requirements.txt
+	cp requirements-test.txt .lock
+	printf '%s\n' '$(TORCH)' setuptools | $(LOCK) --extra test $(UPGRADE) -o .lock
+	$(call without,torch==|nvidia-|cuda-) .lock > requirements-test.txt
+	printf '%s\n' '$(TORCH)' setuptools | $(LOCK) --constraint .lock | $(call without,torch==|nvidia-|cuda-|triton==) > requirements.txt
 	rm .lock
 
 clean:

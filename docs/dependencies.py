@@ -27,13 +27,14 @@ LICENCES = {
         "BSL-1.0",
         "CC0-1.0",
     ),
-    *("ISC", "LGPL-2.1-or-later", "LGPL-3.0-or-later", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
+    *("ISC", "LGPL-2.1-or-later", "LGPL-3.0-or-later", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Public Domain", "Zlib"),
 }
 """Licences that a dependency may have: it may be used and passed on with glocal, whatever glocal's licence is."""
 NAMES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
     "Apache License 2.0": "Apache-2.0",
+    "Apache License, Version 2.0": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "BSD 3-Clause": "BSD-3-Clause",
     "BSD License": "BSD",
@@ -44,9 +45,9 @@ NAMES = {
 """How metadata without a licence expression name them."""
 TEMPLATE = """# Dependencies
 
-`make` installs these packages on Linux, at the versions and with the hashes of [requirements.txt](../requirements.txt).
-torch alone has no hash there, because its builds for CPUs and GPUs differ; a build for CUDA brings NVIDIA's libraries,
-under NVIDIA's licence. The licences are those that the packages' metadata state. `make lock` renews requirements.txt,
+`make` installs these packages on Linux, at the versions and with the hashes of [requirements.txt](../requirements.txt),
+and for the tests those of [requirements-test.txt](../requirements-test.txt). torch alone has no hash there, because its builds for CPUs and GPUs differ; a build for CUDA brings NVIDIA's libraries,
+under NVIDIA's licence. The licences are those that the packages' metadata state. `make lock` renews both files,
 and `python docs/dependencies.py` this page.
 
 | package | version | licence | needed by |
@@ -56,8 +57,8 @@ and `python docs/dependencies.py` this page.
 
 
 def pinned() -> dict[str, str]:
-    """Return the versions of requirements.txt for this machine, and that of torch from the Makefile."""
-    lines = re.findall(r"^([a-z0-9][^\\]*)\\?$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    """Return the versions of requirements-test.txt for this machine, and that of torch from the Makefile."""
+    lines = re.findall(r"^([a-z0-9][^\\]*)\\?$", (ROOT / "requirements-test.txt").read_text(), re.MULTILINE)
     lines += re.findall(r"torch==\d\S*", (ROOT / "Makefile").read_text())
     wanted = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate()]
     return {r.name: str(r.specifier).removeprefix("==") for r in wanted}
