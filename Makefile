@@ -8,7 +8,7 @@ TESTED := $(VENV)/.installed-test
 TORCH  := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile ci
 
-.PHONY: demo test test-all test-without-fast lint format lock bench clean
+.PHONY: demo test test-all test-without-fast docs lint format lock bench clean
 
 demo: $(READY)
 	$(BIN)/glocal demo
@@ -26,6 +26,11 @@ test-all: $(TESTED)
 # Delete glocal/fast from a copy: the core must pass its tests, only slower.
 test-without-fast: $(TESTED)
 	BIN=$(abspath $(BIN)) .ci/without_fast
+
+# The pages of docs/ as a site in docs/_build; warnings are errors. Takes about 20 seconds.
+docs: $(TESTED)
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx -q -W --keep-going -d docs/_build/.doctrees docs docs/_build
 
 lint: $(TESTED)
 	$(BIN)/ruff check .
@@ -67,5 +72,5 @@ lock:
 	rm .lock
 
 clean:
-	rm -rf $(VENV) .venv-* demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* demo build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

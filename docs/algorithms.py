@@ -20,12 +20,35 @@ LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
 SEEDS = (11, 13, 33, 21, 55)
 SETTINGS = {"rotated-digits": None, "split-digits": "task"}
 PAGE = Path(__file__).with_suffix(".md")
-TEMPLATE = """# Algorithms
+TEMPLATE = r"""# Algorithms
 
 This page lists every algorithm in glocal: whether its approximation of old losses is local or global, what it stores,
 and how accurate it is and how much it forgets on two small challenges. The files in
-[src/glocal/algorithms](../src/glocal/algorithms) state the equations. `glocal list algorithms` prints the first table,
-`glocal list options` the options of each algorithm.
+[src/glocal/algorithms](../src/glocal/algorithms) state the equations. `glocal list algorithms` prints what each
+algorithm stores, `glocal list options` its options.
+
+## Approximations
+
+Every algorithm approximates the loss $L_o$ of an old task by some $\hat L_o$, which is part of what it minimises.
+
+| algorithm | $\hat L_o(\theta)$ | locality |
+|---|---|---|
+| `sgd`, `stable-sgd` | $0$; `stable-sgd` adds dropout and a decaying learning rate | global |
+| `joint` | $L_o(\theta)$: keeps all data, an upper bound | global |
+| `er` | mean loss on the examples of task $o$ in a reservoir | global |
+| `gem`, `agem` | mean loss on stored examples, as constraints linearised at the current $\theta$: `gem` has one per task, `agem` one for all tasks | global |
+| `si` | an equal share per task of $c\sum_i\Omega_i(\theta_i-\theta_{{t-1,i}})^2$, with $\Omega$ from the path of training | global |
+| `pnn`, `packnet`, `hat` | $L_o(\theta_o)$: columns, weights or units of finished tasks are frozen | global |
+| `ewc` | $L_o(\theta_o)$ plus an equal share per task of $\frac\lambda2\sum_i F_i(\theta_i-\theta_{{t-1,i}})^2$; $F$ exact, sampled, empirical or as published | local |
+| `laplace` | the same with a Kronecker product $G\otimes A$ per layer | local |
+| `ogd`, `ogd-gtl`, `ogd-ave` | the outer-product quadratic as a constraint: updates orthogonal to the gradients of old outputs | local |
+| `ogd-published` | the procedure behind the published OGD row | local |
+| `optimal-hard`, `optimal-soft` | the second-order expansion at $\theta_o$, as a constraint (Theorem 4.1) or in the objective | local |
+| `icarl`, `icarl-random` | distance to the previous network's outputs on exemplars, chosen by herding or at random; in both cases the outputs depend on $\theta_o$ | local |
+| `der`, `derpp` | distance to the outputs recorded when the examples were stored | local |
+
+Where published code differs from a method's definition, an option selects it (`fisher`, `importance`, `filling`,
+`features`, `statistics`); `glocal list options` describes every option.
 
 ## Locality and memory
 
@@ -51,7 +74,7 @@ all tasks. The memory column does not count network parameters, which is where `
 used this device: {machines}. To reproduce this page, run `python docs/algorithms.py`.
 
 {results}
-"""
+"""  # noqa: E501
 
 
 def main() -> None:

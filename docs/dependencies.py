@@ -27,7 +27,18 @@ LICENCES = {
         "BSL-1.0",
         "CC0-1.0",
     ),
-    *("ISC", "LGPL-2.1-or-later", "LGPL-3.0-or-later", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Public Domain", "Zlib"),
+    *(
+        "ISC",
+        "LGPL-2.1-or-later",
+        "LGPL-3.0-or-later",
+        "MIT",
+        "MIT-0",
+        "MIT-CMU",
+        "MPL-2.0",
+        "PSF-2.0",
+        "Public Domain",
+        "Zlib",
+    ),
 }
 """Licences that a dependency may have: it may be used and passed on with glocal, whatever glocal's licence is."""
 NAMES = {
@@ -46,9 +57,9 @@ NAMES = {
 TEMPLATE = """# Dependencies
 
 `make` installs these packages on Linux, at the versions and with the hashes of [requirements.txt](../requirements.txt),
-and for the tests those of [requirements-test.txt](../requirements-test.txt). torch alone has no hash there, because its builds for CPUs and GPUs differ; a build for CUDA brings NVIDIA's libraries,
-under NVIDIA's licence. The licences are those that the packages' metadata state. `make lock` renews both files,
-and `python docs/dependencies.py` this page.
+and for the tests those of [requirements-test.txt](../requirements-test.txt). torch alone has no hash there, because
+its builds for CPUs and GPUs differ; a build for CUDA brings NVIDIA's libraries, under NVIDIA's licence. The licences
+are those that the packages' metadata state. `make lock` renews both files, and `python docs/dependencies.py` this page.
 
 | package | version | licence | needed by |
 |---|---|---|---|

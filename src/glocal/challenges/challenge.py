@@ -78,22 +78,23 @@ def fingerprint(tasks: Iterable[Task]) -> str:
 class Challenge:
     """A sequence of tasks; data are loaded when `task` is first called.
 
-    setting: 'class' and 'task' challenges bring new classes in every task. Both accuracies, among all classes and among
-        the task's classes, are measured in the same run; the setting says which one is reported. 'domain' challenges
-        keep the classes and change the inputs.
-    make_task: make_task(index, seed) returns a task; if `on_device`, make_task(index, seed, device) makes it there.
-    seeded: whether the tasks depend on the run's seed (angles, permutations).
-    fingerprint: identifies the data; it is part of a run's identity.
-    options: the arguments that the challenge was made with; they are stored with every run.
-    loss: a name, or a function (outputs, targets) -> one loss per example.
-    epochs, batch_size: the defaults of training on one task.
-    normalise, augment: transformations between the data of a task, which are as published, and the network; `augment`,
-        in training only, may be a function (x, key) -> x.
-    validation: the share of each task's training data that is held out as validation data; 'own' where the tasks bring
-        their own; None: there are none.
-    evaluate: the classes among which class-incremental accuracy is measured: 'all', or 'seen', those of the tasks
-        trained so far and of the measured task, as with a head that grows.
-    input_dtype: the dtype of the network's inputs: float32, also for uint8 images, or int64 for tokens.
+    Attributes:
+        setting: 'class' and 'task' challenges bring new classes in every task. Both accuracies, among all classes and
+            among the task's classes, are measured in the same run; the setting says which one is reported. 'domain'
+            challenges keep the classes and change the inputs.
+        make_task: make_task(index, seed) returns a task; if `on_device`, make_task(index, seed, device) makes it there.
+        seeded: whether the tasks depend on the run's seed (angles, permutations).
+        fingerprint: identifies the data; it is part of a run's identity.
+        options: the arguments that the challenge was made with; they are stored with every run.
+        loss: a name, or a function (outputs, targets) -> one loss per example.
+        epochs, batch_size: the defaults of training on one task.
+        normalise, augment: transformations between the data of a task, which are as published, and the network;
+            `augment`, in training only, may be a function (x, key) -> x.
+        validation: the share of each task's training data that is held out as validation data; 'own' where the tasks
+            bring their own; None: there are none.
+        evaluate: the classes among which class-incremental accuracy is measured: 'all', or 'seen', those of the tasks
+            trained so far and of the measured task, as with a head that grows.
+        input_dtype: the dtype of the network's inputs: float32, also for uint8 images, or int64 for tokens.
     """
 
     name: str

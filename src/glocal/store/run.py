@@ -35,13 +35,14 @@ SETTINGS = (
 class Run:
     """A run's configuration, measurements and information about its training.
 
-    arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `engine.config.MEASURES` (t = 0 is the
-        initialisation; NaN where the run had diverged, or where the run that it goes on from did not have task o yet),
-        four more with validation data (`VALIDATION_MEASURES`), 'distance_from_init' and 'update_norm' (T,),
-        'epoch_loss' (T, epochs), 'memory_bytes' (T,).
-    info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not defaults),
-        'locality', 'setting', 'diverged' (the step whose objective was not finite, or None), 'steps', 'cost',
-        'versions', 'notes', 'finished' (when).
+    Attributes:
+        arrays: the eight matrices R[t, o] of shape (T + 1, T), named as in `engine.config.MEASURES` (t = 0 is the
+            initialisation; NaN where the run had diverged, or where the run that it goes on from did not have task o
+            yet), four more with validation data (`VALIDATION_MEASURES`), 'distance_from_init' and 'update_norm' (T,),
+            'epoch_loss' (T, epochs), 'memory_bytes' (T,).
+        info: 'label' (the algorithm and, unless it is plain SGD, the optimiser, with the options that are not
+            defaults), 'locality', 'setting', 'diverged' (the step whose objective was not finite, or None), 'steps',
+            'cost', 'versions', 'notes', 'finished' (when).
     """
 
     config: Mapping[str, Any]
