@@ -57,9 +57,9 @@ NAMES = {
 TEMPLATE = """# Dependencies
 
 `make` installs these packages on Linux, at the versions and with the hashes of [requirements.txt](../requirements.txt),
-and for the tests those of [requirements-test.txt](../requirements-test.txt). torch alone has no hash there, because its
-builds for CPUs and GPUs differ; a build for CUDA brings NVIDIA's libraries, under NVIDIA's licence. The licences are those
-that the packages' metadata state. `make lock` renews both files, and `python docs/dependencies.py` this page.
+and for the tests those of [requirements-test.txt](../requirements-test.txt). torch alone has no hash there, because
+its builds for CPUs and GPUs differ; a build for CUDA brings NVIDIA's libraries, under NVIDIA's licence. The licences
+are those that the packages' metadata state. `make lock` renews both files, and `python docs/dependencies.py` this page.
 
 | package | version | licence | needed by |
 |---|---|---|---|
