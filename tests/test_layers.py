@@ -29,7 +29,8 @@ LAYERS = (
         "risk",
         "curvature",
     ),
-    *("optimizers", "algorithms", "engine", "store", "metrics", "sweeps", "cluster", "lens", "report", "paper", "cli"),
+    *("optimizers", "algorithms", "engine", "store", "metrics", "selection"),
+    *("sweeps", "cluster", "lens", "report", "paper", "cli"),
 )
 CORE = LAYERS[: LAYERS.index("lens") + 1]
 CURVATURE_IMPORTS = {"curvature", "accelerate", "precision", "risk", "losses", "tree", "errors", "inputs", "networks"}

@@ -1,4 +1,4 @@
-"""`glocal demo`, `glocal table` and `glocal plot`: tables and figures of runs."""
+"""`glocal demo`, `glocal table`, `glocal choose` and `glocal plot`: tables and figures of runs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ WHERE_HELP = (
     "precision, and options of algorithms and optimizers, such as slots."
 )
 Where = Annotated[tuple[tuple[str, ...], ...], UseAppendAction, arg(metavar="CONDITION ...", help=WHERE_HELP)]
+PROTOCOL_HELP = (
+    "One or several of first-task, first-k=K, per-task, all-validation, oracle-test. By default first-task, "
+    "all-validation and oracle-test."
+)
+Protocol = Annotated[tuple[tuple[str, ...], ...], UseAppendAction, arg(metavar="NAME ...", help=PROTOCOL_HELP)]
 
 
 def load_where(store: Path, where: tuple[tuple[str, ...], ...]) -> Runs:
@@ -88,6 +93,33 @@ class Table:
             return
         require(bool(runs) or self.format != "rich", f"the store '{self.store}' has no finished run yet.")
         print_rendered(render(runs, self.format, view))
+
+
+@command
+class Choose:
+    """Choose one configuration of each algorithm by one or several protocols, and show what the choice costs.
+
+    A configuration is a learning rate with options. Protocols: first-task, first-k=K, per-task, all-validation and
+    oracle-test. All but the last need validation data (`glocal sweep … --validation 0.1`). Optimism is the test
+    result of the oracle's choice minus that of the protocol's choice.
+    For example: glocal choose runs --protocol first-k=3 all-validation oracle-test
+    """
+
+    store: Positional[Path] = Path("runs")
+    """The store to read."""
+    protocol: Protocol = ()
+    where: Where = ()
+    format: Literal["rich", "json", "csv", "latex", "markdown"] = "rich"
+    """Output format."""
+    scope: Literal["class", "task"] | None = None
+    """Accuracy among all classes or among the task's classes; by default that of the challenge's setting."""
+
+    def __call__(self) -> None:
+        from glocal.report.choices import DEFAULT_PROTOCOLS, render
+        from glocal.report.summary import View
+
+        protocols = [name for names in self.protocol for name in names] or DEFAULT_PROTOCOLS
+        print_rendered(render(load_where(self.store, self.where), self.format, protocols, View(scope=self.scope)))
 
 
 @command

@@ -25,6 +25,7 @@ from glocal.report.style import (
 )
 from glocal.report.summary import DEFAULT_VIEW, Group, View, format_range, group_runs, split_groups
 from glocal.report.table import format_lr
+from glocal.selection import ORACLE, choose, criterion
 from glocal.store.run import Run
 
 if TYPE_CHECKING:
@@ -306,7 +307,6 @@ def _titles(groups: Sequence[Group]) -> list[str]:
 
 
 def _best(groups: Sequence[Group], view: View) -> Group:
-    """Return the group with the highest mean ACC(T) or the lowest mean loss on `choice_split`, or the first."""
-    sign = 1 if groups[0].metric == "acc" else -1
-    means = [sign * group.statistics(view, group.choice_split)["metric"][0] for group in groups]
-    return groups[int(np.argmax(np.nan_to_num(means, nan=-np.inf)))]
+    """Return the group that is chosen on `choice_split`; see `glocal.selection.choose`."""
+    protocol = "all-validation" if groups[0].choice_split == "validation" else ORACLE
+    return choose({g: {run.seed: criterion(run, protocol, view.scope) for run in g.runs} for g in groups})

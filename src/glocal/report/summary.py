@@ -311,8 +311,10 @@ def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
         for name, best in ((row["metric"], max if row["metric"] == "acc" else min), ("forgetting", min)):
             spec = ".2f" if name == "acc" or row["forgetting_by"] == "accuracy" else ".3g"
             own = [r for r in rows if all(r[k] == row[k] for k in ("locality", "algorithm", "challenge"))]
+            fewest = min(r["diverged"] for r in own)  # which come first, as in `glocal.selection.choose`
             choice = "choice_forgetting" if name == "forgetting" else "choice_metric"
-            chosen = row[choice] == best((x for r in own if (x := r[choice]) is not None), default=None)
+            values = [x for r in own if r["diverged"] == fewest and (x := r[choice]) is not None]
+            chosen = row["diverged"] == fewest and row[choice] == best(values, default=None)
             mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
             cell = mean_std(mean, std, chosen, spec) if finished else Cell("diverged")
             cells.setdefault((row["locality"], row["algorithm"], row["lr"], row["challenge"]), []).append(cell)
@@ -338,7 +340,8 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
         *([f"Runs start from {_by_challenge(starts)}."] if any(row["after"] for row in rows) else []),
         diverged_note(rows),
-        f"Bold or *: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data.",
+        f"Bold or *: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data"
+        f"{', where the fewest runs diverged' if any(row['diverged'] for row in rows) else ''}.",
     )
 
 

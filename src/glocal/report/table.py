@@ -41,6 +41,7 @@ LATEX_ESCAPES = str.maketrans(
         "↑": r"$\uparrow$",
         "↓": r"$\downarrow$",
         "Δ": r"$\Delta$",
+        "τ": r"$\tau$",
     }
 )
 

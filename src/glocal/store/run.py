@@ -237,6 +237,18 @@ class Runs(UserList[Run]):
 
         return frame(self, View(**options))
 
+    def choose(self, *protocols: str, **options: Any) -> polars.DataFrame:
+        """Return `glocal.report.choices.rows`: the configuration of each algorithm that each protocol chooses.
+
+        For example `runs.choose("first-k=3", "oracle-test")`. The options are those of `glocal.report.summary.View`.
+        """
+        import polars as pl
+
+        from glocal.report.choices import DEFAULT_PROTOCOLS, rows
+        from glocal.report.summary import View
+
+        return pl.DataFrame(rows(self, protocols or DEFAULT_PROTOCOLS, View(**options)), infer_schema_length=None)
+
     def plot(self, kind: str, path: str | Path, dpi: int = 150) -> Path:
         """Draw a figure and return its path; `glocal plot --help` lists the kinds, `dpi` is the resolution of a PNG."""
         from glocal.report.plots import draw
