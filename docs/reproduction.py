@@ -26,7 +26,8 @@ from glocal.paper.scoreboard import scoreboard
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import Precision
-from glocal.report.style import FAINT, save_figure
+from glocal.report.figure import save_figure
+from glocal.report.style import FAINT
 from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 

@@ -92,7 +92,7 @@ def test_a_spectrum_is_counted(small: TrainingTrace, looks: dict[str, Measuremen
     expected, edges = np.histogram(values.numpy(), NUM_BINS, (-radius, radius))
     own = [row for row in looks["spectrum"].rows if row["tasks"] == 1]
     np.testing.assert_allclose([number(row, "eigenvalue") for row in own], (edges[1:] + edges[:-1]) / 2, rtol=1e-5)
-    counts = np.array([number(row, "eigenvalues") for row in own])
+    counts = np.array([number(row, "number_of_eigenvalues") for row in own])
     assert counts.sum() == pytest.approx(len(values)) and np.abs(np.cumsum(counts - expected)).max() < 0.01
 
 

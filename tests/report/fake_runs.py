@@ -68,7 +68,7 @@ def fake_run(
                 "loss": "squared-error" if regression else "cross-entropy",
             },
             "network": network or {"name": "mlp", "hidden": [100, 100]},
-            "algorithm": {"name": algorithm, "options": {}, **(options or {})},
+            "algorithm": {"name": algorithm, "options": options or {}},
             "lr": lr,
             "seed": seed,
             "epochs": epochs,
@@ -110,7 +110,7 @@ def table1_run(row: str, lr: float, seed: int, acc: float, forgetting: float, **
         lost=lost,
         tasks=tasks,
         epochs=column.epochs,
-        options={"options": {"replay": 0, **chosen.options}},
+        options={"replay": 0, **chosen.options},
         **more,
     )
     return replace(made, config={**made.config, "batch_size": column.batch_size})

@@ -101,7 +101,7 @@ def split_run(seed: int = 11, setting: str = "task", **more: Any) -> Run:
         epochs=50,
         setting=setting,
         network={"name": "resnet18"},
-        options={"options": dict(column.row("si").options)},
+        options=dict(column.row("si").options),
     )
     return replace(made, config={**made.config, "batch_size": 32, "precision": "bf16", **more})
 

@@ -45,7 +45,7 @@ def short(
         setting="task",
         tasks=2,
         network={"name": "resnet18"},
-        options={"options": dict(chosen.options)},
+        options=dict(chosen.options),
     )
     costs = {"seconds": seconds, "memory_bytes": 0, "cohort_runs": cohort}
     costs["step_seconds"] = pace
@@ -68,7 +68,7 @@ def cifar(seed: int, accuracy: float) -> Run:
         learnt=2 * accuracy - 1 + lost / 2,
         lost=lost,
         network={"name": "resnet18"},
-        options={"options": dict(column.row("ewc").options)},
+        options=dict(column.row("ewc").options),
     )
     return replace(made, config={**made.config, "batch_size": 32})
 
@@ -212,7 +212,7 @@ def test_gradients_a_task_are_those_of_the_runs(page: ModuleType) -> None:
     lost |= {("ogd-published", lr): lost["sgd", lr] for lr in (0.1, 0.5)}
     runs = Runs(
         [
-            fake_run(name, lr, tasks=5, lost=x, options={"options": {"slots": 10} if "ogd" in name else {}})
+            fake_run(name, lr, tasks=5, lost=x, options={"slots": 10} if "ogd" in name else {})
             for (name, lr), x in lost.items()
         ]
     )

@@ -14,9 +14,9 @@ from glocal.store.run import SETTINGS, Run, Runs
 @pytest.fixture
 def runs() -> Runs:
     """Two of er, with 20 and 100 slots; ewc, trained by Adam, with an option that is not a number; sgd."""
-    small = fake_run("er", 0.01, 11, options={"options": {"slots": 20}}, label="er slots=20,a")
-    large = fake_run("er", 0.1, 13, options={"options": {"slots": 100}})
-    ewc = fake_run("ewc", 0.1, 11, tasks=2, epochs=3, options={"options": {"penalty": 1.5, "exact": True}})
+    small = fake_run("er", 0.01, 11, options={"slots": 20}, label="er slots=20,a")
+    large = fake_run("er", 0.1, 13, options={"slots": 100})
+    ewc = fake_run("ewc", 0.1, 11, tasks=2, epochs=3, options={"penalty": 1.5, "exact": True})
     adam = {"name": "adam", "options": {"beta1": 0.9}}
     return Runs([small, large, replace(ewc, config={**ewc.config, "optimizer": adam}), fake_run("sgd", 1.0, 2)])
 
@@ -60,7 +60,7 @@ def test_conditions_beside_functions(runs: Runs) -> None:
 
 
 def test_an_option_does_not_hide_a_setting() -> None:
-    run: Run = fake_run("er", 0.1, 3, options={"options": {"seed": 7, "slots": 5}})
+    run: Run = fake_run("er", 0.1, 3, options={"seed": 7, "slots": 5})
     assert run.settings["seed"] == 3 and set(run.settings) == {*SETTINGS, "slots"}
 
 
@@ -103,7 +103,7 @@ def test_one_row_per_run(runs: Runs) -> None:
 def test_options_of_several_kinds() -> None:
     """An option that only one of two runs has differs; values that are not all numbers are text."""
     options: list[dict[str, object]] = [{"a": 1, "b": 2, "c": True}, {"a": 0.5, "b": "auto"}, {"a": 2, "b": [1, 2]}]
-    frame = Runs([fake_run(seed=i, options={"options": own}) for i, own in enumerate(options)]).frame()
+    frame = Runs([fake_run(seed=i, options=own) for i, own in enumerate(options)]).frame()
     assert frame["a"].to_list() == [1.0, 0.5, 2.0]
     assert frame["b"].to_list() == ["2", "auto", "[1, 2]"]
     assert frame["c"].to_list() == [True, None, None]

@@ -152,8 +152,22 @@ def test_what_differs_is_never_averaged(other: dict[str, object], labels: set[st
 
 def test_options_that_the_label_hides_are_shown() -> None:
     rows = summary.rows([fake_run("ewc", options={"penalty": x}) for x in (1.0, 10.0)])
-    assert [row["algorithm"] for row in rows] == ["ewc · penalty 1.0", "ewc · penalty 10.0"]
+    assert [row["algorithm"] for row in rows] == ["ewc penalty=1", "ewc penalty=10"]
     assert {row["challenge"] for row in rows} == {"rotated-digits"}
+
+
+def test_a_default_that_differs_is_shown_and_numbers_are_in_order() -> None:
+    """The label of a run leaves defaults out."""
+    labels = {100.0: "ewc", 20.0: "ewc penalty=20", 3.0: "ewc penalty=3"}
+    runs = [fake_run("ewc", options={"penalty": x, "fisher": "exact"}, label=label) for x, label in labels.items()]
+    assert [row["algorithm"] for row in summary.rows(runs)] == ["ewc penalty=3", "ewc penalty=20", "ewc penalty=100"]
+    assert summary.rows(runs[:1])[0]["algorithm"] == "ewc", "nothing differs"
+
+
+def test_only_what_can_be_compared_is_marked() -> None:
+    one, two = [fake_run("er", 0.1)], [fake_run("er", 0.1), fake_run("er", 0.2, lost=0.2)]
+    assert "*" not in printed(one, 80) and "Bold" not in printed(one, 80)
+    assert printed(two, 80).count("*") == 3, "accuracy, forgetting, and the note that explains the mark"
 
 
 def test_options_may_differ_between_challenges() -> None:

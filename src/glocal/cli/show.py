@@ -126,10 +126,10 @@ class Choose:
 class Plot:
     """Draw a figure from the runs of a store.
 
-    Kinds: forgetting, accuracy and distance against the learning rate; accuracy-over-tasks (average accuracy after
-    every task); matrix (accuracy on every task after every task); loss (the objective over epochs); tradeoff (accuracy
-    against forgetting). matrix and loss show the learning rate that is best on validation data, or on test data where
-    runs have none. Where there are no classes, the test loss takes the place of accuracy.
+    Kinds: forgetting, accuracy and distance against the learning rate or another option (--over); accuracy-over-tasks
+    (average accuracy after every task); matrix (accuracy on every task after every task); loss (the objective over
+    epochs); tradeoff (accuracy against forgetting). matrix and loss show the learning rate that is best on validation
+    data, or on test data where runs have none. Where there are no classes, the test loss takes the place of accuracy.
     For example: glocal plot runs --kind forgetting -o forgetting.png
     """
 
@@ -139,13 +139,20 @@ class Plot:
     kind: str = "forgetting"
     """Name of the figure."""
     output: Annotated[Path | None, OUTPUT] = None
-    """File to write: .png, .pdf or .svg (default: KIND.png)."""
+    """File to write: .png, .pdf, .svg or .pgf (default: KIND.png)."""
+    over: str = "lr"
+    """The option by which the runs of an algorithm are compared: lr, epochs, batch_size, precision, or one of the
+    algorithm or the optimizer, such as penalty. Runs that differ in others are shown apart."""
+    width: float | None = None
+    """Width in inches, such as that of a paper's column; by default what the panels ask for."""
+    style: Literal["screen", "paper", "talk"] = "screen"
+    """Size of texts, lines and points."""
     dpi: int = 150
     """Pixels per inch of a .png file."""
 
     def __call__(self) -> None:
-        path = self.output or Path(f"{self.kind}.png")
-        print(f"Wrote {load_where(self.store, self.where).plot(self.kind, path, self.dpi)}")
+        runs, path = load_where(self.store, self.where), self.output or Path(f"{self.kind}.png")
+        print(f"Wrote {runs.plot(self.kind, path, self.over, dpi=self.dpi, width=self.width, style=self.style)}")
 
 
 @command

@@ -194,8 +194,8 @@ class Examination:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
+        from glocal.report.figure import save_figure
         from glocal.report.lens_figures import draw_examination
-        from glocal.report.style import save_figure
 
         return save_figure(partial(draw_examination, self), path)
 

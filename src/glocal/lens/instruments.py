@@ -57,8 +57,8 @@ class Measurement:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
+        from glocal.report.figure import save_figure
         from glocal.report.lens_figures import draw_measurement
-        from glocal.report.style import save_figure
 
         return save_figure(partial(draw_measurement, self), path)
 
@@ -178,7 +178,7 @@ def _spectrum(trace: TrainingTrace) -> Rows:
         counts.index_add_(0, bins.flatten(), density.weights.cpu().flatten().double() / len(bins))
         for i, count in enumerate(counts.tolist()):
             middle = radius * ((2 * i + 1) / NUM_BINS - 1)
-            rows.append({"tasks": t + 1, "eigenvalue": middle, "eigenvalues": count})
+            rows.append({"tasks": t + 1, "eigenvalue": middle, "number_of_eigenvalues": count})
     return rows
 
 
@@ -218,6 +218,6 @@ INSTRUMENTS: dict[str, Instrument] = {
     "flatness": Instrument("curvature and the forgetting that followed", _flatness, "top", ("at_end",), connect=False),
     "rank": Instrument("rank of the average Hessian, (1/t) Σ_{o<t} H_o", _rank, "tasks", ("rank",), "definition"),
     "spectrum": Instrument(
-        "eigenvalues of the average Hessian", _spectrum, "eigenvalue", ("eigenvalues",), "tasks", "symlog"
+        "eigenvalues of the average Hessian", _spectrum, "eigenvalue", ("number_of_eigenvalues",), "tasks", "symlog"
     ),
 }

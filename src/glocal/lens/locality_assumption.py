@@ -212,8 +212,8 @@ class TrainingErrors:
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""
+        from glocal.report.figure import save_figure
         from glocal.report.lens_figures import draw_errors
-        from glocal.report.style import save_figure
 
         return save_figure(partial(draw_errors, self), path)
 

@@ -131,7 +131,7 @@ def format_cell(value: str | float | None) -> str:
 
 def draw(study: Study, rows: pl.DataFrame, path: Path) -> Path:
     """Write the study's figure to a file."""
-    from glocal.report.style import save_figure
+    from glocal.report.figure import save_figure
 
     return save_figure(lambda figure: study.draw(rows, figure), path)
 

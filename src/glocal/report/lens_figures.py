@@ -241,7 +241,7 @@ def draw_measurement(result: Measurement, figure: Figure) -> None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_xlabel(_label(instrument.x))
         if len(names) == 1:
-            axes.set_title(_label(names[0]), loc="left")
+            axes.set_ylabel(_label(names[0]))
     if instrument.group or len(instrument.y) > 1:
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
 

@@ -20,12 +20,14 @@ from glocal.report.style import (
     legend,
     lighten,
     line_styles,
-    log_lr,
-    save_figure,
+    option_axis,
+    positions,
+    wrap,
 )
 from glocal.report.summary import DEFAULT_VIEW, Group, View, format_range, group_runs, split_groups
 from glocal.report.table import format_lr
 from glocal.selection import ORACLE, choose, criterion
+from glocal.store.conditions import as_text, is_number, natural_order
 from glocal.store.run import Run
 
 if TYPE_CHECKING:
@@ -36,26 +38,39 @@ if TYPE_CHECKING:
 
 MAX_ANNOTATED_TASKS = 10
 MAX_PANELS_PER_ROW = 4
+MIN_PANEL_WIDTH = 2.6  # inches
 
 
-def draw(runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_VIEW, dpi: int = 150) -> Path:
-    """Draw a figure of the runs and return its path.
+def drawing(runs: Iterable[Run], kind: str, view: View = DEFAULT_VIEW, over: str = "lr") -> Callable[[Figure], None]:
+    """Return the function that draws the runs into a figure.
 
     Args:
         runs: the runs to show.
         kind: a name in `KINDS`.
-        path: the file to write, PNG, PDF or SVG by its suffix; missing folders are created.
         view: options of the statistics.
-        dpi: pixels per inch of a PNG file.
+        over: the option by which the runs of an algorithm are compared.
     """
     require_known("kind of figure", kind, KINDS)
     groups = [
-        replace(g, challenge=_without_math(g.challenge), algorithm=_without_math(g.algorithm)) for g in group_runs(runs)
+        replace(g, challenge=_without_math(g.challenge), algorithm=_without_math(g.algorithm))
+        for g in group_runs(runs, over)
     ]
     require(bool(groups), "no runs were given; train some first (`glocal run`, `glocal sweep`).")
     finished, count = any(group.finished for group in groups), sum(group.seeds for group in groups)
     require(finished, f"all {count} runs diverged, so there is nothing to show. Try a lower learning rate.")
-    return save_figure(lambda figure: KINDS[kind](figure, groups, view), path, dpi)
+    return lambda figure: KINDS[kind](figure, groups, view)
+
+
+def draw(
+    runs: Iterable[Run], kind: str, path: str | Path, view: View = DEFAULT_VIEW, over: str = "lr", **look: Any
+) -> Path:
+    """Save the figure of `drawing`, as PNG, PDF, SVG or PGF by the path's suffix; missing folders are created.
+
+    `look`: `dpi`, `width` and `style` of `glocal.report.figure.make_figure`.
+    """
+    from glocal.report.figure import save_figure
+
+    return save_figure(drawing(runs, kind, view, over), path, **look)
 
 
 def _without_math(text: str) -> str:
@@ -63,36 +78,37 @@ def _without_math(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def draw_over_lr(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
-    """Draw a statistic against the learning rate: the mean over seeds with a band of one standard deviation."""
+def draw_over_option(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
+    """Draw a statistic against the learning rate or another option, with a band of one standard deviation."""
     for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, name), 3.9, 3.4):
+        places = positions(group.x for group in members)
         for own, style in lines:
-            lrs = np.array([group.lr for group in own])
+            x = np.array([places[group.x] for group in own])
             mean, std = np.array([group.statistics(view)[name] for group in own]).T
-            axes.plot(lrs, mean, **style.line(), **style.point(), label=own[0].title)
+            axes.plot(x, mean, **style.line(), **style.point(), label=own[0].title)
             if len(own) > 1:
-                axes.fill_between(lrs, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
+                axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
             else:
-                axes.errorbar(lrs, mean, std, fmt="none", ecolor=style.colour, capsize=3)
-        log_lr(axes, [group.lr for group in members])
+                axes.errorbar(x, mean, std, fmt="none", ecolor=style.colour, capsize=3)
+        option_axis(axes, [group.x for group in members], groups[0].over)
         axes.set_ylabel(_axis_label(name, view, members[0]))
-    legend(figure, _titles(groups))
+    legend(figure, _titles(groups), _deviation_note(groups, "bands"))
 
 
 def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ACC(t) after every task t: the mean over seeds with a band of one standard deviation.
 
-    An algorithm has a line per learning rate, the lighter the lower it is.
+    An algorithm has a line per learning rate, or other option, the lighter the lower it is.
     """
     finished = [group for group in groups if group.finished]
-    lrs = sorted({group.lr for group in finished})
+    values = sorted({group.x for group in finished}, key=natural_order)
     for axes, members, lines in _challenge_panels(figure, groups, finished, 3.9, 3.4):
         for group, style in ((group, style) for own, style in lines for group in own):
             R = np.stack([metrics.shown_matrix(run, view.scope) for run in group.finished])
             steps = range(1, group.tasks + 1)
             averages = np.array([metrics.average_accuracy(R, t) for t in steps])
             mean, std = averages.mean(axis=1), averages.std(axis=1)
-            shade = lighten(style.colour, 0.6 * (1 - (lrs.index(group.lr) + 1) / len(lrs)))
+            shade = lighten(style.colour, 0.6 * (1 - (values.index(group.x) + 1) / len(values)))
             points = {"markersize": 4.5, **style.point(), "label": group.title}
             axes.plot(steps, mean, **style.line() | {"color": shade}, linewidth=1.2, **points)
             axes.fill_between(steps, mean - std, mean + std, color=shade, alpha=0.14, linewidth=0)
@@ -100,29 +116,32 @@ def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None
         axes.set(xticks=range(1, tasks + 1, -(-tasks // 10)), xlabel="after task $t$")
         average = r"average accuracy  $\mathrm{ACC}(t)$  (%)"
         axes.set_ylabel(average if members[0].metric == "acc" else "average test loss of tasks $1$ to $t$")
-    notes = ["bands: standard deviation\nover seeds\n"] if any(len(group.finished) > 1 for group in finished) else []
-    shown = f"lighter: lower learning\nrates, {format_lr(lrs[0])} to" if len(lrs) > 1 else "learning rate"
-    legend(figure, _titles(groups), note="\n".join([*notes, f"{shown} {format_lr(lrs[-1])}\n"]))
+    name, low, high = _option_name(groups), _format_x(values[0]), _format_x(values[-1])
+    shown = f"lighter: lower {name}, {low} to {high}" if len(values) > 1 else f"{name} {high}"
+    legend(figure, _titles(groups), "; ".join(filter(None, [_deviation_note(groups, "bands"), shown])))
 
 
 def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate."""
+    """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate or another option."""
     defined = _defined(groups, view, "metric", "forgetting")
     for axes, members, lines in _challenge_panels(figure, groups, defined, 3.9, 3.8):
-        lrs = sorted({group.lr for group in members})
+        values = sorted({group.x for group in members}, key=natural_order)
         for own, style in lines:
             x, y = (np.array([group.statistics(view)[name] for group in own]).T for name in ("forgetting", "metric"))
-            sizes = [16 + 64 * lrs.index(group.lr) / max(len(lrs) - 1, 1) for group in own]
+            sizes = [16 + 64 * values.index(group.x) / max(len(values) - 1, 1) for group in own]
             draw_path(axes, x, y, style, sizes, own[0].title)
         better = "↖ better" if members[0].metric == "acc" else "↙ better"
-        axes.text(1, 1.02, better, transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
+        axes.text(1, 1.02, better, transform=axes.transAxes, color=FAINT, fontsize="small", ha="right", va="bottom")
         axes.set(xlabel=_axis_label("forgetting", view, members[0]), ylabel=_axis_label("metric", view, members[0]))
-    several = len({group.lr for group in groups}) > 1
-    legend(figure, _titles(groups), note="points grow with\nthe learning rate\n" if several else None)
+    several = len({group.x for group in groups}) > 1
+    grow = f"points grow with the {_option_name(groups)}" if several else None
+    legend(figure, _titles(groups), "; ".join(filter(None, [grow, _deviation_note(groups, "bars")])))
 
 
 def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw ‖θ_t − θ_0‖₂ against the learning rate: a panel per algorithm, a point per seed and task, mean lines."""
+    """Draw ‖θ_t − θ_0‖₂ against the learning rate or another option: a panel per algorithm, a point per seed and task,
+    and lines through their means.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -130,25 +149,28 @@ def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
     for section, cells in _algorithm_panels(figure, groups, width=2.3, height=2.25, sharey=True):
         tasks = max(group.tasks for _, own in cells for group in own)
         scale = ScalarMappable(Normalize(1, max(tasks, 2)), colours)
-        lrs = [group.lr for _, own in cells for group in own]
+        values = [group.x for _, own in cells for group in own]
+        places = positions(values)
         for axes, own in cells:
+            x = [places[group.x] for group in own]
             for t in range(1, own[0].tasks + 1):
                 colour = colours((t - 1) / max(tasks - 1, 1))
-                by_lr = [[run.arrays["distance_from_init"][t - 1] for run in group.finished] for group in own]
-                means = [np.mean(distances) for distances in by_lr]
-                axes.plot([group.lr for group in own], means, color=colour, linewidth=0.8, alpha=0.7)
-                x = np.repeat([group.lr for group in own], [len(distances) for distances in by_lr])
-                axes.scatter(x, np.concatenate(by_lr), s=11, color=[colour], linewidths=0, alpha=0.85)
+                distances = [[run.arrays["distance_from_init"][t - 1] for run in group.finished] for group in own]
+                axes.plot(x, [np.mean(of_seeds) for of_seeds in distances], color=colour, linewidth=0.8, alpha=0.7)
+                points = np.repeat(x, [len(of_seeds) for of_seeds in distances])
+                axes.scatter(points, np.concatenate(distances), s=11, color=[colour], linewidths=0, alpha=0.85)
             axes.set_yscale("log", nonpositive="mask")
-            log_lr(axes, lrs, crowded=True)
-        section.supylabel(r"$\Vert\theta_t - \theta_0\Vert_2$", fontsize=9)
+            option_axis(axes, values, groups[0].over, crowded=True)
+        section.supylabel(r"$\Vert\theta_t - \theta_0\Vert_2$", fontsize="medium")
         bar = section.colorbar(scale, ax=[axes for axes, _ in cells], label="task $t$", aspect=28, pad=0.02)
         bar.outline.set_visible(False)
         bar.ax.set_yticks(sorted({1, (1 + tasks) // 2, tasks}))
 
 
 def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw R[t, o], the mean test accuracy or loss on task o with θ_t, at each algorithm's best learning rate."""
+    """Draw R[t, o], the mean test accuracy or loss on task o with θ_t, at each algorithm's best learning rate or other
+    option.
+    """
     from matplotlib import cm
     from matplotlib.colors import Normalize
 
@@ -162,16 +184,16 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
         for (axes, own), group, R in zip(cells, best, matrices, strict=True):
             _draw_heat_map(axes, R, largest, ".2g" if by_loss else ".0f")
             chosen = f", best of {len(own)} on {group.choice_split} data" if len(own) > 1 else ""
-            title = f"{group.title}\nlr {format_lr(group.lr)}{chosen}"
-            axes.set_title(title, color=TITLE_COLOURS[group.locality], loc="left")
+            title = f"{group.title}\n{group.over} {_format_x(group.x)}{chosen}"
+            axes.set_title(wrap(title, size - 0.4), color=TITLE_COLOURS[group.locality], loc="left")
         label = "loss  $R[t, o]$" if by_loss else "accuracy  $R[t, o]$  (%)"
         bar = section.colorbar(scale, ax=[axes for axes, _ in cells], label=label, aspect=28, pad=0.02)
         bar.outline.set_visible(False)
 
 
 def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw the mean of obj_t over each epoch at each algorithm's best learning rate."""
-    lrs: dict[str, list[str]] = {}
+    """Draw the mean of obj_t over each epoch at each algorithm's best learning rate or other option."""
+    chosen: dict[str, list[str]] = {}
     finished = [group for group in groups if group.finished]
     for axes, members, lines in _challenge_panels(figure, groups, finished, 4.6, 3.4):
         tasks = max(group.tasks for group in members)
@@ -183,7 +205,7 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
             mean, std = (f(curves, axis=0).ravel() for f in (np.mean, np.std))
             task_ends = {"markevery": (epochs - 1, epochs), "markersize": 4.5, **style.point()}
-            lrs.setdefault(best.title, []).append(format_lr(best.lr))
+            chosen.setdefault(best.title, []).append(f"{best.over} {_format_x(best.x)}")
             axes.plot(x, mean, **style.line(), linewidth=1.2, label=best.title, **task_ends)
             axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
             low, high = min(low, np.nanmin(mean - std)), max(high, np.nanmax(mean))
@@ -196,15 +218,17 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
         if low > 0 and high / low > 20:
             axes.set_yscale("log")
     figure.axes[0].set_ylabel(r"objective  $\mathrm{obj}_t$")
-    shown = [title for title in _titles(groups) if title in lrs]
     splits = " and ".join(sorted({group.choice_split for group in finished}))
-    chosen = f"learning rates chosen\non {splits} data\n" if len({group.lr for group in finished}) > 1 else None
-    legend(figure, {title: f"{title}, lr {' / '.join(dict.fromkeys(lrs[title]))}" for title in shown}, chosen)
+    how = f"{_option_name(groups)} chosen on {splits} data" if len({group.x for group in finished}) > 1 else None
+    shown = {
+        title: f"{title}, {' / '.join(dict.fromkeys(chosen[title]))}" for title in _titles(groups) if title in chosen
+    }
+    legend(figure, shown, "; ".join(filter(None, [how, _deviation_note(groups, "bands")])))
 
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
-    "forgetting": partial(draw_over_lr, name="forgetting"),
-    "accuracy": partial(draw_over_lr, name="metric"),
+    "forgetting": partial(draw_over_option, name="forgetting"),
+    "accuracy": partial(draw_over_option, name="metric"),
     "accuracy-over-tasks": draw_over_tasks,
     "distance": draw_distance,
     "matrix": draw_matrix,
@@ -221,15 +245,25 @@ def _challenge_panels(
     Returns:
         Each panel with its groups and, for every algorithm, those of its groups that are `shown` and its style.
     """
+    from matplotlib import rcParams
+
     styles = line_styles((group.algorithm, group.locality) for group in groups)
     parts = split_groups(groups, "challenge")
-    figure.set_size_inches(len(parts) * width + 1.5, height)
+    columns = min(len(parts), max(1, int(figure.get_figwidth() / MIN_PANEL_WIDTH)))
+    rows, width = -(-len(parts) // columns), min(width, figure.get_figwidth() / columns)
+    figure.set_size_inches(columns * width + 1.5, rows * height)
     height_of_subtitles = max(len(_subtitle(members)) for members in parts)
-    panels = []
-    for axes, members in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
-        axes.set_title(members[0].challenge, loc="left", pad=4 + 10 * height_of_subtitles, fontweight="bold")
+    pad = (0.6 + 1.2 * height_of_subtitles) * rcParams["font.size"]
+    panels, cells = [], list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in cells[len(parts) :]:
+        axes.set_visible(False)
+    for axes, members in zip(cells, parts, strict=False):
+        title = wrap(members[0].challenge, width - 0.8)
+        axes.set_title(title, loc="left", pad=pad, fontweight="bold")
         subtitle = "\n".join(_subtitle(members))
-        axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=FAINT, fontsize=8, va="bottom", linespacing=1.1)
+        axes.text(
+            0, 1.02, subtitle, transform=axes.transAxes, color=FAINT, fontsize="small", va="bottom", linespacing=1.1
+        )
         lines = split_groups((group for group in members if group in shown), "title")
         panels.append((axes, members, [(own, styles[own[0].algorithm, own[0].locality]) for own in lines]))
     return panels
@@ -240,7 +274,8 @@ def _algorithm_panels(
 ) -> list[tuple[SubFigure, list[tuple[Axes, list[Group]]]]]:
     """Make a titled section per challenge, one below the other, with a panel per algorithm that has finished runs."""
     inside = [split_groups(own, "title") for own in split_groups((g for g in groups if g.finished), "challenge")]
-    columns = max(-(-len(own) // -(-len(own) // MAX_PANELS_PER_ROW)) for own in inside)
+    room = max(1, min(MAX_PANELS_PER_ROW, int((figure.get_figwidth() - 1.1) / (0.8 * width))))
+    columns = max(-(-len(own) // -(-len(own) // room)) for own in inside)
     rows = [-(-len(own) // columns) for own in inside]
     heights = [n * height + 0.6 for n in rows]
     figure.set_size_inches(max(columns * width + 1.1, 4.2), sum(heights))
@@ -249,12 +284,13 @@ def _algorithm_panels(
     for subfigure, algorithms, count in zip(below, inside, rows, strict=True):
         challenge = algorithms[0][0].challenge
         subtitle = "\n".join(_subtitle([group for group in groups if group.challenge == challenge]))
-        subfigure.suptitle(f"{challenge} · {subtitle}", x=0.012, ha="left", fontweight="bold")
+        title = wrap(f"{challenge} · {subtitle}", figure.get_figwidth() - 0.4)
+        subfigure.suptitle(title, x=0.012, ha="left", fontweight="bold")
         cells = list(subfigure.subplots(count, columns, squeeze=False, **more).flat)
         for axes in cells[len(algorithms) :]:
             axes.set_visible(False)
         for axes, own in zip(cells, algorithms, strict=False):
-            axes.set_title(own[0].title, color=TITLE_COLOURS[own[0].locality], loc="left")
+            axes.set_title(wrap(own[0].title, width - 0.5), color=TITLE_COLOURS[own[0].locality], loc="left")
         sections.append((subfigure, list(zip(cells, algorithms, strict=False))))
     return sections
 
@@ -282,7 +318,7 @@ def _draw_heat_map(axes: Axes, R: np.ndarray, largest: float, spec: str) -> None
         for (t, o), value in np.ndenumerate(R):
             colour = "white" if value < 0.55 * largest else "black"
             if np.isfinite(value):
-                axes.text(o + 1, t, f"{value:{spec}}", ha="center", va="center", color=colour, fontsize=8)
+                axes.text(o + 1, t, f"{value:{spec}}", ha="center", va="center", color=colour, fontsize="small")
 
 
 def _defined(groups: Sequence[Group], view: View, *names: str) -> list[Group]:
@@ -303,7 +339,20 @@ def _axis_label(name: str, view: View, group: Group) -> str:
 
 
 def _titles(groups: Sequence[Group]) -> list[str]:
-    return [title for _, title in sorted({(group.locality, group.title) for group in groups})]
+    found = {(group.locality, group.title) for group in groups}
+    return [title for _, title in sorted(found, key=lambda entry: (entry[0], natural_order(entry[1])))]
+
+
+def _deviation_note(groups: Sequence[Group], what: str) -> str | None:
+    return f"{what}: ± one standard deviation over seeds" if any(len(g.finished) > 1 for g in groups) else None
+
+
+def _option_name(groups: Sequence[Group]) -> str:
+    return "learning rate" if groups[0].over == "lr" else groups[0].over
+
+
+def _format_x(x: Any) -> str:
+    return format_lr(x) if is_number(x) else as_text(x)
 
 
 def _best(groups: Sequence[Group], view: View) -> Group:

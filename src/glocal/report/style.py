@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glocal.errors import require, unknown
-from glocal.files import report_os_errors, user_path
+from glocal.errors import unknown
+from glocal.files import user_path
 from glocal.report.table import format_lr
+from glocal.store.conditions import as_text, is_number, natural_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
+LEGEND_WIDTH = 2.0
+"""Inches of a line of text in a legend."""
 INK, FAINT = "#333333", "#6E6E6E"
 # Paul Tol's colour-blind-safe colours; dashes and markers carry the same information without colour.
 COOL = ("#0077BB", "#009988", "#33BBEE", "#332288", "#44AA99", "#6699CC")
@@ -25,13 +29,13 @@ WARM = ("#CC3311", "#EE7733", "#AA3377", "#DDAA33", "#882255", "#EE6677")
 DASHES = {"global": "-", "local": "--"}
 MARKERS = {"global": ("o", "s", "D", "^", "v", "8"), "local": ("X", "P", "<", ">", "p", "h")}
 TITLE_COLOURS = {"global": COOL[0], "local": WARM[0]}
-SUFFIXES = (".pdf", ".png", ".svg")
+SUFFIXES = (".pdf", ".pgf", ".png", ".svg")
 
 INK_PARTS = ("axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "text.color", "xtick.color", "ytick.color")
 RC: dict[Any, Any] = {
     **dict.fromkeys(INK_PARTS, INK),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), 8),
-    **dict.fromkeys(("font.size", "axes.labelsize"), 9),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), "small"),
+    **dict.fromkeys(("font.size", "axes.labelsize"), 9.0),
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "figure.titlesize": 10.5,
@@ -84,24 +88,11 @@ def require_figure(path: str | Path) -> Path:
     return path
 
 
-def save_figure(draw: Callable[[Figure], None], path: str | Path, dpi: int = 150) -> Path:
-    """Draw a figure in this style and save it, without a date, so that equal data give equal files.
-
-    `dpi` are the pixels per inch of a PNG file.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    path = require_figure(path)
-    require(30 <= dpi <= 1200, f"dpi = {dpi} was given; it must be 30 to 1200.")
-    metadata: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
-    with matplotlib.rc_context(RC):
-        figure = Figure(layout="constrained", dpi=dpi)
-        draw(figure)
-        with report_os_errors("write to", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, metadata=metadata)
-    return path
+def wrap(text: str, width: float) -> str:
+    """Break a text into lines of at most `width` inches on a screen, by the mean width of a letter."""
+    letters = max(int(width * 72 / (0.56 * RC["font.size"])), 12)
+    lines = (textwrap.wrap(line, letters, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join(part for line in lines for part in line)
 
 
 def legend(figure: Figure, names: Iterable[str] | Mapping[str, str], note: str | None = None) -> None:
@@ -114,8 +105,9 @@ def legend(figure: Figure, names: Iterable[str] | Mapping[str, str], note: str |
         handles, labels = axes.get_legend_handles_labels()
         handle_of |= dict(zip(labels, handles, strict=True))
     texts = names if isinstance(names, Mapping) else {name: name for name in names}
-    shown = {texts[name]: handle_of[name] for name in texts if name in handle_of}
-    options: dict[str, Any] = {"title": note, "alignment": "left", "handlelength": 2.8, "labelspacing": 0.7}
+    shown = {wrap(texts[name], LEGEND_WIDTH): handle_of[name] for name in texts if name in handle_of}
+    title = wrap(note, LEGEND_WIDTH) + "\n" if note else None
+    options: dict[str, Any] = {"title": title, "alignment": "left", "handlelength": 2.8, "labelspacing": 0.7}
     figure.legend(shown.values(), shown, loc="outside right center", **options)
 
 
@@ -147,16 +139,29 @@ def dark_plasma(brightest: float) -> ListedColormap:
     return ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.0, brightest, 256)))
 
 
-def log_lr(axes: Axes, lrs: Sequence[float], crowded: bool = False) -> None:
-    """Make the x axis a logarithmic learning rate whose ticks are the rates used."""
+def positions(values: Iterable[Any]) -> dict[Any, float]:
+    """Return where to draw values of an option: positive numbers as they are, others side by side in their order."""
+    values = list(dict.fromkeys(values))
+    if all(is_number(value) and value > 0 for value in values):
+        return {value: float(value) for value in values}
+    return {value: float(i) for i, value in enumerate(sorted(values, key=natural_order))}
+
+
+def option_axis(axes: Axes, values: Iterable[Any], name: str, crowded: bool = False) -> None:
+    """Make the x axis that of an option whose ticks are its values: logarithmic if they are positive numbers."""
+    places = positions(values)
+    axes.set_xlabel("learning rate" if name == "lr" else name)
+    if not all(is_number(value) and value > 0 for value in places):
+        axes.set_xticks(list(places.values()), [as_text(value) for value in places])
+        axes.set_xlim(-0.5, len(places) - 0.5)
+        return
     axes.set_xscale("log")
-    low, high = min(lrs), max(lrs)
+    low, high = min(places), max(places)
     margin = (high / low) ** 0.08 if high > low else 2.0
     axes.set_xlim(low / margin, high * margin)
-    shown = _select_ticks(sorted(set(lrs)), max_ticks=4 if crowded else 8)
-    axes.set_xticks(shown, [format_lr(lr) for lr in shown])
+    shown = _select_ticks(sorted(places), max_ticks=4 if crowded else 8)
+    axes.set_xticks(shown, [format_lr(value) for value in shown])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("learning rate")
 
 
 def _select_ticks(lrs: Sequence[float], max_ticks: int) -> list[float]:

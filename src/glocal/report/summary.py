@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -16,10 +17,12 @@ from rich.console import RenderableType
 from rich.filesize import decimal
 
 from glocal import metrics, tree
+from glocal.errors import unknown
 from glocal.metrics import CONFIDENCE, LearningRateTest, Measure, Over, Scope, Split
 from glocal.report import table
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, mean_std, signed
-from glocal.store.run import Run
+from glocal.store.conditions import as_text, is_number, natural_order
+from glocal.store.run import SETTINGS, Run
 
 if TYPE_CHECKING:
     import polars
@@ -65,13 +68,21 @@ DEFAULT_VIEW = View()
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one (challenge, algorithm, lr), one per seed, and the labels to show them under."""
+    """The runs of one (challenge, algorithm, lr), one per seed, and the labels to show them under.
+
+    x: the learning rate, or the value of another option `over` by which the runs of an algorithm are told apart.
+    """
 
     challenge: str
     locality: str
     algorithm: str
-    lr: float
+    x: Any
     runs: tuple[Run, ...]
+    over: str = field(default="lr", kw_only=True)
+
+    @property
+    def lr(self) -> float:
+        return self.runs[0].lr
 
     @property
     def tasks(self) -> int:
@@ -141,29 +152,52 @@ def run_statistics(runs: Sequence[Run], view: View, split: Split = "test") -> li
     return [{name: 100 * x if name in percent else x for name, x in own.items()} for own in values]
 
 
-def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Group runs by challenge, locality (global first), algorithm and learning rate.
+def group_runs(runs: Iterable[Run], over: str = "lr") -> list[Group]:
+    """Group runs by challenge, locality (global first), algorithm and learning rate, or another option than that.
 
     Equal runs count once. If runs of one challenge differ in more than algorithm, learning rate and seed (tasks,
-    epochs, network…), or runs of one algorithm in an option of it or of the optimiser that its label does not show, the
-    labels are extended by the settings that differ, so that runs that are not comparable never share a label.
+    epochs, network…), or runs of one algorithm in an option of it or of the optimiser, the labels are extended by the
+    settings that differ, so that runs that are not comparable never share a label.
     """
     encode, parts = json.JSONEncoder(sort_keys=True).encode, ("algorithm", "optimizer")
-    apart = {"seed", "lr", "parent", *parts}
     entries: dict[tuple[Any, ...], Run] = {}
     for run in runs:
-        shared = {k: v for k, v in run.config.items() if k not in apart} | ({"after": run.after} if run.after else {})
-        options = {k: run.config[k] for k in parts if k in run.config}
-        entries[encode(shared), encode(options), run.lr, run.seed, encode(run.config.get("parent"))] = run
+        config = run.config if over == "lr" else _without(run, over)
+        shared = {k: v for k, v in config.items() if k not in {"seed", "lr", "parent", *parts}}
+        shared |= {"after": run.after} if run.after else {}
+        options = {k: config[k] for k in ("lr" if over != "lr" else "", *parts) if k in config}
+        entries[encode(shared), encode(options), _x(run, over), run.seed, encode(run.config.get("parent"))] = run
     distinct, texts = list(entries.values()), list(entries)
-    challenges = _labels([(run.challenge,) for run in distinct], [shared for shared, *_ in texts])
+    bases = [run.challenge for run in distinct]
+    challenges = _labels(bases, bases, [shared for shared, *_ in texts], " · ", _format_setting)
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
-    names = [(challenge, run.algorithm) for challenge, run in zip(challenges, distinct, strict=True)]
-    algorithms = _labels(names, [options for _, options, *_ in texts])
-    members: dict[tuple[str, str, str, float], list[Run]] = {}
+    names = [(c, run.config["algorithm"]["name"]) for c, run in zip(challenges, distinct, strict=True)]
+    bases = [re.sub(rf" {over}=(\([^)]*\)|\S+)", "", run.algorithm) for run in distinct]
+    algorithms = _labels(bases, names, [options for _, options, *_ in texts], " ", _format_option)
+    members: dict[tuple[str, str, str, Any], list[Run]] = {}
     for challenge, algorithm, run in zip(challenges, algorithms, distinct, strict=True):
-        members.setdefault((challenge, run.locality, algorithm, run.lr), []).append(run)
-    return [Group(*key, tuple(sorted(own, key=lambda run: run.seed))) for key, own in sorted(members.items())]
+        members.setdefault((challenge, run.locality, algorithm, _x(run, over)), []).append(run)
+    ordered = sorted(members.items(), key=lambda item: [natural_order(part) for part in item[0]])
+    return [Group(*key, tuple(sorted(own, key=lambda run: run.seed)), over=over) for key, own in ordered]
+
+
+def _x(run: Run, over: str) -> Any:
+    value = run.lr if over == "lr" else run.settings[over]
+    return value if is_number(value) else as_text(value)
+
+
+def _without(run: Run, option: str) -> dict[str, Any]:
+    """Return a run's configuration without one option of its algorithm, its optimiser or its training."""
+    config = dict(run.config)
+    for part in ("algorithm", "optimizer"):
+        options = config.get(part, {}).get("options", {})
+        if option in options:
+            return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
+    if option in ("epochs", "batch_size", "precision") and option in run.settings:
+        return {k: v for k, v in config.items() if k != option}
+    own = [name for name in run.settings if name not in SETTINGS]
+    allowed = ("lr", "epochs", "batch_size", "precision", *own)
+    raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed)
 
 
 def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyGroup]]:
@@ -171,33 +205,52 @@ def split_groups(groups: Iterable[AnyGroup], *attributes: str) -> list[list[AnyG
     return [list(own) for _, own in groupby(groups, attrgetter(*attributes))]
 
 
-def _labels(names: Sequence[tuple[str, ...]], texts: Sequence[str]) -> list[str]:
-    """Return the last part of each name, extended by the settings (JSON) in which entries of the same name differ."""
+def _labels(
+    bases: Sequence[str], kinds: Sequence[object], texts: Sequence[str], join: str, form: Callable[[str, Any], str]
+) -> list[str]:
+    """Return each base, extended by the settings (JSON) in which entries of its kind differ and that it does not name.
+
+    `form` formats a setting.
+    """
     settings = {text: tree.flatten(json.loads(text)) for text in set(texts)}  # most are equal, and compared once
-    same: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-    for name, text in zip(names, texts, strict=True):
-        same.setdefault(name, {})[text] = settings[text]
-    labels = {}
-    for name, entries in same.items():
+    same: dict[object, dict[str, dict[str, Any]]] = {}
+    for kind, text in zip(kinds, texts, strict=True):
+        same.setdefault(kind, {})[text] = settings[text]
+    differing = {}
+    for kind, entries in same.items():
         keys = sorted({key for own in entries.values() for key in own})
-        differing = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries.values()}) > 1]
-        for text, own in entries.items():
-            shown = [_format_setting(key, own[key]) for key in differing if key in own]
-            labels[name, text] = " · ".join([name[-1], *shown])
-    return [labels[entry] for entry in zip(names, texts, strict=True)]
+        differing[kind] = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries.values()}) > 1]
+    labels = {}
+    for base, kind, text in set(zip(bases, kinds, texts, strict=True)):
+        own = settings[text]
+        shown = [form(key, own[key]) for key in differing[kind] if key in own and f" {_last(key)}=" not in base]
+        labels[base, kind, text] = join.join([base, *filter(None, shown)])
+    return [labels[entry] for entry in zip(bases, kinds, texts, strict=True)]
+
+
+def _last(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _format_option(key: str, value: object) -> str:
+    """Format an option of an algorithm or optimiser for a label: 'penalty=100'. The label has the optimiser's name."""
+    return "" if _last(key) == "name" else f"{_last(key)}={_format_value(value)}"
+
+
+def _format_value(value: object) -> str:
+    """Format the value of a setting: numbers as briefly as they can be, a hash if it is long."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= MAX_SETTING_LENGTH else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _format_setting(key: str, value: object) -> str:
-    """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100', a hash if it is long."""
-    last = key.rpartition("/")[2]
+    """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100'."""
+    last = _last(key)
     if last in ("tasks", "epochs"):
         return f"{value} {last[:-1] if value == 1 else last}"
-    if last == "name":
-        return str(value)
-    text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    if len(text) > MAX_SETTING_LENGTH:
-        text = f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return f"{last.removesuffix('_size').replace('_', ' ')} {text}"
+    return str(value) if last == "name" else f"{last.removesuffix('_size').replace('_', ' ')} {_format_value(value)}"
 
 
 def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
@@ -314,7 +367,7 @@ def _cells(rows: Sequence[Row]) -> dict[table.CellKey, list[Cell]]:
             fewest = min(r["diverged"] for r in own)  # which come first, as in `glocal.selection.choose`
             choice = "choice_forgetting" if name == "forgetting" else "choice_metric"
             values = [x for r in own if r["diverged"] == fewest and (x := r[choice]) is not None]
-            chosen = row["diverged"] == fewest and row[choice] == best(values, default=None)
+            chosen = len(own) > 1 and row["diverged"] == fewest and row[choice] == best(values, default=None)
             mean, std = row[f"{name}_mean"], row[f"{name}_std"] if finished > 1 else None
             cell = mean_std(mean, std, chosen, spec) if finished else Cell("diverged")
             cells.setdefault((row["locality"], row["algorithm"], row["lr"], row["challenge"]), []).append(cell)
@@ -331,6 +384,8 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     scopes = {row["challenge"]: SCOPE_NOTES[kinds[row["challenge"]]] for row in rows if row["metric"] == "acc"}
     counts = {row["challenge"]: str(row["tasks"]) for row in rows}
     chosen_on = {row["challenge"]: row["chosen_on"] for row in rows}
+    compared = len({(row["challenge"], row["locality"], row["algorithm"]) for row in rows}) < len(rows)
+    among = ", where the fewest runs diverged" if any(row["diverged"] for row in rows) else ""
     seeds = format_range((row["seeds"] for row in rows), "seed")
     starts = {row["challenge"]: f"runs of {n} tasks" if (n := row["after"]) else "initialisations" for row in rows}
     return (
@@ -340,8 +395,10 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
         f"FGT: {_by_challenge(forgetting)} since each task was learnt, averaged over {tasks}.",
         *([f"Runs start from {_by_challenge(starts)}."] if any(row["after"] for row in rows) else []),
         diverged_note(rows),
-        f"Bold or *: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data"
-        f"{', where the fewest runs diverged' if any(row['diverged'] for row in rows) else ''}.",
+        *(
+            [f"Bold or *: the best values of each algorithm, chosen on {_by_challenge(chosen_on)} data{among}."]
+            * compared
+        ),
     )
 
 

@@ -72,3 +72,11 @@ def as_text(value: object) -> str:
 def _equal(value: object, text: str) -> bool:
     """Return whether a setting is what a text says; numbers are compared as numbers: 0.10 is 0.1."""
     return value == _number(text) if is_number(value) else as_text(value) == text
+
+
+def natural_order(value: object) -> tuple[Any, ...]:
+    """Return a key that sorts numbers, also those within a text, by their value: 'penalty=2' before 'penalty=10'."""
+    if isinstance(value, int | float):
+        return (0, value)
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", str(value))
+    return (1, *(float(part) if i % 2 else part for i, part in enumerate(parts)))

@@ -18,6 +18,7 @@ from glocal.files import read_tensors, report_damage
 
 if TYPE_CHECKING:
     import polars
+    from matplotlib.figure import Figure
 
     from glocal.tree import Params
 
@@ -31,7 +32,7 @@ SETTINGS = (
 """Names of what every run has in `Run.settings`. 'algorithm' is its registered name, 'label' what tables show."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run's configuration, measurements and information about its training.
 
@@ -49,6 +50,10 @@ class Run:
     arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]
     path: Path | None = None
+
+    def __repr__(self) -> str:
+        what = f"{self.algorithm} on {self.challenge}, lr {self.lr:g}, seed {self.seed}"
+        return f"<Run: {what}{', diverged' if self.diverged else ''}>"
 
     @property
     def challenge(self) -> str:
@@ -204,7 +209,8 @@ class Runs(UserList[Run]):
     """Finished runs, in the order of their requests; `table` and `plot` show them."""
 
     def __repr__(self) -> str:
-        return f"<{len(self)} runs: {', '.join(sorted({r.algorithm for r in self}))}>"
+        names = sorted({run.algorithm for run in self})
+        return f"<{len(self)} runs: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}>"
 
     def where(self, *conditions: str | Callable[[Run], bool]) -> Runs:
         """Return the runs that meet all conditions: functions of a run, or texts on `Run.settings`.
@@ -249,8 +255,19 @@ class Runs(UserList[Run]):
 
         return pl.DataFrame(rows(self, protocols or DEFAULT_PROTOCOLS, View(**options)), infer_schema_length=None)
 
-    def plot(self, kind: str, path: str | Path, dpi: int = 150) -> Path:
-        """Draw a figure and return its path; `glocal plot --help` lists the kinds, `dpi` is the resolution of a PNG."""
+    def plot(self, kind: str, path: str | Path, over: str = "lr", **look: Any) -> Path:
+        """Draw a figure and return its path; `glocal plot --help` lists the kinds.
+
+        `over` is the option by which the runs of an algorithm are compared. The other options, `dpi`, `width` and
+        `style`, are those of `glocal.report.figure.make_figure`.
+        """
         from glocal.report.plots import draw
 
-        return draw(self, kind, path, dpi=dpi)
+        return draw(self, kind, path, over=over, **look)
+
+    def figure(self, kind: str, over: str = "lr", **look: Any) -> Figure:
+        """Return the figure that `plot` saves; notebooks show it."""
+        from glocal.report.figure import make_figure
+        from glocal.report.plots import drawing
+
+        return make_figure(drawing(self, kind, over=over), **look)

@@ -27,7 +27,7 @@ from glocal.networks.model import MakeNetwork
 from glocal.paper import table1
 from glocal.paper.study import Context, Row, Study, WorkItem
 from glocal.report import style
-from glocal.report.style import LineStyle, log_lr
+from glocal.report.style import LineStyle, option_axis
 from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 from glocal.sweeps.sweep import sweep
@@ -273,7 +273,7 @@ def plot_over_lr(axes: Axes, rows: pl.DataFrame, name: str, title: str, spread: 
     axes.set_title(title)
     for own, line in by_algorithm(rows):
         curve(own, name, spread).plot(axes, **line.line(), **line.point(), label=label(own))
-    log_lr(axes, distinct(rows, "lr"), crowded=True)
+    option_axis(axes, distinct(rows, "lr"), "lr", crowded=True)
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"] = "y") -> None:

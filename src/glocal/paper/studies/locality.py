@@ -33,7 +33,7 @@ from glocal.lens.training_trace import TrainingTrace
 from glocal.paper.studies import common
 from glocal.paper.studies.common import agreement, column, distinct, median, medians_by, names, plot_medians
 from glocal.paper.study import Context, Row, Summary, WorkItem
-from glocal.report.style import COOL, FAINT, INK, TITLE_COLOURS, WARM, log_lr
+from glocal.report.style import COOL, FAINT, INK, TITLE_COLOURS, WARM, option_axis
 from glocal.sweeps import resolve
 
 FULL: WorkItem = {"solutions": 64, "draws": 5, "probes": 16, "examples": 2_000, "epochs": 3, "lr": 0.1, "seed": 0}
@@ -280,7 +280,7 @@ def _draw_radius_by_lr(axes: Axes, rows: pl.DataFrame) -> None:
     style: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "--"}
     label = r"$\Vert\theta_2 - \theta_1\Vert$"
     plot_medians(axes, rows.filter(direction="update"), "lr", "distance", **style, label=label)
-    log_lr(axes, distinct(rows, "lr"))
+    option_axis(axes, distinct(rows, "lr"), "lr")
     axes.set(title=f"Radius and learning rate, ε = {SHOWN_EPSILON:g}", yscale="log")
     axes.set_ylabel(r"radius of $\Omega_1^\varepsilon$, order 2")
 
