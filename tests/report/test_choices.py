@@ -66,7 +66,7 @@ def test_the_order_of_the_runs_does_not_matter() -> None:
 def test_options_are_part_of_the_configuration() -> None:
     runs = []
     for penalty, last in ((1.0, 0.6), (10.0, 0.8)):
-        options = {"options": {"penalty": penalty, "fisher": "exact"}}
+        options = {"penalty": penalty, "fisher": "exact"}
         more = {"options": options, "label": f"ewc penalty={penalty:g}"}
         runs += [trained("ewc", lr, 1, 0.5, last + lr, 0.5, **more) for lr in (0.01, 0.1)]
     (row,) = choices.rows(runs, ["all-validation"])
