@@ -56,7 +56,7 @@ def test_criteria_by_hand(protocol: str, expected: float) -> None:
         ("first-k=0", "first-k=3"),
         ("first-k=-1", "first-k=3"),
         ("first-k=" + "9" * 5000, "first-k=3"),
-        ("first-k=4", "have 3 tasks"),
+        ("first-k=4", "has 3 tasks"),
         ("first-tsk", "Did you mean 'first-task'"),
         ("first-task=2", "unknown protocol"),
     ],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from glocal import metrics
-from glocal.errors import GlocalError, require, require_known
+from glocal.errors import require, require_known
 
 if TYPE_CHECKING:
     from glocal.metrics import Scope
@@ -39,14 +39,8 @@ def criterion(run: Run, protocol: str, scope: Scope | None = None) -> float:
         protocol: a name from `PROTOCOLS`, with a number in place of K.
         scope: accuracy among the task's classes ('task') or all classes ('class'); by default that of the setting.
     """
-    name, tasks = parse_protocol(protocol)
-    if name != ORACLE and metrics.choice_split(run) != "validation":
-        raise GlocalError(
-            f"{protocol} needs validation data, and the runs of {run.algorithm} on {run.challenge} have none: repeat "
-            "their sweep with --validation 0.1, which holds out a tenth of the training data, or use oracle-test."
-        )
-    message = f"{protocol} was given, but the runs of {run.algorithm} on {run.challenge} have {run.tasks} tasks: give"
-    require((tasks or 1) <= run.tasks, f"{message} a smaller K.")
+    what = f"{run.algorithm} on {run.challenge}"
+    name, tasks = check_protocol(protocol, metrics.choice_split(run) == "validation", run.tasks, what)
     if run.diverged is not None:
         return math.nan
     R = metrics.shown_matrix(run, scope, "test" if name == ORACLE else "validation")
@@ -54,15 +48,24 @@ def criterion(run: Run, protocol: str, scope: Scope | None = None) -> float:
     return -value if metrics.measure_of(run) == "loss" else value
 
 
-def parse_protocol(text: str) -> tuple[str, int | None]:
-    """Return a protocol's name and the number of tasks that it sees, None if it sees all: 'first-k=3' has 3."""
-    name, _, count = text.partition("=")
+def check_protocol(protocol: str, validation: bool, tasks: int, what: str) -> tuple[str, int | None]:
+    """Raise unless a protocol can be used for runs with or without validation data and with so many tasks.
+
+    Returns:
+        Its name without number, and the number of tasks that it sees, None if it sees all: 'first-k=3' has 3.
+    """
+    name, _, count = protocol.partition("=")
+    seen = 1 if name == "first-task" else None
     if name == "first-k":
         valid = count.isdecimal() and len(count) < 10 and int(count) > 0
-        require(valid, f"the protocol '{text}' was given; write first-k=K with a number of tasks, such as first-k=3.")
-        return name, int(count)
-    require_known("protocol", text, PROTOCOLS)
-    return name, 1 if name == "first-task" else None
+        require(valid, f"the protocol '{protocol}' was given; write first-k=K with a number of tasks, as in first-k=3.")
+        seen = int(count)
+    else:
+        require_known("protocol", protocol, PROTOCOLS)
+    require((seen or 1) <= tasks, f"{protocol} was given, but {what} has {tasks} tasks: give a smaller K.")
+    advice = "repeat the sweep with --validation 0.1, which holds out a tenth of the training data, or use oracle-test."
+    require(validation or name == ORACLE, f"{protocol} needs validation data, and {what} has none: {advice}")
+    return name, seen
 
 
 def choose(scores: Mapping[T, Mapping[int, float]]) -> T:

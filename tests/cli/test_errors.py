@@ -13,6 +13,8 @@ from glocal.cli.main import main
 
 RUN = ["run", "rotated-digits", "sgd", "--tasks", "1", "--epochs", "1", "--batch-size", "500"]
 
+SAMPLE = ["sweep", "rotated-digits", "--algorithms", "er", "--sampler", "tpe", "--trials", "2", "--tasks", "2"]
+
 
 def write(path: Path, text: str) -> str:
     path.write_text(text)
@@ -52,6 +54,33 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--options", "ewc.penalty=1"],
         ["unknown algorithm", "'ewc'", "er"],
     ),
+    "range without sampler": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--lrs", "1e-3..1"],
+        ["'1e-3..1'", "--sampler tpe --trials N"],
+    ),
+    "range of an option without sampler": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--options", "er.slots=10..20"],
+        ["'10..20'", "--sampler"],
+    ),
+    "sampler without trials": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--sampler", "tpe"],
+        ["--trials"],
+    ),
+    "sampler without validation data": (
+        lambda p: [*SAMPLE, "--lrs", "1e-3..1"],
+        ["all-validation needs validation data", "--validation 0.1", "oracle-test"],
+    ),
+    "sampler with an unknown protocol": (
+        lambda p: [*SAMPLE, "--protocol", "first-tsk"],
+        ["'first-tsk'", "Did you mean 'first-task'"],
+    ),
+    "range that is reversed": (lambda p: [*SAMPLE, "--lrs", "1..0.1"], ["lr = 1..0.1", "LOW < HIGH"]),
+    "two ranges": (lambda p: [*SAMPLE, "--lrs", "1..2", "3..4"], ["lr = 1..2, 3..4", "one range"]),
+    "range of part of a slot": (
+        lambda p: [*SAMPLE, "--options", "slots=1.5..20"],
+        ["slots = '1.5'", "whole number"],
+    ),
+    "sampler in several processes": (lambda p: [*SAMPLE, "--workers", "2"], ["sampler", "workers"]),
     "option not a number": (
         lambda p: ["run", "rotated-digits", "ewc", "--options", "penalty=big"],
         ["finite number", "big"],

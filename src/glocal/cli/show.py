@@ -119,7 +119,9 @@ class Choose:
         from glocal.report.summary import View
 
         protocols = [name for names in self.protocol for name in names] or DEFAULT_PROTOCOLS
-        print_rendered(render(load_where(self.store, self.where), self.format, protocols, View(scope=self.scope)))
+        runs = load_where(self.store, self.where)
+        require(bool(runs) or self.format != "rich", f"the store '{self.store}' has no finished run yet.")
+        print_rendered(render(runs, self.format, protocols, View(scope=self.scope)))
 
 
 @command

@@ -9,18 +9,19 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
 from glocal.cli.common import TrainingOptions, command, print_rendered
 from glocal.errors import GlocalError, require, require_known
-from glocal.sweeps.options import convert, require_count, require_option
+from glocal.sweeps.options import convert, parse_range, require_count, require_option
 
 if TYPE_CHECKING:
     from glocal.store.run import Runs
 
+Rates = Annotated[tuple[float | str, ...], tyro.conf.arg(metavar="FLOAT|LOW..HIGH ...")]
 Options = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
 OptionValues = dict[str, list[Any]]
 
@@ -82,16 +83,25 @@ class Sweep(SweepFile):
     """Name from `glocal list challenges`, or path.py:function for your own."""
     algorithms: tuple[str, ...] = ()
     """Names from `glocal list algorithms`, or path.py:Name for your own."""
-    lrs: tuple[float, ...] = (0.001, 0.01, 0.1)
-    """Learning rates."""
+    lrs: Rates = (0.001, 0.01, 0.1)
+    """Learning rates; with a sampler also one range, such as 1e-4..1."""
     seeds: tuple[int, ...] = (11, 13, 33)
     """Seeds."""
     options: Options = ()
-    """Options as ALGORITHM.NAME=VALUE. Several values, separated by commas, are all trained."""
+    """Options as ALGORITHM.NAME=VALUE. Several values, separated by commas, are all trained; a sampler also takes
+    ranges, such as ewc.penalty=0.1..1000."""
     optimizer: tuple[str, ...] = ()
     """sgd (default), adam or adamw; several are all trained."""
     optimizer_options: Options = ()
     """Options of the optimizer, as NAME=VALUE or OPTIMIZER.NAME=VALUE, with one or several values."""
+    sampler: Literal["tpe", "random"] | None = None
+    """Train no grid, but configurations that Optuna samples from the values and ranges of --lrs and --options."""
+    trials: int | None = None
+    """Configurations of each algorithm that a sampler proposes."""
+    parallel: int = 8
+    """Configurations that a sampler proposes at a time, and that train together."""
+    protocol: str = "all-validation"
+    """What a sampler maximises: first-task, first-k=K, per-task, all-validation or oracle-test, as `glocal choose`."""
     plan: bool = False
     """Train nothing: write the sweep into the store, for `glocal work` on this and other machines."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
@@ -108,7 +118,8 @@ class Sweep(SweepFile):
                 own["challenge"] = convert("challenge", str, content.pop("challenge"))
             for name, kind in (("lrs", float), ("seeds", int)):
                 if name in content:
-                    own[name] = tuple(convert(name, kind, value) for value in content.pop(name))
+                    given = content.pop(name)
+                    own[name] = tuple(v if parse_range(v) else convert(name, kind, v) for v in given)
             return cls(file=path, training=TrainingOptions(**content), **own)
         except GlocalError as error:
             raise GlocalError(f"the sweep file '{path}': {error}") from error
@@ -116,6 +127,9 @@ class Sweep(SweepFile):
     def __call__(self) -> None:
         from glocal.report.summary import render
 
+        if self.sampler is not None:
+            self.sample()
+            return
         if not self.plan:
             runs = self.train()
             if self.training.on == "slurm":
@@ -142,27 +156,53 @@ class Sweep(SweepFile):
             print(f"Note: {count} runs were in the store already and were not monitored; use another --store")
         return runs
 
+    def sample(self) -> None:
+        """Train the configurations that a sampler proposes, and show which of them are chosen."""
+        from glocal.report import choices
+        from glocal.report.progress import Bars
+        from glocal.selection import ORACLE
+        from glocal.sweeps.sample import sample
+
+        missing = "a sampler needs --trials, the number of configurations of each algorithm, and no --plan."
+        if self.trials is None or self.plan or self.sampler is None:
+            raise GlocalError(missing)
+        more: dict[str, Any] = {"trials": self.trials, "sampler": self.sampler, "parallel": self.parallel}
+        runs = sample(**self.arguments(), **more, protocol=self.protocol, progress=Bars())
+        print_rendered(choices.render(runs, "rich", (self.protocol, ORACLE)))
+
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `glocal.sweep`."""
+        """Return the arguments of `glocal.sweep`; with a sampler, with all values of an option in place of one."""
         if self.challenge is None:
             raise GlocalError("a sweep needs a challenge: `glocal sweep rotated-digits ...`, or one in its --file.")
         content = {} if self.file is None else _read(self.file)
         entries = list(self.algorithms) or content.get("algorithms", [])
         require(bool(entries), "a sweep needs algorithms: --algorithms er ewc ..., or some in its --file.")
         own = list(self.optimizer) or content.get("optimizer", "sgd")
-        algorithms = _choices("algorithm", entries, self.options)
-        optimizers = _choices("optimizer", own if isinstance(own, list) else [own], self.optimizer_options)
+        algorithms = _spaces("algorithm", entries, self.options)
+        optimizers = _spaces("optimizer", own if isinstance(own, list) else [own], self.optimizer_options)
+        if self.sampler is None:
+            for value in (
+                *self.lrs,
+                *(v for _, own in algorithms + optimizers for values in own.values() for v in values),
+            ):
+                hint = "add --sampler tpe --trials N, or give values"
+                require(parse_range(value) is None, f"'{value}' is a range, from which a sampler draws: {hint}.")
+            algorithms, optimizers = _combinations(algorithms), _combinations(optimizers)
         named = {"challenge": self.challenge, "algorithms": algorithms, "optimizer": optimizers}
         return {**named, "lrs": self.lrs, "seeds": self.seeds, **vars(self.training)}
 
 
-def _choices(kind: str, entries: Iterable[Any], texts: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return algorithms or optimisers with every combination of their options' values."""
+def _spaces(kind: str, entries: Iterable[Any], texts: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return algorithms or optimisers with a list of values for each of their options."""
     named = [_name_and_options(kind, entry) for entry in entries]
     given = parse_options(texts, [name for name, _ in named], kind)
+    return [(name, {**values, **given.get(_short_name(name), {})}) for name, values in named]
+
+
+def _combinations(spaces: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return algorithms or optimisers with every combination of their options' values."""
     choices: list[tuple[str, dict[str, Any]]] = []
-    for name, values in named:
-        values = {**values, **given.get(_short_name(name), {})}
+    for name, values in spaces:
         require_count(len(choices) + math.prod(map(len, values.values())))
         combinations = itertools.product(*values.values())
         choices += [(name, dict(zip(values, choice, strict=True))) for choice in combinations]

@@ -124,7 +124,10 @@ class Table:
         table.add_column(label, max_width=MAX_LABEL_WIDTH)
         for i, name in zip(shown, names, strict=True):
             name.justify = "left"
-            table.add_column(name, justify=self.columns[i].align, no_wrap=self.columns[i].align == "right")
+            right = self.columns[i].align == "right"
+            table.add_column(
+                name, justify=self.columns[i].align, no_wrap=right, overflow="ellipsis" if right else "fold"
+            )
         rules = any(len(section.rows) > 1 for section in self.sections)
         for section in self.sections:
             rows = [r for r in section.rows if not grouped or any(r[i].text != ABSENT for i in grouped)]

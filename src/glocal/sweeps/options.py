@@ -145,6 +145,16 @@ def parse_time(text: str) -> float:
     return float(sum(int(number) * UNITS[unit] for number, unit in parts))
 
 
+def parse_range(value: object) -> tuple[str, str] | None:
+    """Return the ends of a range such as '1e-4..1', or None if the value is no range."""
+    low, dots, high = str(value).partition("..")
+    try:
+        finite = bool(dots) and math.isfinite(float(low)) and math.isfinite(float(high))
+    except ValueError:
+        return None
+    return (low, high) if finite else None
+
+
 def require_option(kind: str, name: str, allowed: list[str]) -> None:
     """Raise unless an option is allowed."""
     where = f'{name} is an option of the optimizer: optimizer=("sgd", {{"{name}": ...}}), or --optimizer-options.'

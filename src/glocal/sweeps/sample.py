@@ -1,0 +1,150 @@
+"""Sweeps over spaces that are too large for a grid: Optuna proposes configurations, a batch at a time.
+
+There is no database besides the store. The sampler has a fixed seed, and is asked and told the same trials again
+whenever a sweep is repeated: those in the store are not trained, so an interrupted sweep resumes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from glocal.errors import GlocalError, require, require_known
+from glocal.rng import GLOBAL_STATE
+from glocal.selection import check_protocol, criterion
+from glocal.store.run import Run, Runs
+from glocal.sweeps import resolve
+from glocal.sweeps.options import convert, parse_range
+from glocal.sweeps.resume import ProgressReporter, train_missing
+from glocal.sweeps.sweep import pairs, prepare
+
+Spec: TypeAlias = tuple[Any, Mapping[str, Any] | None]
+Configuration: TypeAlias = tuple[Spec, Spec, float]  # algorithm and optimiser with options, learning rate
+DIGITS = 3
+"""Significant digits of sampled numbers, so that names of runs can be read."""
+
+
+def sample(
+    challenge: Any,
+    algorithms: Any,
+    lrs: Iterable[Any],
+    seeds: Iterable[int],
+    *,
+    trials: int,
+    sampler: Literal["tpe", "random"] = "tpe",
+    parallel: int = 8,
+    protocol: str = "all-validation",
+    optimizer: Any = "sgd",
+    progress: ProgressReporter | None = None,
+    **options: Any,
+) -> Runs:
+    """Train `trials` configurations of every algorithm that a sampler proposes, and return their runs.
+
+    The sampler maximises the mean over seeds of the protocol's criterion; a configuration of which a run diverged ranks
+    last. Every algorithm with every optimiser has its own sampler. All other arguments are those of `glocal.sweep`.
+
+    Args:
+        algorithms: (name, options) pairs. An option's value may be a list to choose from, or a range 'LOW..HIGH':
+            logarithmic if LOW > 0, otherwise uniform; of whole numbers if the option is one.
+        lrs: learning rates to choose from, or one range, as in ['1e-4..1'].
+        trials: number of configurations. A sweep with more trials begins with the same ones.
+        sampler: 'tpe', which learns from earlier trials, or 'random'.
+        parallel: configurations that are proposed at a time and train together.
+        protocol: name from `glocal.selection.PROTOCOLS`.
+        optimizer: (name, options) pairs, as for algorithms.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise GlocalError(f"the sampler {sampler} needs optuna: pip install 'glocal[optuna]'.") from error
+    require_known("sampler", sampler, ("random", "tpe"))
+    require(min(trials, parallel) > 0, f"trials = {trials}, parallel = {parallel} were given; both must be positive.")
+    alone = "a sampler trains in this process: leave on and workers out, and start the same command once for every GPU."
+    require(options.get("on", "here") == "here" and options.get("workers") is None, alone)
+    runs, lrs, seeds = dict[Any, Run](), list(lrs), list(seeds)
+    for algorithm, own in itertools.product(pairs(algorithms), pairs(optimizer)):
+        space, study = _space(algorithm, own, lrs), _study(sampler)
+        for start in range(0, trials, parallel):
+            asked = [study.ask(space) for _ in range(min(parallel, trials - start))]
+            chosen = [_configuration(algorithm, own, trial) for trial in asked]
+            for trial, found in zip(asked, _train(challenge, chosen, seeds, protocol, progress, options), strict=True):
+                values = [criterion(run, protocol) for run in found]
+                if np.isfinite(values).all():
+                    study.tell(trial, float(np.mean(values)))
+                else:
+                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)  # which TPE ranks last
+                runs |= {run.path: run for run in found}
+    return Runs(runs.values())
+
+
+def _study(sampler: str) -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of constant_liar in Optuna 4
+        tpe, random = optuna.samplers.TPESampler, optuna.samplers.RandomSampler
+        made = tpe(seed=0, constant_liar=True) if sampler == "tpe" else random(seed=0)
+    return optuna.create_study(direction="maximize", sampler=made)
+
+
+def _space(algorithm: Spec, optimizer: Spec, lrs: list[Any]) -> dict[str, Any]:
+    """Return Optuna's distributions of 'lr', 'algorithm.NAME' and 'optimizer.NAME'."""
+    space = {"lr": _distribution("lr", lrs)}
+    parts = (("algorithm.", resolve.algorithm, algorithm), ("optimizer.", resolve.optimizer, optimizer))
+    for prefix, make, (what, options) in parts:
+        listed = {k: list(v) if isinstance(v, list | tuple) and v else [v] for k, v in (options or {}).items()}
+        example = make(what, {name: (parse_range(v[0]) or v)[0] for name, v in listed.items()}).value
+        for name, values in listed.items():
+            space[prefix + name] = _distribution(name, values, type(getattr(example, name)) is int)
+    return space
+
+
+def _distribution(name: str, values: list[Any], whole: bool = False) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    ranges = [ends for value in values if (ends := parse_range(value)) is not None]
+    message = f"{name} = {', '.join(map(str, values))} was given; a sampler takes values, or one range LOW..HIGH"
+    require(bool(values) and (not ranges or len(values) == 1), f"{message}.")
+    if not ranges:
+        return CategoricalDistribution(values)
+    low, high = (convert(name, int if whole else float, end) for end in ranges[0])
+    require(low < high, f"{message} with LOW < HIGH.")
+    return IntDistribution(low, high, log=low > 0) if whole else FloatDistribution(low, high, log=low > 0)
+
+
+def _configuration(algorithm: Spec, optimizer: Spec, trial: Any) -> Configuration:
+    values: dict[str, dict[str, Any]] = {"lr": {}, "algorithm": {}, "optimizer": {}}
+    for key, value in trial.params.items():
+        kind, _, name = key.partition(".")
+        sampled = hasattr(trial.distributions[key], "low") and isinstance(value, float)
+        values[kind][name] = float(f"{value:.{DIGITS}g}") if sampled else value
+    lr = convert("lr", float, values["lr"][""])
+    return (algorithm[0], values["algorithm"]), (optimizer[0], values["optimizer"]), lr
+
+
+def _train(
+    challenge: Any,
+    configurations: list[Configuration],
+    seeds: Iterable[int],
+    protocol: str,
+    progress: Any,
+    options: Any,
+) -> list[list[Run]]:
+    """Train configurations together, and return the runs of each."""
+    algorithms, optimizers, lrs = (list(part) for part in zip(*configurations, strict=True))
+    with GLOBAL_STATE:
+        job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizers, **options)  # every combination of parts
+        learnt = job.context.cohort.challenge
+        check_protocol(protocol, learnt.validation is not None, learnt.tasks, learnt.name)
+        wanted = [(resolve.algorithm(*a).value, resolve.optimizer(*o).value, lr) for a, o, lr in configurations]
+        members = {hash: request.member for hash, request in job.requests.items()}
+        parts = {hash: (m.algorithm, m.optimizer, m.lr) for hash, m in members.items()}
+        job.requests = {hash: request for hash, request in job.requests.items() if parts[hash] in wanted}
+        job.context.progress = progress or ProgressReporter()
+        runs = dict(zip(job.requests, train_missing(job), strict=True))
+    return [[run for hash, run in runs.items() if parts[hash] == one] for one in wanted]
