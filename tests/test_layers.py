@@ -30,7 +30,7 @@ LAYERS = (
         "curvature",
     ),
     *("optimizers", "algorithms", "engine", "store", "metrics", "selection"),
-    *("sweeps", "cluster", "lens", "report", "paper", "cli"),
+    *("sweeps", "cluster", "lens", "report", "track", "paper", "cli"),
 )
 CORE = LAYERS[: LAYERS.index("lens") + 1]
 CURVATURE_IMPORTS = {"curvature", "accelerate", "precision", "risk", "losses", "tree", "errors", "inputs", "networks"}

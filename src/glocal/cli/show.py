@@ -158,6 +158,27 @@ class Plot:
 
 
 @command
+class Track:
+    """Log the runs of a store to TensorBoard, MLflow, Weights & Biases or Trackio, as --track does during training.
+
+    A tracker names a run by its hash, so logging again adds only what is missing.
+    For example: glocal track runs --to tensorboard:logs
+    """
+
+    store: Positional[Path] = Path("runs")
+    """The store to read."""
+    where: Where = ()
+    to: Annotated[str, arg(metavar="NAME[:WHERE]")] = "tensorboard"
+    """tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] or trackio[:PROJECT]."""
+
+    def __call__(self) -> None:
+        runs = load_where(self.store, self.where)
+        require(bool(runs), f"the store '{self.store}' has no finished run yet.")
+        runs.track(self.to)
+        print(f"Logged {len(runs)} runs to {self.to}.")
+
+
+@command
 class Verify:
     """Check every file of a store against its checksum, and list what is damaged.
 

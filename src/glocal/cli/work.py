@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from glocal.cli.common import command
 from glocal.errors import GlocalError, printable, require
-from glocal.sweeps.options import parse_time
+from glocal.sweeps.options import check_tracker, parse_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -47,6 +47,8 @@ class Work:
     """Train cohorts again that have failed."""
     lease: float = 60.0
     """Seconds without a sign of life after which other workers take over what this one is training."""
+    track: str | None = None
+    """Log runs after every task: tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] or trackio[:PROJECT]."""
 
     def __call__(self) -> None:
         from glocal.cluster.worker import start_workers, work, worker_devices
@@ -55,6 +57,8 @@ class Work:
 
         seconds = None if self.time is None else parse_time(self.time)
         require(self.workers is None or self.workers > 0, f"workers = {self.workers} was given; it must be positive.")
+        if self.track is not None:
+            check_tracker(self.track)
         require(0 < self.lease <= 86_400, f"lease = {self.lease:g} was given; it must be positive, and at most a day.")
         store = Store.open(self.store)
         devices = worker_devices(self.device, self.workers)
@@ -62,11 +66,12 @@ class Work:
             arguments = ["--code", *map(str, self.code)] if self.code else []
             arguments += ["--for", self.time] if self.time else []
             arguments += ["--retry-failed"] if self.retry_failed else []
+            arguments += ["--track", self.track] if self.track else []
             status = start_workers(self.store, devices, [*arguments, "--lease", str(self.lease)])
             require(status == 0, "a worker failed: see its output above.")
             return
         store.lease_seconds = self.lease
-        left, problems = work(store, devices[0], seconds, self.code, self.retry_failed, Bars())
+        left, problems = work(store, devices[0], seconds, self.code, self.retry_failed, Bars(), track=self.track)
         if problems:
             more = f" ({len(problems) - 1} more: `glocal status {self.store}`)" if len(problems) > 1 else ""
             raise GlocalError(f"{problems[0]}{more}")

@@ -29,13 +29,14 @@ class Worker:
     code: tuple[str, ...]
     seconds: float
     grace: float
+    track: str | None = None
 
     def __call__(self, index: int) -> int:
         from glocal.report.progress import Bars
 
         store = Store.open(self.store)
         code = tuple(map(Path, self.code))
-        left, problems = work(store, "auto", self.seconds, code, progress=Bars(), grace=self.grace)
+        left, problems = work(store, "auto", self.seconds, code, progress=Bars(), grace=self.grace, track=self.track)
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)
         if left and callable(signal.getsignal(signal.SIGUSR2)) and not _is_ending():
@@ -81,7 +82,7 @@ def submit(store: Path, code: Sequence[str], options: SweepOptions, cluster: str
         name, equals, value = part.partition("=")
         require(not part or bool(name and equals), f"slurm = '{options.slurm}' was given; write NAME=VALUE,NAME=VALUE.")
         more |= {name.replace("_", "-"): value} if part else {}
-    worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning)
+    worker = Worker(str(store.absolute()), tuple(code), seconds - 1.5 * warning, 0.8 * warning, options.track)
     try:
         executor = submitit.AutoExecutor(store / "slurm", cluster, slurm_max_num_timeout=MAX_TIMEOUTS)
         executor.update_parameters(name="glocal", timeout_min=int(seconds // 60), gpus_per_node=options.gpus)

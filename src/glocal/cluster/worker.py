@@ -78,6 +78,7 @@ def work(
     retry_failed: bool = False,
     progress: ProgressReporter | None = None,
     grace: float = GRACE_SECONDS,
+    track: str | None = None,
 ) -> tuple[int, list[str]]:
     """Train what the plans of a store ask for, until nothing is left, the time is up or a signal comes.
 
@@ -89,17 +90,20 @@ def work(
         retry_failed: train cohorts again that have failed.
         progress: receives the progress.
         grace: seconds to finish the task in progress after a signal; after SIGTERM at most 20.
+        track: log the runs that this worker trains, as in `SweepOptions`.
 
     Returns:
         How many runs are left to train, and why others cannot be trained.
     """
+    from glocal.track.tracking import tracking
+
     stop, progress = Stop(seconds, grace), progress or ProgressReporter()
     jobs: dict[Path, Job] = {}
     refused: dict[Path, str] = {}
     left = 0
     progress.start(*_count(store))
     try:
-        with GLOBAL_STATE, suppress(KeyboardInterrupt), stop.listening():
+        with GLOBAL_STATE, tracking(track, store.path) as tracked, suppress(KeyboardInterrupt), stop.listening():
             while not stop():
                 for plan in read_plans(store):
                     if plan.finished(store):
@@ -108,6 +112,7 @@ def work(
                         try:
                             jobs[plan.path] = job = plan.prepare(store, device, code)
                             job.retry, job.context.progress, job.context.stop = retry_failed, progress, stop
+                            job.context.track = tracked
                         except GlocalError as error:
                             refused[plan.path] = str(error)
                 missing = {path: runs for path, job in jobs.items() if (runs := job.missing())}

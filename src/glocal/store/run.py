@@ -271,3 +271,9 @@ class Runs(UserList[Run]):
         from glocal.report.plots import drawing
 
         return make_figure(drawing(self, kind, over=over), **look)
+
+    def track(self, to: str) -> None:
+        """Log the runs to a tracker, such as "tensorboard:logs"; what it has already is not repeated."""
+        from glocal.track.tracking import track_runs
+
+        track_runs(self, to)

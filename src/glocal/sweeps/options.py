@@ -35,6 +35,9 @@ KEPT = ("parameters", "state")
 """What a run may keep: there is an option keep_NAME for each."""
 
 
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
+
+
 NEEDS = {"time": "slurm", "partition": "slurm", "slurm": "slurm", "address": "ray"}
 """Options that only one value of `on` has."""
 
@@ -108,6 +111,8 @@ class SweepOptions:
     """Approximation to monitor: diagonal (default) or kronecker Taylor expansions, or own, the algorithm's own."""
     monitor_every: int | None = None
     """Monitor after every N-th epoch. By default rarely enough to add less than 5 % to training time."""
+    track: str | None = None
+    """Log runs after every task: tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] or trackio[:PROJECT]."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(SweepOptions)
@@ -128,6 +133,8 @@ class SweepOptions:
         for name, on in NEEDS.items():
             value = getattr(self, name)
             require(value is None or self.on == on, f"{name} = '{value}' was given; it needs on = '{on}'.")
+        if self.track is not None:
+            check_tracker(self.track)
         own = f"device = '{self.device}' was given; Ray chooses GPUs itself: give auto or cpu."
         require(self.on != "ray" or self.device in ("auto", "all", "cpu"), own)
 
@@ -135,6 +142,13 @@ class SweepOptions:
     def kept(self) -> frozenset[str]:
         """The files that a finished run must have, besides those that all have."""
         return frozenset(name for name in KEPT if getattr(self, f"keep_{name}"))
+
+
+def check_tracker(to: str) -> tuple[str, str]:
+    """Return the name of a tracker and where it logs to, '' by default, from NAME or NAME:WHERE."""
+    name, _, where = to.partition(":")
+    require_known("tracker", name, TRACKERS)
+    return name, where
 
 
 def parse_time(text: str) -> float:

@@ -23,7 +23,7 @@ from glocal.sweeps.options import KEPT, SweepOptions
 if TYPE_CHECKING:
     from glocal.sweeps.resume import Job
 
-OWN = ("store", "device", "on", "time", "gpus", "partition", "slurm", "address")
+OWN = ("store", "device", "on", "time", "gpus", "partition", "slurm", "address", "track")
 """Options that a worker chooses itself."""
 
 

@@ -96,6 +96,8 @@ class SweepContext:
     progress: ProgressReporter = field(default_factory=ProgressReporter)
     stop: Callable[[], bool] = lambda: False
     """Whether to stop at the next task boundary."""
+    track: Callable[[Run, int], None] | None = None
+    """Receives every run, as far as it is measured, and its number of finished tasks, when these increase."""
 
 
 def train_missing(job: Job) -> Runs:
@@ -352,6 +354,9 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
                 claim.lease.note(finished=last.finished)
                 if complete:
                     claim.save(snapshot)
+                if context.track is not None and last.finished < tasks:
+                    for i, request in enumerate(members):
+                        context.track(_run(store, request.config, last, i, _run_info(cohort, last, i)), last.finished)
                 if context.stop() and last.finished < tasks:
                     return
         assert last is not None
@@ -370,6 +375,8 @@ def train_claim(context: SweepContext, claim: Claim, requests: Mapping[str, RunR
                 state = tree.flatten(tree.select(last.state.as_tree(), i))
                 state["task_fingerprints"] = fingerprints(config.seed if cohort.challenge.seeded else 0)
             store.write(config, arrays, info, {"parameters": parameters, "state": state})
+            if context.track is not None:
+                context.track(_run(store, config, last, i, info), tasks)
         context.progress.finish_cohort(len(missing & requests.keys()))
         if all(store.finished(hash, kept) for hash in claim.hashes):
             claim.finish()
@@ -411,6 +418,12 @@ def _monitor_info(
     by = f" by {options.monitor_by}" if options.monitor_by else ""
     note = f"monitored with ε = {options.monitor:g}{by}: {outcome}"
     return {"notes": [*notes, note], "monitored": measurements}
+
+
+def _run(store: Store, config: RunConfig, snapshot: Snapshot, index: int, info: Mapping[str, Any]) -> Run:
+    """Return a run as far as it is measured; the store may not hold it yet."""
+    arrays = {name: array[index].numpy() for name, array in snapshot.record.arrays.items()}
+    return Run(config.as_dict(), arrays, info, store.runs_path / config.hash)
 
 
 def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:

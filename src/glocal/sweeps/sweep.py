@@ -67,6 +67,7 @@ def sweep(
     """
     from glocal.cluster.worker import start_workers, worker_devices
     from glocal.sweeps.plan import write_plan
+    from glocal.track.tracking import tracking
 
     chosen = _check(options)
     here = chosen.on == "here"
@@ -76,23 +77,30 @@ def sweep(
         from glocal.report.progress import Bars
 
         progress = Bars()
-    with GLOBAL_STATE:
+    with GLOBAL_STATE, tracking(chosen.track, chosen.store) as track:
         if not here:
             from glocal.cluster import ray, slurm
 
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
-            if chosen.on == "ray":
-                return ray.train(plan, job, progress or ProgressReporter())
-            slurm.submit(job.context.store.path, list(plan.code), chosen)
-            return job.finished()
-        if len(devices) == 1:
+            if chosen.on == "slurm":
+                slurm.submit(job.context.store.path, list(plan.code), chosen)
+                return job.finished()
+            runs = ray.train(plan, job, progress or ProgressReporter())
+        elif len(devices) == 1:
             job = prepare(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
         else:
             plan, job = write_plan(challenge, algorithms, lrs, seeds, optimizer=optimizer, **options)
-            start_workers(job.context.store.path, devices, ["--code", *plan.code] if plan.code else [])
+            arguments = ["--code", *plan.code] if plan.code else []
+            arguments += ["--track", chosen.track] if chosen.track else []
+            start_workers(job.context.store.path, devices, arguments)
             job.retry = False
-        job.context.progress = progress or ProgressReporter()
-        return train_missing(job)
+        if here:
+            job.context.progress, job.context.track = progress or ProgressReporter(), track
+            runs = train_missing(job)
+        if track is not None:
+            for run in runs:  # those too that were in the store, or that other processes trained
+                track(run, run.tasks)
+        return runs
 
 
 def prepare(
