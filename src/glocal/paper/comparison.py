@@ -164,8 +164,20 @@ def paper_layout(comparison: Comparison) -> Table:
 
 
 def relabel(runs: Iterable[Run]) -> Runs:
-    """Label runs by their row of the table, without the options that the table fixes; used for figures."""
-    return Runs([replace(run, info={**run.info, "label": _label(run)}) for run in runs])
+    """Label runs by their row of the table, without the options that the table fixes; used for figures.
+
+    Runs whose random numbers follow other protocols have the same distribution, and count as seeds of one row.
+    """
+    return Runs(
+        [
+            replace(
+                run,
+                config={k: v for k, v in run.config.items() if k != "protocol"},
+                info={**run.info, "label": _label(run)},
+            )
+            for run in runs
+        ]
+    )
 
 
 def angles_of(run: Run) -> str:
