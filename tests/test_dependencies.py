@@ -26,6 +26,7 @@ tiny = ["--tasks", "2", "--epochs", "1", "--batch-size", "500", "--lrs", "0.1", 
 assert main(["sweep", "rotated-digits", "--algorithms", "er", "ewc", *tiny, "--store", store]) == 0
 assert main(["table", store]) == 0
 assert main(["plot", store, "-o", sys.argv[1] + "/plot.png"]) == 0
+assert main(["report", store, "-o", sys.argv[1] + "/report.html"]) == 0
 assert not calls, calls
 
 import socket

@@ -132,7 +132,7 @@ def make(name: str, tasks: int | None = None, data: str | Path | None = None, **
     """
     require_known("challenge", name, _REGISTRY)
     kind, source, default_tasks = _REGISTRY[name]
-    allowed = {p.name: p.default for p in signature(kind.build).parameters.values() if p.kind is Parameter.KEYWORD_ONLY}
+    allowed = default_options(name)
     for option in options:
         require_known(f"option of {name}", option, allowed)
     countable = tasks is None or (isinstance(tasks, int) and not isinstance(tasks, bool) and tasks >= 1)
@@ -141,6 +141,12 @@ def make(name: str, tasks: int | None = None, data: str | Path | None = None, **
     if tasks is None:
         tasks = _implied_tasks(dataset, **{**allowed, **options}) or default_tasks
     return replace(kind.build(name, dataset, tasks, **options), **source.training)
+
+
+def default_options(name: str) -> dict[str, Any]:
+    """Return the options of a named challenge with their defaults."""
+    parameters = signature(_REGISTRY[name][0].build).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
 
 def _implied_tasks(dataset: Dataset, angles: Any = None, classes_per_task: Any = None, **_: Any) -> int | None:

@@ -20,7 +20,7 @@ import tyro
 from glocal.cli.lens import Lens, Locality
 from glocal.cli.list import Data, List
 from glocal.cli.paper import Paper
-from glocal.cli.show import Choose, Demo, Plot, Table, Track, Verify
+from glocal.cli.show import Choose, Demo, Plot, Report, Table, Track, Verify
 from glocal.cli.train import Run, Sweep, SweepFile
 from glocal.cli.work import Status, Work
 from glocal.errors import GlocalError, GlocalWarning, first_line, printable, require, require_known
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Any] = {
     "table": Table,
     "choose": Choose,
     "plot": Plot,
+    "report": Report,
     "track": Track,
     "verify": Verify,
     "locality": Locality,

@@ -1,4 +1,4 @@
-"""`glocal demo`, `glocal table`, `glocal choose` and `glocal plot`: tables and figures of runs."""
+"""`glocal demo`, `table`, `choose`, `plot` and `report`: tables, figures and pages of runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from glocal.cli.common import OUTPUT, Device, command, print_rendered
-from glocal.errors import require
+from glocal.cli.common import OUTPUT, DataFolder, Device, command, print_rendered, progress_bar
+from glocal.errors import require, require_known
 
 if TYPE_CHECKING:
     from glocal.store.run import Runs
@@ -155,6 +155,51 @@ class Plot:
     def __call__(self) -> None:
         runs, path = load_where(self.store, self.where), self.output or Path(f"{self.kind}.png")
         print(f"Wrote {runs.plot(self.kind, path, self.over, dpi=self.dpi, width=self.width, style=self.style)}")
+
+
+@command
+class Report:
+    """Write the runs of a store as one HTML page, which needs no network: tables, figures and the commands of all runs.
+
+    With two stores the page compares them, paired by seed. It needs the extra `report`.
+    For example: glocal report runs -o report.html; glocal report before after -o changes.html
+    """
+
+    stores: Positional[tuple[Path, ...]] = (Path("runs"),)
+    """The store to read, or two to compare."""
+    where: Where = ()
+    output: Annotated[Path, OUTPUT] = Path("report.html")
+    """File to write."""
+    lens: tuple[str, ...] = ()
+    """Names of runs (HASH of STORE/runs/HASH, trained with --keep-parameters) to examine as `glocal lens` does."""
+    data: DataFolder = None
+
+    def __call__(self) -> None:
+        from glocal.cluster.status import read_status
+        from glocal.report.html.content import Examined, StoreContent
+        from glocal.report.html.page import write_report
+        from glocal.store.store import Store
+
+        count = len(set(self.stores))
+        require(count in (1, 2), f"{count} stores were given; a report shows one, or compares two.")
+        stores = []
+        for path in dict.fromkeys(self.stores):
+            runs = load_where(path, self.where)
+            require(bool(runs), f"the store '{path}' has no finished run yet.")
+            stores.append(StoreContent(str(path), runs, read_status(Store.open(path))))
+        named = {run.path.name: run for store in reversed(stores) for run in store.runs if run.path is not None}
+        for name in self.lens:
+            require_known("run of these stores:", name, named)
+        examined = []
+        if self.lens:
+            from glocal.lens.examination import examine_trace
+            from glocal.lens.record import open_run
+
+            with progress_bar("lens") as report:
+                for name in dict.fromkeys(self.lens):
+                    trace = open_run(str(named[name].path), data=self.data).trace()
+                    examined.append(Examined(named[name], examine_trace(trace, on_progress=report)))
+        print(f"Wrote {write_report(stores, self.output, examined)}")
 
 
 @command

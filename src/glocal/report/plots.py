@@ -176,7 +176,7 @@ def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
     size = 2.6 if max(group.tasks for group in groups) > 5 else 2.2
     for section, cells in _algorithm_panels(figure, groups, width=size, height=size + 0.35):
-        best = [_best(own, view) for _, own in cells]
+        best = [best_group(own, view) for _, own in cells]
         matrices = [np.mean([metrics.shown_matrix(run, view.scope) for run in g.finished], axis=0) for g in best]
         by_loss = best[0].metric == "loss"
         largest = np.max(matrices, where=np.isfinite(matrices), initial=0) if by_loss else 100
@@ -199,7 +199,7 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
         tasks = max(group.tasks for group in members)
         low, high = np.inf, -np.inf
         for own, style in lines:
-            best = _best(own, view)
+            best = best_group(own, view)
             curves = np.ma.masked_invalid(np.stack([run.arrays["epoch_loss"] for run in best.finished]))
             _, count, epochs = curves.shape
             x = (np.arange(count)[:, None] + (np.arange(epochs) + 1) / epochs).ravel()
@@ -355,7 +355,7 @@ def _format_x(x: Any) -> str:
     return format_lr(x) if is_number(x) else as_text(x)
 
 
-def _best(groups: Sequence[Group], view: View) -> Group:
+def best_group(groups: Sequence[Group], view: View) -> Group:
     """Return the group that is chosen on `choice_split`; see `glocal.selection.choose`."""
     protocol = "all-validation" if groups[0].choice_split == "validation" else ORACLE
     return choose({g: {run.seed: criterion(run, protocol, view.scope) for run in g.runs} for g in groups})

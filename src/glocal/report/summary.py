@@ -172,7 +172,7 @@ def group_runs(runs: Iterable[Run], over: str = "lr") -> list[Group]:
     challenges = _labels(bases, bases, [shared for shared, *_ in texts], " · ", _format_setting)
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
     names = [(c, run.config["algorithm"]["name"]) for c, run in zip(challenges, distinct, strict=True)]
-    bases = [re.sub(rf" {over}=(\([^)]*\)|\S+)", "", run.algorithm) for run in distinct]
+    bases = [re.sub(rf" {re.escape(over)}=(\([^)]*\)|\S+)", "", run.algorithm) for run in distinct]
     algorithms = _labels(bases, names, [options for _, options, *_ in texts], " ", _format_option)
     members: dict[tuple[str, str, str, Any], list[Run]] = {}
     for challenge, algorithm, run in zip(challenges, algorithms, distinct, strict=True):
@@ -195,8 +195,11 @@ def _without(run: Run, option: str) -> dict[str, Any]:
             return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
     if option in ("epochs", "batch_size", "precision") and option in run.settings:
         return {k: v for k, v in config.items() if k != option}
+    part, inside = {"tasks": ("challenge", "tasks")}.get(option, (option, "name"))
+    if option in ("network", "optimizer", "tasks"):
+        return config | {part: {k: v for k, v in config.get(part, {}).items() if k != inside}}
     own = [name for name in run.settings if name not in SETTINGS]
-    allowed = ("lr", "epochs", "batch_size", "precision", *own)
+    allowed = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *own)
     raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed)
 
 
@@ -264,10 +267,11 @@ def rows(runs: Iterable[Run], view: View = DEFAULT_VIEW) -> list[Row]:
         `metric` is 'acc', or 'loss' without classes; `chosen_on` the data on which the best learning rate is chosen,
         'validation' or 'test', and `choice_metric` and `choice_forgetting` the means there.
     """
-    return [_row(group, view) for group in group_runs(runs)]
+    return [summarize(group, view) for group in group_runs(runs)]
 
 
-def _row(group: Group, view: View) -> Row:
+def summarize(group: Group, view: View = DEFAULT_VIEW) -> Row:
+    """Return the row of a group, as `rows` describes it."""
     statistics, costs = group.statistics(view), [run.info["cost"] for run in group.runs]
     choice = statistics if group.choice_split == "test" else group.statistics(view, group.choice_split)
     first = group.runs[0]
@@ -322,7 +326,7 @@ def render(runs: Iterable[Run], format: str, view: View = DEFAULT_VIEW) -> Rende
         view: options of the statistics.
     """
     groups = group_runs(runs)
-    records = [_row(group, view) for group in groups]
+    records = [summarize(group, view) for group in groups]
     tables = markdown_tables(records) if format == "markdown" else [results_table(records)]
     return table.render([*tables, *trend_tables(trends(groups, view))], format)
 

@@ -1,0 +1,215 @@
+"""The HTML page: what it contains, that nothing in a store can become markup or a request, and the commands of runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import random
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runs import fake_run, sweep
+
+from glocal.cli.main import _parse, main
+from glocal.cluster.status import Status
+from glocal.engine.config import RunConfig
+from glocal.errors import GlocalError
+from glocal.report.html import page
+from glocal.report.html.content import StoreContent, changes, chart_data
+from glocal.report.html.page import render_page
+from glocal.store.run import Run, Runs
+from glocal.sweeps.command import sweep_commands
+from glocal.sweeps.sweep import prepare
+
+HOSTILE = """</script><script>document.title='hacked'</script><img src=x onerror="document.title='hacked'">'"&\u2028"""
+
+
+@pytest.fixture(autouse=True)
+def without_vega(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its JavaScript takes seconds to bundle; the tests in a browser have it."""
+    monkeypatch.setattr(page, "vega", lambda: "window.vegaEmbed = () => {};")
+
+
+def content(runs: list[Run], name: str = "runs") -> StoreContent:
+    return StoreContent(name, Runs(runs), Status(len(runs), 0, 0, 0, 0, None, [], []))
+
+
+def data_of(text: str) -> Any:
+    """The page's data, as strict JSON."""
+
+    def fail(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found, parse_constant=fail)
+
+
+def demo_runs() -> list[Run]:
+    return sweep(["er", "ewc"], [0.01, 0.1], [0, 1], lambda name, lr, seed: 0.1 + lr + 0.01 * seed)
+
+
+def test_a_policy_forbids_all_requests_and_all_other_scripts() -> None:
+    text = render_page([content(demo_runs())])
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
+    policy = policy.replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    scripts = re.findall(r'<script type="module">(.*?)</script>', text, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(scripts) == 2 and re.findall("'sha256-(.*?)'", policy) == hashes
+    assert text.count("<script") == 3
+    assert not re.findall(r"""<[^>]+\b(?:src|href)=["'](?!#|data:,)[^>]*>""", text.replace(scripts[0], ""))
+
+
+def test_text_of_a_store_never_becomes_markup() -> None:
+    hostile: dict[str, Any] = {"challenge": HOSTILE, "label": HOSTILE}
+    run, other = (fake_run(HOSTILE, **hostile, options={HOSTILE + "(": value}) for value in (HOSTILE, "b"))
+    for own in (run, other):
+        own.info["notes"].append(HOSTILE)
+        own.info["versions"][HOSTILE] = HOSTILE
+    text = render_page([content([run, other], HOSTILE), content([run], "b")])
+    assert text.count("<script") == 3 and text.count("</script") == 3
+    assert "<img" not in re.sub(r'<script type="module">.*?</script>', "", text, flags=re.DOTALL)
+    assert data_of(text)["options"][1]["x"][0] == HOSTILE
+
+
+def test_means_and_intervals_are_those_of_the_formula() -> None:
+    """Forgetting is lost T / (2 (T−1)); the t-interval of two seeds is x̄ ∓ 12.7062 |x_1 − x_2| / 2."""
+    data = chart_data([content(demo_runs())])
+    group = next(g for g in data["groups"] if g["algorithm"] == "ewc" and g["lr"] == 0.1)
+    points = [100 * (0.2 + 0.01 * seed) * 3 / 4 for seed in (0, 1)]
+    mean, half = sum(points) / 2, 12.7062 * (points[1] - points[0]) / 2
+    assert group["forgetting"] == pytest.approx([mean, mean - half, mean + half], rel=1e-4)
+    assert group["metric"][0] == pytest.approx(100 * (0.9 - 0.205 / 2), rel=1e-4)
+    assert [t for t, *_ in group["tasks"]] == [1, 2, 3] and group["tasks"][0][1] == 90
+    lr = data["options"][0]
+    row = next(r for s in lr["series"] if s["family"] == "ewc (local)" for r in s["rows"] if r["x"] == 0.1)
+    assert row["forgetting"] == group["forgetting"] and row["seeds"] == 2
+    assert lr["kind"] == "log" and [o["name"] for o in data["options"]] == ["learning rate"]
+
+
+def test_any_option_that_was_swept_has_series() -> None:
+    """One series for each value of everything else; here of two learning rates, and of one network."""
+    runs = [
+        fake_run(
+            "er",
+            lr,
+            seed,
+            lost=slots / 1000,
+            options={"slots": slots},
+            label=f"er slots={slots}",
+            epochs=epochs,
+        )
+        for lr in (0.01, 0.1)
+        for seed in (0, 1)
+        for slots, epochs in ((10, 1), (20, 1), (20, 2))
+    ]
+    data = chart_data([content(runs)])
+    options = {option["name"]: option for option in data["options"]}
+    assert set(options) == {"learning rate", "epochs", "slots"}
+    one, two = ("rotated-digits · 1 epoch", "rotated-digits · 2 epochs")
+    assert [challenge["name"] for challenge in data["challenges"]] == [one, two]
+    shown = [s for s in options["slots"]["series"] if s["challenges"] == [one]]
+    assert [[row["x"] for row in s["rows"]] for s in shown] == [[10, 20], [10, 20]]
+    assert shown[0]["rows"][1]["forgetting"][0] == pytest.approx(100 * 0.02 * 3 / 4, rel=1e-4)
+    assert {tuple(s["challenges"]) for s in options["epochs"]["series"]} == {(one,), (one, two)}
+
+
+def test_diverged_runs_are_named_and_have_no_numbers() -> None:
+    runs = [*demo_runs(), fake_run("er", 0.5, 0, diverged=7)]
+    text = render_page([content(runs)])
+    data = data_of(text)
+    (run,) = [r for r in data["runs"] if data["groups"][r["group"]]["lr"] == 0.5]
+    assert run["metric"] is run["forgetting"] is run["matrix"][1][0] is None
+    assert text == render_page([content(runs)])
+    assert "diverged at step 7" in text and "9 finished, 1 diverged" in text
+
+
+def test_two_stores_are_paired_by_seed() -> None:
+    """The differences 1, 2, 3 have the mean 2 and the interval 2 ∓ 4.302653 / √3; seed 3 is in one store alone."""
+    old = [fake_run("er", seed=seed, lost=0.1) for seed in range(4)]
+    new = [fake_run("er", seed=seed, lost=0.1 + (seed + 1) / 75, epochs=3) for seed in range(3)]
+    notes, rows = changes(content(old, "a"), content(new, "b"))
+    assert "epochs: 2 → 3 (1 of 1 groups)." in notes
+    (row,) = [r for r in rows if r["statistic"] == "forgetting"]
+    half = 4.302653 / math.sqrt(3)
+    assert row["seeds"] == 3
+    assert [row["mean"], row["low"], row["high"]] == pytest.approx([2, 2 - half, 2 + half], rel=1e-3)
+    text = render_page([content(old, "a"), content(new, "b")])
+    assert "Changes from a to b" in text and ">rotated-digits · a</th>" in text and ">rotated-digits · b</th>" in text
+
+
+def test_five_hundred_runs_fit_into_five_megabytes() -> None:
+    """With the JavaScript of Vega, which takes 0.9."""
+    algorithms = ["sgd", "er", "agem", "si", "ewc", "laplace", "ogd", "icarl", "hat", "gem"]
+    numbers = random.Random(0)
+    lost = lambda *_: numbers.random()  # noqa: E731
+    runs = sweep(algorithms, [0.001, 0.003, 0.01, 0.03, 0.1], range(10), lost, tasks=20, epochs=5)
+    text = render_page([content(runs)])
+    assert len(runs) == 500 and len(text.encode()) < 4e6
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rotated-digits --algorithms er ewc sgd --lrs 0.01 0.3 --seeds 1 2 --tasks 3 --options ewc.penalty=1,10",
+        "split-digits --algorithms er icarl --lrs 0.1 --seeds 0 --setting task --validation 0.1 --patience 2"
+        " --optimizer sgd adamw --optimizer-options adamw.weight_decay=0.1,0.2 sgd.momentum=0.9 --horizon 9",
+        "split-digits --algorithms hat --evaluate seen --setting task --precision bf16 --train-eval 9 --epochs 2",
+    ],
+)
+def test_commands_of_runs_give_the_same_runs(command: str, tmp_path: Path) -> None:
+    def requests(text: str) -> dict[str, RunConfig]:
+        arguments = _parse(["sweep", *shlex.split(text)]).arguments() | {"store": tmp_path}
+        return {name: request.config for name, request in prepare(**arguments).requests.items()}
+
+    wanted = requests(command)
+    dropped = next(iter(wanted)) if len(wanted) > 3 else None  # then lrs × seeds is no product
+    runs = [
+        Run(c.as_dict(), {}, {"setting": c.challenge["setting"]}, tmp_path / name)
+        for name, c in wanted.items()
+        if name != dropped
+    ]
+    found: set[str] = set()
+    for own in sweep_commands(reversed(runs)):
+        names = {run.path.name for run in own.runs if run.path}
+        assert own.notes == () and requests(own.text.removeprefix("glocal sweep ")).keys() == names
+        assert not found & names
+        found |= names
+    assert found == wanted.keys() - {dropped}
+
+
+def test_commands_say_what_a_run_does_not_know(tmp_path: Path) -> None:
+    network = {"name": "Net", "source": "0123", "made": "4567", "init": "89ab"}
+    run = fake_run("er", network=network)
+    run = replace(run, config={**run.config, "parent": {"run": "cd", "after": 2}})
+    (command,) = sweep_commands([run])
+    assert {"PATH.py:Net", "FILE", "STORE"} <= {*shlex.split(command.text)}
+    assert [
+        word for note in command.notes for word in ("PATH", "89ab", "STORE", "angles", "protocol 1") if word in note
+    ] == [
+        "PATH",
+        "89ab",
+        "STORE",
+        "protocol 1",
+    ]
+
+
+def test_what_cannot_be_shown_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["sweep", "rotated-digits", "--algorithms", "sgd", "--plan", "--store", str(tmp_path / "empty")])
+    assert main(["report", str(tmp_path / "empty")]) == 2
+    assert "has no finished run yet" in capsys.readouterr().err
+    assert main(["report", "a", "b", "c"]) == 2
+    assert "3 stores were given" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.delitem(sys.modules, "glocal.report.html.charts", raising=False)
+    with pytest.raises(GlocalError, match=r"pip install 'glocal\[report\]'"):
+        render_page([content(demo_runs())])
