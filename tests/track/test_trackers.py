@@ -124,7 +124,7 @@ def test_metrics_of_a_run(runs: glocal.Runs) -> None:
 
 def test_a_tracker_that_fails_warns_once_and_does_not_stop_training(elsewhere: Path) -> None:
     (elsewhere / "file").touch()
-    with pytest.warns(GlocalWarning, match="goes on without it.*glocal track .*store --to tensorboard:file") as warned:
+    with pytest.warns(GlocalWarning, match="NotADirectory.* `glocal track .*/store --to tensorboard:file`") as warned:
         runs = sweep(elsewhere / "store", track="tensorboard:file")
     assert len(warned) == 1 and len(runs) == 2
     with pytest.raises(GlocalError, match="tracking with 'tensorboard:file' failed"):
@@ -161,7 +161,7 @@ def test_commands(runs: glocal.Runs, elsewhere: Path, capsys: pytest.CaptureFixt
     assert runs[0].path is not None
     store = str(runs[0].path.parents[1])
     assert main(["track", store, "--to", "tensorboard:logs", "--where", "lr<1"]) == 0
-    assert capsys.readouterr().out == "Logged 1 runs to tensorboard:logs.\n"
+    assert capsys.readouterr().out == "Logged 1 run to tensorboard:logs.\n"
     check(readers.tensorboard("logs"), runs[:1])
     assert main(["track", store, "--to", "mlfow"]) == 2
     assert "Did you mean 'mlflow'?" in capsys.readouterr().err

@@ -220,7 +220,7 @@ class Track:
         runs = load_where(self.store, self.where)
         require(bool(runs), f"the store '{self.store}' has no finished run yet.")
         runs.track(self.to)
-        print(f"Logged {len(runs)} runs to {self.to}.")
+        print(f"Logged {len(runs)} run{'s' if len(runs) > 1 else ''} to {self.to}.")
 
 
 @command

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # by default training would wait for minutes
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
 
 from glocal.track.tracking import RunLog
 
@@ -46,8 +48,10 @@ class Tracker:
         """Return the run of this hash and its last step; create what is not there."""
         name = f"glocal/{log.group}"
         if name not in self._experiments:
-            found = self._client.get_experiment_by_name(name)
-            self._experiments[name] = found.experiment_id if found else self._client.create_experiment(name)
+            with suppress(MlflowException):  # it exists, perhaps since this moment
+                self._client.create_experiment(name)
+            if (found := self._client.get_experiment_by_name(name)) is not None:
+                self._experiments[name] = found.experiment_id
         experiment = self._experiments[name]
         for run in self._client.search_runs([experiment], f"tags.`glocal.hash` = '{log.hash}'", max_results=1):
             return run.info.run_id, int(run.data.tags.get("glocal.step", -1))

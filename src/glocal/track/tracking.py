@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from glocal import metrics
 from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError, GlocalWarning, first_line
+from glocal.files import lock_file, user_path
 from glocal.store.conditions import as_text
 from glocal.store.run import Run
 from glocal.sweeps.options import check_tracker
@@ -115,7 +116,7 @@ def open_tracker(to: str) -> Tracker:
     try:
         tracker: Tracker = import_module(f"glocal.track.{name}").Tracker(where)
     except ImportError as error:
-        raise GlocalError(f"{name} cannot be imported ({error}): pip install 'glocal[{name}]'.") from error
+        raise GlocalError(f"{first_line(error)}: pip install 'glocal[{name}]'") from error
     return tracker
 
 
@@ -133,16 +134,17 @@ class LiveTracking:
         if self._failed or log.hash in self._finished:
             return
         try:
-            self._tracker = self._tracker or open_tracker(self._to)
+            if self._tracker is None:
+                with lock_file(user_path(self._store) / ".track.lock"):  # two workers must not create one database
+                    self._tracker = open_tracker(self._to)
             self._tracker.write(log)
             if log.status != "running":
                 self._finished.add(log.hash)
         except Exception as error:
             self._failed = True
-            reason = first_line(error).rstrip(".")
-            message = f"tracking with '{self._to}' failed, and training goes on without it: {reason}. "
             later = f"`glocal track {self._store} --to {self._to}` logs finished runs later."
-            warnings.warn(message + later, GlocalWarning, stacklevel=3)
+            message = f"{describe_failure(self._to, error)} Training goes on without it; {later}"
+            warnings.warn(message, GlocalWarning, stacklevel=3)
 
     def close(self) -> None:
         with suppress(Exception):
@@ -165,12 +167,17 @@ def tracking(to: str | None, store: str | Path) -> Iterator[LiveTracking | None]
 
 def track_runs(runs: Iterable[Run], to: str) -> None:
     """Log finished runs to a tracker."""
-    tracker = open_tracker(to)
+    check_tracker(to)
     try:
+        tracker = open_tracker(to)
         for run in runs:
             tracker.write(RunLog(run, run.tasks))
         tracker.close()
-    except GlocalError:
-        raise
     except Exception as error:
-        raise GlocalError(f"tracking with '{to}' failed: {first_line(error)}") from error
+        raise GlocalError(describe_failure(to, error)) from error
+
+
+def describe_failure(to: str, error: Exception) -> str:
+    """Return a sentence on why a tracker failed."""
+    kind = "" if isinstance(error, GlocalError) else f"{type(error).__name__}: "
+    return f"tracking with '{to}' failed ({kind}{first_line(error).rstrip('.')})."
