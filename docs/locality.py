@@ -41,8 +41,14 @@ checkpoint after every task, and it reports
 ## Example
 
 [examples/checkpoints.py](../examples/checkpoints.py) trains a small network with SGD on three tasks of rotated
-digits. Run `python checkpoints.py` in its folder. It saves the initialisation as `theta-0.pt` and the solutions of
-the tasks as `theta-1.pt` to `theta-3.pt`. Then, in the same folder:
+digits. In its folder,
+
+```
+python checkpoints.py
+```
+
+saves the initialisation as `theta-0.pt` and the solutions of the tasks as `theta-1.pt` to `theta-3.pt`. Then, in the
+same folder:
 
 ```python
 import torch
@@ -81,14 +87,20 @@ The same as a command, for your own function that returns the network, the loss,
 a run of a store that was trained with `--keep-parameters`:
 
 ```
-glocal lens examples/checkpoints.py:make_training -o lens.png
-glocal lens runs/runs/0123456789abcdef -o lens.png
+glocal lens examples/checkpoints.py:make_training --examples 200 -o lens.png    # quicker than the default, 2,000
+glocal run rotated-digits sgd --lr 0.1 --tasks 2 --epochs 1 --keep-parameters --store kept
+glocal lens kept/runs/* --examples 100 -o lens.png                              # the store has one run
 ```
 
 The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that returns a mean over
 samples. At most 2,000 examples per task are used (`examples=`). They are evenly spaced, except for a plain iterable
 of batches, of which the first ones are taken: shuffle it. A checkpoint may also be the path of a safetensors file.
 Networks with attention or recurrent layers are supported.
+
+A pretrained network is examined in the same way. Checkpoints may be in half precision; they are read into float32.
+They may hold the trained parameters alone, such as adapters: all others are as in the network that you give. If the
+first task is the one that the network was pretrained on, give the pretrained network as θ_0 and as θ_1; the default ε
+then leaves out that task.
 
 ## How to read the figure
 
@@ -152,10 +164,10 @@ equals the stored one, because results differ slightly between machines.
 
 ```
 glocal sweep rotated-digits --algorithms ewc --lrs {steps_lr:g} --seeds 1 --tasks 3 --epochs 1
-glocal lens runs/runs/0123456789abcdef --retrace 1 -o steps.png      # or --retrace 10, or --retrace epochs
+glocal lens runs/runs/* --retrace 20 --examples 100 -o steps.png     # --retrace 1 made the figure below
 ```
 
-At every step it measures ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| for every finished task o, for the algorithm's own
+At each of these steps it measures ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| for every finished task o, for the algorithm's own
 \\hat L_o and for Taylor expansions of order 0, 1 and 2, these with the exact Hessian and all approximations of it
 that the network supports. It prints the largest error, the distance from θ_o up to which the error stays below ε, and
 the step at which training first left the region of an old task:
@@ -173,9 +185,11 @@ units (`der`, `icarl`). *own, from θ_o* compares the increases from θ_o, which
 Python:
 
 ```python
+import glocal
 from glocal.lens import open_run, training_errors
 
-errors = training_errors(open_run("runs/runs/0123456789abcdef").retrace(every_steps=1).run)
+(run,) = glocal.load("runs")
+errors = training_errors(open_run(run.path).retrace(every_steps=20, examples=100).run)
 errors.assumptions["own"].first_violation  # see also errors.curves, errors.radii and errors.rows()
 errors.plot("steps.png")
 ```
@@ -189,10 +203,12 @@ This is a different question: not where training went, but whether an algorithm'
 solution at all (Definition 3.1). `glocal locality` tests it on an ensemble of solutions:
 
 ```
-glocal locality                              all algorithms, one to two minutes on two cores
-glocal locality er ewc path.py:MyAlgorithm
-glocal paper locality --demo                 as a table and a figure
+glocal locality examples/anchor.py:Anchor
 ```
+
+Without names it tests all algorithms, in one to two minutes on two cores, and `glocal paper locality --demo` draws the
+results. 18 of our 22 algorithms come out as declared; `si`, `pnn`, `packnet` and `hat` come out local, which
+[the reproduction](reproduction/studies.md#locality) explains.
 
 `python docs/locality.py` generates this page.
 """

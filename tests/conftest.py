@@ -27,8 +27,7 @@ SLOW_CASES = (
     *("optimal-hard structure=full", "low-rank rank=4", "SmallResidual", "test_other_exact_structures"),
     *("test_the_same_in_a_cohort_and_run_by_run", "test_concurrent_writers", "test_a_large_penalty_keeps"),
     *("torchvision-", "test_as_run_by_run", "test_threads_store_the_results"),
-    *("test_snippet_of_the_locality_page", "test_lens_command_on_a_custom_training", "test_sweep_file"),
-    *("test_pretrained_features_with_adapters", "test_a_cohort_and_single_runs_agree"),
+    *("test_sweep_file", "test_pretrained_features_with_adapters", "test_a_cohort_and_single_runs_agree"),
 )
 """Parts of the names of other tests that take long."""
 

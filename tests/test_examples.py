@@ -1,11 +1,10 @@
-"""The examples run with the commands that their docstrings and docs/locality.md give."""
+"""The examples run with the commands that their docstrings give; tests/test_pages.py runs examples/checkpoints.py."""
 
 from __future__ import annotations
 
 import json
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -97,29 +96,6 @@ def test_pretrained_features_with_adapters(elsewhere: Path, capsys: pytest.Captu
 def test_adapters_as_a_script(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "adapters.py"), run_name="__main__")
     assert len(glocal.load(elsewhere / "runs")) == 18 and "acc_mean" in capsys.readouterr().out
-
-
-def test_snippet_of_the_locality_page(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first Python snippet of docs/locality.md runs on the saved checkpoints."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    page = (EXAMPLES.parent / "docs" / "locality.md").read_text()
-    code = page.partition("```python\n")[2].partition("```")[0]
-    assert 5 < len(code.strip().splitlines()) < 20
-    runpy.run_path(str(EXAMPLES / "checkpoints.py"), run_name="__main__")
-    namespace: dict[str, Any] = {}
-    exec(compile(code, "docs/locality.md", "exec"), namespace)
-    result = namespace["result"]
-    assert "Recommended: " in capsys.readouterr().out
-    assert result.advice.family in ("replay", "constraint", "quadratic") and result.distance.shape == (3, 3)
-    assert (elsewhere / "lens.png").read_bytes().startswith(b"\x89PNG")
-    assert not namespace["network"].state_dict()["1.weight"].isnan().any()
-
-
-def test_lens_command_on_a_custom_training(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lens", f"{EXAMPLES / 'checkpoints.py'}:make_training", "--examples", "100", "-o", "f.pdf"]) == 0
-    assert "Recommended: " in capsys.readouterr().out and (elsewhere / "f.pdf").exists()
 
 
 def test_page_about_own_data(elsewhere: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -84,3 +85,19 @@ def test_an_output_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(sys, "stdout", Full())
     assert main(["list", "networks"]) == 2
     assert "No space left" in capsys.readouterr().err
+
+
+def test_bash_completes_commands_and_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--tyro-print-completion", "bash"])
+    (tmp_path / "glocal.bash").write_text(capsys.readouterr().out)
+    script = """
+    source glocal.bash
+    COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+    $(complete -p glocal | sed -E 's/.*-F ([^ ]+).*/\\1/')
+    echo "${COMPREPLY[@]}"
+    """
+    for words, expected in ((["glocal", "swe"], "sweep"), (["glocal", "table", "runs", "--whe"], "--where")):
+        command = ["bash", "-c", script, "bash", *words]
+        reply = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert reply.split() == [expected]

@@ -60,10 +60,16 @@ def sweep(
         The runs in the order of algorithms, optimisers, seeds and learning rates.
 
     Example:
-        >>> runs = glocal.sweep("rotated-digits", ["er", "ewc"], [0.01, 0.1], [11, 13], tasks=3)  # doctest: +SKIP
-        >>> runs.table()  # doctest: +SKIP
+        >>> import glocal
+        >>> runs = glocal.sweep("split-digits", ["sgd", "er"], lrs=[0.01, 0.1], seeds=[11], tasks=2, epochs=1)
+        >>> runs
+        <4 runs: er, sgd>
+        >>> runs.table()["algorithm"].to_list()
+        ['er', 'er', 'sgd', 'sgd']
         >>> adam = [("adamw", {"weight_decay": decay, "schedule": "cosine"}) for decay in (0.0, 0.1)]
-        >>> runs = glocal.sweep("split-digits", ["er"], [0.001], [11], optimizer=adam)  # doctest: +SKIP
+        >>> runs = glocal.sweep("split-digits", ["er"], [0.001], [11], optimizer=adam, tasks=2, epochs=1)
+        >>> [run.algorithm for run in runs]
+        ['er · adamw weight_decay=0 schedule=cosine', 'er · adamw weight_decay=0.1 schedule=cosine']
     """
     from glocal.cluster.worker import start_workers, worker_devices
     from glocal.sweeps.plan import write_plan
