@@ -27,7 +27,7 @@ function theme() {
   const css = getComputedStyle(root), [ink, faint, line] = ["--ink", "--faint", "--line"].map((name) => css.getPropertyValue(name).trim());
   const text = { labelColor: faint, titleColor: ink, labelFontSize: 11, titleFontSize: 12, titleFontWeight: "normal" };
   return {
-    background: null, font: css.fontFamily, view: { stroke: null }, legend: { ...text, gradientLength: 160 },
+    background: null, font: css.fontFamily, mark: { aria: false }, view: { stroke: null }, legend: { ...text, gradientLength: 160 },
     axis: { ...text, gridColor: line, domainColor: line, tickColor: line, gridOpacity: 0.7 },
     title: { anchor: "start", color: ink, subtitleColor: faint, fontSize: 14, subtitleFontSize: 11, offset: 12, subtitlePadding: 5 },
   };
@@ -64,7 +64,8 @@ async function draw(id, name, sets, { texts = {}, signals = {}, ticks, domain } 
     for (const [set, rows] of Object.entries(sets)) view.data(set, rows);
     return view.runAsync();
   }
-  const fill = (_, value) => (typeof value === "string" ? value.replace(/^@(\w+)/, (_, text) => texts[text]) : value);
+  const clean = (text) => text.replace(/[\p{Cc}\u2028\u2029]/gu, " ");  // Vega puts titles into its own expressions
+  const fill = (_, value) => (typeof value === "string" ? value.replace(/^@(\w+)/, (_, text) => clean(texts[text])) : value);
   const spec = JSON.parse(JSON.stringify(data.charts[name]), fill);
   spec.title.text = wrap(name === "matrix" ? spec.title.text : spec.title.text[0].toUpperCase() + spec.title.text.slice(1), width / 8);
   spec.title.subtitle = wrap(spec.title.subtitle, width / 6);
