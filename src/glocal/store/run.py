@@ -201,8 +201,13 @@ def _misfits(value: Any, schema: Any, name: str) -> Iterator[str]:
     if isinstance(schema, dict):
         for key, part in schema.items():
             yield from _misfits(value.get(key) if isinstance(value, dict) else None, part, f"{name}.{key}")
-    elif not isinstance(value, schema) or (isinstance(value, int | float) and not abs(value) < 2**63):
+    elif not isinstance(value, schema) or not _fits(value):
         yield name
+
+
+def _fits(value: object) -> bool:
+    """Return whether tables can hold a value: a whole number in 64 bits, any other if it is finite."""
+    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or abs(value) < 2**63
 
 
 class Runs(UserList[Run]):
