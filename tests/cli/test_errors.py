@@ -66,6 +66,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--sampler", "tpe"],
         ["--trials"],
     ),
+    "trials without sampler": (
+        lambda p: ["sweep", "rotated-digits", "--algorithms", "er", "--trials", "3"],
+        ["--trials needs a sampler", "--sampler tpe"],
+    ),
     "sampler without validation data": (
         lambda p: [*SAMPLE, "--lrs", "1e-3..1"],
         ["all-validation needs validation data", "--validation 0.1", "oracle-test"],

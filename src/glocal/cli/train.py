@@ -88,8 +88,7 @@ class Sweep(SweepFile):
     seeds: tuple[int, ...] = (11, 13, 33)
     """Seeds."""
     options: Options = ()
-    """Options as ALGORITHM.NAME=VALUE. Several values, separated by commas, are all trained; a sampler also takes
-    ranges, such as ewc.penalty=0.1..1000."""
+    """Options as ALGORITHM.NAME=VALUE, or VALUE,VALUE to train all. A sampler also takes ranges, such as 0.1..1000."""
     optimizer: tuple[str, ...] = ()
     """sgd (default), adam or adamw; several are all trained."""
     optimizer_options: Options = ()
@@ -130,6 +129,7 @@ class Sweep(SweepFile):
         if self.sampler is not None:
             self.sample()
             return
+        require(self.trials is None, "--trials needs a sampler: add --sampler tpe or --sampler random.")
         if not self.plan:
             runs = self.train()
             if self.training.on == "slurm":
