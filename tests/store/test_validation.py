@@ -123,7 +123,7 @@ def test_the_learning_rate_is_chosen_on_validation_data(tmp_path: Path) -> None:
         assert rows[1]["acc_mean"] > rows[0]["acc_mean"], "on test data the high rate is better"
         assert {row["chosen_on"] for row in rows} == {"validation"}
         svg = runs.plot("matrix", tmp_path / "matrix.svg").read_text()
-        assert f"lr {best:g}, best of 2 on validation data" in svg
+        assert f"lr {best:g}, best of 2" in svg
         cells = summary._cells(rows)
         marked = [lr for (_, _, lr, _), (accuracy, _) in cells.items() if accuracy.marked]
         assert marked == [best]
