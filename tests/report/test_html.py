@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_runs import fake_run, sweep
+from torch import nn
 
 from glocal.cli.main import _parse, main
 from glocal.cluster.status import Status
 from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
+from glocal.lens import examine
 from glocal.report.html import page
-from glocal.report.html.content import StoreContent, changes, chart_data
+from glocal.report.html.content import Examined, StoreContent, changes, chart_data
 from glocal.report.html.page import render_page
 from glocal.store.run import Run, Runs
 from glocal.sweeps.command import sweep_commands
@@ -143,6 +146,26 @@ def test_two_stores_are_paired_by_seed() -> None:
     assert [row["mean"], row["low"], row["high"]] == pytest.approx([2, 2 - half, 2 + half], rel=1e-3)
     text = render_page([content(old, "a"), content(new, "b")])
     assert "Changes from a to b" in text and ">rotated-digits · a</th>" in text and ">rotated-digits · b</th>" in text
+
+
+def examined() -> Examined:
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 3), torch.arange(30) % 2
+    thetas = [{"weight": float(t) * torch.ones(2, 3), "bias": torch.zeros(2)} for t in range(3)]
+    result = examine(nn.Linear(3, 2), "cross-entropy", [(x, y), (x, 1 - y)], thetas, epsilon=0.1, eigenvalues=2)
+    return Examined(replace(fake_run(), path=Path("runs/runs/0123")), result)
+
+
+def test_results_of_the_lens() -> None:
+    """Two tasks are one pair, at the distance √6 of the checkpoints, and all logits are equal: nothing is forgotten."""
+    own = examined()
+    text = render_page([content(demo_runs())], [own])
+    (lens,) = data_of(text)["lens"]
+    (pair,) = lens["pairs"]
+    assert pair["pair"] == "1 → 2" and pair["inside"] is True and pair["measured"] == pytest.approx(0, abs=1e-6)
+    assert pair["distance"] == pytest.approx(math.sqrt(6), rel=1e-4)
+    assert [row["task"] for row in lens["eigenvalues"]] == [1, 1, 2, 2]
+    assert own.result.advice.reason in text and "seed 0 · 0123" in text
 
 
 def test_five_hundred_runs_fit_into_five_megabytes() -> None:

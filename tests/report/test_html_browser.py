@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from fake_runs import fake_run, sweep
-from test_html import HOSTILE, content
+from test_html import HOSTILE, content, examined
 
 from glocal.report.html.page import write_report
 from glocal.store.run import Run
@@ -62,7 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stores = [content(named(hostile, name), name + HOSTILE) for name in "ab"]
     return {
         "one": write_report([content(named(runs, "runs"))], folder / "one.html"),
-        "two": write_report(stores, folder / "two.html"),
+        "two": write_report(stores, folder / "two.html", [examined()]),
     }
 
 
@@ -193,7 +193,8 @@ def test_dark_and_light(browser: Any, files: dict[str, Path]) -> None:
 def test_hostile_names_are_text(browser: Any, files: dict[str, Path]) -> None:
     page, said, requests = open_page(browser, files["two"])
     page.select_option("#option", "1")
-    page.locator("#over-metric .mark-symbol path").first.hover()
+    page.locator("#over-metric .mark-symbol path").last.hover()
+    assert "0000000" in page.locator("#vg-tooltip-element").inner_text()
     page.locator("#families button").first.click()
     page.fill("#filter", HOSTILE)
     page.wait_for_timeout(300)
@@ -204,6 +205,7 @@ def test_hostile_names_are_text(browser: Any, files: dict[str, Path]) -> None:
         len(marks(page, "change-forgetting")) == 2
         and "Differences" in page.locator("#change-table caption").inner_text()
     )
+    assert [len(marks(page, f"{chart}-0")) for chart in ("region", "predicted", "spectrum")] == [1, 1, 4]
     assert said == [] and len(requests) == 1
     page.close()
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -148,6 +149,12 @@ def test_what_differs_is_never_averaged(other: dict[str, object], labels: set[st
     rows = summary.rows([fake_run(seed=1), fake_run(seed=2, **other)])  # type: ignore[arg-type]
     assert {row["challenge"] for row in rows} == labels
     assert [row["seeds"] for row in rows] == [1, 1]
+
+
+def test_defaults_of_another_optimizer_are_no_part_of_a_label() -> None:
+    plain, adam = fake_run("er"), fake_run("er", label="er · adam")
+    adam = replace(adam, config={**adam.config, "optimizer": {"name": "adam", "options": {"beta1": 0.9, "eps": 1e-8}}})
+    assert [group.algorithm for group in summary.group_runs([plain, adam])] == ["er", "er · adam"]
 
 
 def test_options_that_the_label_hides_are_shown() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from glocal.cli.common import OUTPUT, DataFolder, Device, command, print_rendered, progress_bar
-from glocal.errors import require, require_known
+from glocal.errors import GlocalError, first_line, require, require_known
 
 if TYPE_CHECKING:
     from glocal.store.run import Runs
@@ -197,8 +197,11 @@ class Report:
 
             with progress_bar("lens") as report:
                 for name in dict.fromkeys(self.lens):
-                    trace = open_run(str(named[name].path), data=self.data).trace()
-                    examined.append(Examined(named[name], examine_trace(trace, on_progress=report)))
+                    try:
+                        trace = open_run(str(named[name].path), data=self.data).trace()
+                        examined.append(Examined(named[name], examine_trace(trace, on_progress=report)))
+                    except (GlocalError, RuntimeError) as error:
+                        raise GlocalError(f"the run '{name}' cannot be examined: {first_line(error)}") from error
         print(f"Wrote {write_report(stores, self.output, examined)}")
 
 

@@ -171,7 +171,8 @@ def group_runs(runs: Iterable[Run], over: str = "lr") -> list[Group]:
     bases = [run.challenge for run in distinct]
     challenges = _labels(bases, bases, [shared for shared, *_ in texts], " · ", _format_setting)
     # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
-    names = [(c, run.config["algorithm"]["name"]) for c, run in zip(challenges, distinct, strict=True)]
+    part_names = [tuple(run.config.get(part, {}).get("name") for part in parts) for run in distinct]
+    names = list(zip(challenges, part_names, strict=True))
     bases = [re.sub(rf" {re.escape(over)}=(\([^)]*\)|\S+)", "", run.algorithm) for run in distinct]
     algorithms = _labels(bases, names, [options for _, options, *_ in texts], " ", _format_option)
     members: dict[tuple[str, str, str, Any], list[Run]] = {}

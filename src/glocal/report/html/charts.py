@@ -12,8 +12,8 @@ from typing import Any
 
 import altair as alt
 
-INTERVAL = "small points: seeds · lines: means · bars: 95 % t-intervals of the mean, cut at the frame"
-BAND = "lines: means over seeds · bands: 95 % t-intervals of the mean, cut at the frame"
+INTERVAL = "small points: seeds · lines: means · bars: 95 % t-intervals, cut at the frame"
+BAND = "lines: means over seeds · bands: 95 % t-intervals, cut at the frame"
 HEIGHT = 260
 SCALES = ("log", "linear", "point")
 

@@ -285,7 +285,8 @@ def _option(name: str, stores: Sequence[StoreContent], groups: Sequence[Group]) 
             place |= {id(run): (len(series), x) for run, x in members}
             challenges = sorted({labels[id(run)] for run, _ in members if id(run) in labels})
             rows = [{"x": group.x, "seeds": len(group.finished), **_intervals(group)} for group in own]
-            series.append({"family": family(members[0][0]), "challenges": challenges, "rows": rows})
+            names = {"family": family(members[0][0]), "algorithm": own[0].algorithm}
+            series.append({**names, "challenges": challenges, "rows": rows})
     values = [row["x"] for own in series for row in own["rows"]]
     numeric = all(map(is_number, values))
     wide = numeric and min(values) > 0 and max(values) >= 10 * min(values)

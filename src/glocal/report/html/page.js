@@ -68,16 +68,16 @@ async function draw(id, name, sets, { texts = {}, signals = {}, ticks, domain } 
   const fill = (_, value) => (typeof value === "string" ? value.replace(/^@(\w+)/, (_, text) => clean(texts[text])) : value);
   const spec = JSON.parse(JSON.stringify(data.charts[name]), fill);
   spec.title.text = wrap(name === "matrix" ? spec.title.text : spec.title.text[0].toUpperCase() + spec.title.text.slice(1), width / 8);
-  spec.title.subtitle = wrap(spec.title.subtitle, width / 6);
+  spec.title.subtitle = wrap(spec.title.subtitle, (width - 20) / 6.3);
   spec.params = (spec.params ?? []).map((param) => ({ ...param, value: signals[param.name] ?? param.value }));
   for (const { mark, encoding } of spec.layer) {
     if (ticks) encoding.x.axis = { ...encoding.x.axis, values: ticks };
-    if (domain) encoding.y.scale = { ...encoding.y.scale, domain, nice: true };
+    if (domain) encoding.y.scale = { ...encoding.y.scale, domain, nice: !name.endsWith("-log") };
     if (domain) mark.clip = true;
   }
   if (name === "change") spec.height = 40 + 18 * sets.means.length;
   const actions = { export: true, source: false, compiled: false, editor: false };
-  const result = vegaEmbed(at, { ...spec, datasets: { ...spec.datasets, ...sets } }, { ast: true, renderer: "svg", config: theme(), actions, downloadFileName: id });
+  const result = vegaEmbed(at, { ...spec, datasets: { ...spec.datasets, ...sets } }, { ast: true, renderer: "svg", config: theme(), actions, downloadFileName: id, tooltip: { theme: root.dataset.theme } });
   charts.set(id, { drawn, result });
   const { view } = await result;
   before?.result.then((old) => old.finalize());
@@ -106,7 +106,7 @@ function drawOver(name) {
   option.series.forEach((series, i) => {
     for (const row of here(series) ? series.rows : [])
       if (row[name][0] !== null)
-        means.push({ algorithm: series.family, x: row.x, at: dodge(series.family, row.x), seeds: row.seeds, series: i, ...bounds(row[name]), ...style(series.family, on[i]) });
+        means.push({ algorithm: series.algorithm, x: row.x, at: dodge(series.family, row.x), seeds: row.seeds, series: i, ...bounds(row[name]), ...style(series.family, on[i]) });
   });
   const texts = { ...challenge(), distance: "distance ‖θ_T − θ_0‖", option: option.name };
   return draw(`over-${name}`, `over-${name}-${option.kind}`, { runs, means }, {
