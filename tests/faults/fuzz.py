@@ -405,6 +405,7 @@ def bad_options(folder: Path, cases: int) -> Outcome:
         "work": ["good"],
         "status": ["good"],
         "table": ["good"],
+        "choose": ["good"],
         "plot": ["good"],
         "lens": [str(run), *own, "--examples", "4", "--eigenvalues", "2"],
         "locality": ["er", *own, "--solutions", "3", "--examples", "8", "--epochs", "1"],
