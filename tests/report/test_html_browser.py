@@ -53,7 +53,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     lost = lambda name, lr, seed: 0.1 + lr * (name == "ewc") + 0.01 * seed  # noqa: E731
     runs = sweep(["er", "sgd", "ewc"], [0.01, 0.1], [0, 1], lost)
     runs += sweep(["er"], [0.1], [0, 1], lost, challenge="split-digits", setting="class", epochs=4)
-    runs += [fake_run("er", 0.5, 0, diverged=3)]
+    runs += [fake_run("er", 0.5, 0, diverged=3), fake_run("er", 0.5, 0, challenge="third", diverged=3)]
     hostile = [
         fake_run(HOSTILE, seed=seed, challenge=HOSTILE, label=HOSTILE, options={HOSTILE: value}, lost=0.1 * seed)
         for seed in (0, 1)
@@ -167,6 +167,9 @@ def test_options_runs_and_challenges_are_chosen(opened: Opened) -> None:
     page.select_option("#option", label="epochs")
     page.wait_for_timeout(300)
     assert page.locator("#over-metric svg.marks").text_content().count("epochs") == 1
+    page.select_option("#challenge", label="third")
+    page.wait_for_timeout(200)
+    assert "Nothing to draw" in page.locator("#over-metric").inner_text()
     page.select_option("#challenge", label="split-digits")
     page.select_option("#option", label="learning rate")
     page.wait_for_timeout(300)

@@ -64,6 +64,11 @@ async function draw(id, name, sets, { texts = {}, signals = {}, ticks, domain } 
     for (const [set, rows] of Object.entries(sets)) view.data(set, rows);
     return view.runAsync();
   }
+  if (Object.values(sets).every((rows) => !rows.length)) {
+    charts.delete(id);
+    before?.result.then((old) => old.finalize());
+    return at.replaceChildren("Nothing to draw: these runs diverged, have one task only, or have nothing in common.");
+  }
   const clean = (text) => text.replace(/[\p{Cc}\u2028\u2029]/gu, " ");  // Vega puts titles into its own expressions
   const fill = (_, value) => (typeof value === "string" ? value.replace(/^@(\w+)/, (_, text) => clean(texts[text])) : value);
   const spec = JSON.parse(JSON.stringify(data.charts[name]), fill);
@@ -77,7 +82,7 @@ async function draw(id, name, sets, { texts = {}, signals = {}, ticks, domain } 
   }
   if (name === "change") spec.height = 40 + 18 * sets.means.length;
   const actions = { export: true, source: false, compiled: false, editor: false };
-  const result = vegaEmbed(at, { ...spec, datasets: { ...spec.datasets, ...sets } }, { ast: true, renderer: "svg", config: theme(), actions, downloadFileName: id, tooltip: { theme: root.dataset.theme } });
+  const result = vegaEmbed(at, { ...spec, datasets: { ...spec.datasets, ...sets } }, { ast: true, renderer: "svg", logLevel: 1, config: theme(), actions, downloadFileName: id, tooltip: { theme: root.dataset.theme } });
   charts.set(id, { drawn, result });
   const { view } = await result;
   before?.result.then((old) => old.finalize());
