@@ -41,6 +41,7 @@ napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures stay on one screen; docstrings state what matters
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # methods are documented where a base class declares them
 python_display_short_literal_types = True
 
 
@@ -89,7 +90,13 @@ def convert_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
             parts = enumerate(line.split("`"))  # every second part is code
             result.append("`".join(part if i % 2 else re.sub(r"[\\*|]", r"\\\g<0>", part) for i, part in parts))
         previous = line or previous
-    lines[:] = ["", *result] if what in ("attribute", "property") else result  # napoleon takes "text:" for a type
+    # Napoleon takes "text:" at the beginning of an attribute's docstring for its type; a comment comes first.
+    lines[:] = ["..", "", *result] if what in ("attribute", "property") else result
+
+
+def skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out fields of named tuples without a docstring; their names are in the signature."""
+    return True if (obj.__doc__ or "").startswith("Alias for field number") else None
 
 
 def visit_math(translator: Any, node: Any) -> None:
@@ -106,4 +113,5 @@ def visit_math(translator: Any, node: Any) -> None:
 def setup(app: Any) -> None:
     app.connect("source-read", show_copies)
     app.connect("autodoc-process-docstring", convert_docstring, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", skip_fields)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
