@@ -170,9 +170,9 @@ def test_demo_shows_table_figures_and_verdicts(
     monkeypatch.setattr("glocal.sweeps.sweep.sweep", smaller)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("sgd", "er", "agem", "ewc", "local", "global"))
+    assert all(name in out for name in ("sgd", "er", "ewc", "laplace", "ogd-gtl", "local", "global"))
     assert out.count("no sign predicted") == 3 and out.count("not settled: one seed") == 1
-    assert (elsewhere / "demo" / "forgetting.png").exists() and (elsewhere / "demo" / "distance.png").exists()
+    assert all((elsewhere / "demo" / f"{kind}.png").exists() for kind in ("plasticity", "forgetting", "distance"))
 
 
 def test_locality_prints_declared_and_measured_locality(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -69,6 +69,9 @@ def test_lines_pass_through_the_means(runs: list[Run]) -> None:
     paths = [line for line in drawn(runs, "tradeoff")[0].lines if np.size(line.get_xdata()) == 2]
     assert np.array([line.get_xdata() for line in paths]) == pytest.approx(0.75 * lost)
     assert np.array([line.get_ydata() for line in paths]) == pytest.approx(90 - lost / 2)
+    paths = [line for line in drawn(runs, "plasticity")[0].lines if np.size(line.get_xdata()) == 2]
+    assert np.array([line.get_xdata() for line in paths]) == pytest.approx(np.full_like(lost, 90))
+    assert np.array([line.get_ydata() for line in paths]) == pytest.approx(0.75 * lost)
 
 
 def test_accuracy_over_tasks(runs: list[Run], tmp_path: Path) -> None:
@@ -248,7 +251,9 @@ def test_regression_is_drawn_by_its_loss(tmp_path: Path) -> None:
     """With the losses 0.1 after learning and, of the first of three tasks, 0.1 more or 0.4 more at the end."""
     lost = {0.001: 0.4, 0.1: 0.1}
     runs = sweep(("er", "ewc"), LRS, (1, 2), lambda a, lr, s: lost[lr], regression=True)
-    svg = {kind: draw(runs, kind, tmp_path / f"{kind}.svg").read_text() for kind in KINDS}
+    svg = {k: draw(runs, k, tmp_path / f"{k}.svg").read_text() for k in KINDS if k != "plasticity"}
+    with pytest.raises(GlocalError, match="learning accuracy and forgetting cannot be drawn"):
+        draw(runs, "plasticity", tmp_path / "f.svg")
     assert "lr 0.1, best of 2 on test data" in words(runs, "matrix"), "the lower loss"
     for number in (">0.1<", ">0.15<", ">0.2<", ">0.9<"):
         assert number in svg["matrix"], number

@@ -121,18 +121,24 @@ def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None
     legend(figure, _titles(groups), "; ".join(filter(None, [_deviation_note(groups, "bands"), shown])))
 
 
-def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw ACC(T) against E(T): a path per algorithm whose points grow with the learning rate or another option."""
-    defined = _defined(groups, view, "metric", "forgetting")
-    for axes, members, lines in _challenge_panels(figure, groups, defined, 3.9, 3.8):
+def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tuple[str, str]) -> None:
+    """Draw a statistic against another: a path per algorithm whose points grow with the learning rate or other option.
+
+    `names` are those of the x and the y axis.
+    """
+    for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, *names), 3.9, 3.8):
         values = sorted({group.x for group in members}, key=natural_order)
         for own, style in lines:
-            x, y = (np.array([group.statistics(view)[name] for group in own]).T for name in ("forgetting", "metric"))
+            x, y = (np.array([group.statistics(view)[name] for group in own]).T for name in names)
             sizes = [16 + 64 * values.index(group.x) / max(len(values) - 1, 1) for group in own]
             draw_path(axes, x, y, style, sizes, own[0].title)
-        better = "↖ better" if members[0].metric == "acc" else "↙ better"
-        axes.text(1, 1.02, better, transform=axes.transAxes, color=FAINT, fontsize="small", ha="right", va="bottom")
-        axes.set(xlabel=_axis_label("forgetting", view, members[0]), ylabel=_axis_label("metric", view, members[0]))
+        right, up = (name != "forgetting" and members[0].metric == "acc" for name in names)
+        better = {(False, True): "↖", (True, False): "↘", (False, False): "↙"}[right, up]
+        note: dict[str, Any] = {"color": FAINT, "fontsize": "small", "ha": "right", "va": "bottom"}
+        axes.text(1, 1.02, f"{better} better", transform=axes.transAxes, **note)
+        axes.set(
+            **{f"{axis}label": _axis_label(name, view, members[0]) for axis, name in zip("xy", names, strict=True)}
+        )
     several = len({group.x for group in groups}) > 1
     grow = f"points grow with the {_option_name(groups)}" if several else None
     legend(figure, _titles(groups), "; ".join(filter(None, [grow, _deviation_note(groups, "bars")])))
@@ -233,7 +239,8 @@ KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
     "distance": draw_distance,
     "matrix": draw_matrix,
     "loss": draw_loss,
-    "tradeoff": draw_tradeoff,
+    "tradeoff": partial(draw_tradeoff, names=("forgetting", "metric")),
+    "plasticity": partial(draw_tradeoff, names=("learning_accuracy", "forgetting")),
 }
 
 
@@ -325,14 +332,16 @@ def _defined(groups: Sequence[Group], view: View, *names: str) -> list[Group]:
     """Return the groups whose statistics are finite; raise an error if there are none."""
     finite = [g for g in groups if all(np.isfinite(g.statistics(view)[name][0]) for name in names)]
     if not finite:
-        what = " and ".join({"metric": "accuracy"}.get(name, name) for name in names)
-        raise GlocalError(f"{what} is undefined for these runs (one task only).")
+        what = " and ".join({"metric": "accuracy"}.get(name, name.replace("_", " ")) for name in names)
+        raise GlocalError(f"{what} cannot be drawn: undefined for these runs, of one task only or without classes.")
     return finite
 
 
 def _axis_label(name: str, view: View, group: Group) -> str:
     if name == "metric":
         return r"accuracy  $\mathrm{ACC}(T)$  (%)" if group.metric == "acc" else "average test loss after $T$ tasks"
+    if name == "learning_accuracy":
+        return "accuracy right after learning (%)"
     tasks = "T - 1" if view.forgetting == "t-1" else "T"
     unit = "points" if metrics.measure_of(group.runs[0], view.measure) == "accuracy" else "test loss"
     return rf"forgetting  $E(T)$  ({unit}, over ${tasks}$ tasks)"
