@@ -144,6 +144,8 @@ def test_two_stores_are_paired_by_seed() -> None:
     half = 4.302653 / math.sqrt(3)
     assert row["seeds"] == 3
     assert [row["mean"], row["low"], row["high"]] == pytest.approx([2, 2 - half, 2 + half], rel=1e-3)
+    _, rows = changes(content(old, "a"), content([fake_run("er", regression=True)], "b"))
+    assert [row["mean"] for row in rows] == [None, None, 0]  # of an accuracy and a loss there is no difference
     text = render_page([content(old, "a"), content(new, "b")])
     assert "Changes from a to b" in text and ">rotated-digits · a</th>" in text and ">rotated-digits · b</th>" in text
 

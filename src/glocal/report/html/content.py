@@ -328,7 +328,9 @@ def changes(first: StoreContent, second: StoreContent) -> tuple[list[str], list[
         statistics = _statistics(old), _statistics(new)
         seeds = sorted(statistics[0].keys() & statistics[1].keys())
         for name in SHOWN:
-            mean, low, high = _interval([statistics[1][s][name] - statistics[0][s][name] for s in seeds])
+            same = name == "distance" or old.metric == new.metric  # an accuracy and a loss have no difference
+            differences = [statistics[1][s][name] - statistics[0][s][name] for s in seeds if same]
+            mean, low, high = _interval(differences)
             label = f"{old.challenge}: {old.title}" if several else old.title
             rows.append(
                 {

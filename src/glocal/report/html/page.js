@@ -77,7 +77,7 @@ async function draw(id, name, sets, { texts = {}, signals = {}, ticks, domain } 
   spec.params = (spec.params ?? []).map((param) => ({ ...param, value: signals[param.name] ?? param.value }));
   for (const { mark, encoding } of spec.layer) {
     if (ticks) encoding.x.axis = { ...encoding.x.axis, values: ticks };
-    if (domain) encoding.y.scale = { ...encoding.y.scale, domain, nice: !name.endsWith("-log") };
+    if (domain) encoding.y.scale = { ...encoding.y.scale, domain, nice: encoding.y.scale.type !== "log" };
     if (domain) mark.clip = true;
   }
   if (name === "change") spec.height = 40 + 18 * sets.means.length;
@@ -113,8 +113,8 @@ function drawOver(name) {
       if (row[name][0] !== null)
         means.push({ algorithm: series.algorithm, x: row.x, at: dodge(series.family, row.x), seeds: row.seeds, series: i, ...bounds(row[name]), ...style(series.family, on[i]) });
   });
-  const texts = { ...challenge(), distance: "distance ‖θ_T − θ_0‖", option: option.name };
-  return draw(`over-${name}`, `over-${name}-${option.kind}`, { runs, means }, {
+  const texts = { statistic: { ...challenge(), distance: "distance ‖θ_T − θ_0‖" }[name], option: option.name };
+  return draw(`over-${name}`, `over-${option.kind}`, { runs, means }, {
     texts, ticks: option.kind !== "point" && ticks.length <= 10 ? ticks : undefined,
     domain: extent(means, runs.map((run) => run.value), name === "forgetting" && challenge().largest === null ? undefined : limits(name)),
   });
@@ -179,8 +179,8 @@ function drawLens() {
   const [inside, outside, below] = ["M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z", "cross", "triangle-down"];
   const [cool, warm] = dark() ? ["#6bb8e8", "#f08a73"] : ["#0077BB", "#CC3311"];
   return data.lens.flatMap((examined, i) => {
-    const pairs = examined.pairs.map((pair) => ({ ...pair, shape: pair.inside ? inside : outside, colour: pair.inside ? cool : warm }));
-    const eigenvalues = examined.eigenvalues.map((row) => ({ ...row, size: Math.abs(row.value), shape: row.value < 0 ? below : inside, colour: row.value < 0 ? warm : cool }));
+    const pairs = examined.pairs.map((pair) => ({ ...pair, opacity: 1, shape: pair.inside ? inside : outside, colour: pair.inside ? cool : warm }));
+    const eigenvalues = examined.eigenvalues.map((row) => ({ ...row, opacity: 1, size: Math.abs(row.value), shape: row.value < 0 ? below : inside, colour: row.value < 0 ? warm : cool }));
     return [draw(`region-${i}`, "region", { pairs }), draw(`predicted-${i}`, "predicted", { pairs }), draw(`spectrum-${i}`, "spectrum", { eigenvalues })];
   });
 }
