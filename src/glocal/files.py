@@ -51,6 +51,8 @@ def user_path(given: str | Path) -> Path:
     """Return a path that a user gave, with ~ expanded; raise if nothing can have this name."""
     try:
         path = Path(given).expanduser()
+        if not str(path).isprintable():
+            raise ValueError("it has control characters")
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     # It is too long, has a zero byte, begins with ~ and an unknown user ...

@@ -366,6 +366,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "file of an unknown user": (lambda p: ["run", "rotated-digits", "~nobody-here/x.py:N"], ["~nobody-here"]),
     "file with a long name": (lambda p: ["run", "rotated-digits", "x" * 300 + ".py:N"], ["xxx", "too long"]),
     "store with a long name": (lambda p: [*RUN, "--store", "x" * 300], ["xxx", "too long"]),
+    "store with control characters": (lambda p: [*RUN, "--store", "a\x1b[2Jb"], ["a\\x1b[2Jb", "control characters"]),
     "table of a store with a long name": (lambda p: ["table", "x" * 300], ["xxx", "too long"]),
     "figure with a long name": (lambda p: ["lens", "x.py:f", "-o", "x" * 300 + ".png"], ["xxx", "too long"]),
     "lens on a long name": (lambda p: ["lens", "x" * 300], ["xxx", "too long"]),
