@@ -27,7 +27,9 @@ from glocal.lens import examine
 from glocal.report.html import page
 from glocal.report.html.content import Examined, StoreContent, changes, chart_data
 from glocal.report.html.page import render_page
+from glocal.store.lease import Seen
 from glocal.store.run import Run, Runs
+from glocal.store.store import StoredCohort
 from glocal.sweeps.command import sweep_commands
 from glocal.sweeps.sweep import prepare
 
@@ -132,6 +134,16 @@ def test_diverged_runs_are_named_and_have_no_numbers() -> None:
     assert run["metric"] is run["forgetting"] is run["matrix"][1][0] is None
     assert text == render_page([content(runs)])
     assert "diverged at step 7" in text and "9 finished, 1 diverged" in text
+
+
+def test_failed_runs_are_told_with_their_error() -> None:
+    failed = StoredCohort(
+        Path("cohorts/01"), ["a", "b"], False, Seen(1, {"failed": "CUDA <out> of memory."}, held=False)
+    )
+    status = Status(8, 0, 0, 3, 2, None, [], [failed])
+    text = render_page([StoreContent("runs", Runs(demo_runs()), status)])
+    assert "8 finished, 0 diverged, 3 waiting, 2 failed" in text and "2 runs failed" in text
+    assert "CUDA &lt;out&gt; of memory. `glocal work runs --retry-failed` trains them again." in text
 
 
 def test_two_stores_are_paired_by_seed() -> None:
