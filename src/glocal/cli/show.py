@@ -57,8 +57,8 @@ class Demo:
         from glocal.sweeps.sweep import sweep
 
         started, store = time.perf_counter(), self.out / "runs"
-        algorithms, lrs, seeds = ("sgd", "er", "ewc", "laplace", "ogd-gtl"), (0.01, 0.02, 0.05, 0.1), (11, 13, 33)
-        options: dict[str, Any] = {"tasks": 4, "epochs": 4, "train_eval": 100, "store": store, "device": self.device}
+        algorithms, lrs, seeds = ("sgd", "er", "ewc", "laplace", "ogd-gtl"), (0.02, 0.04, 0.08, 0.16), (11, 13, 33)
+        options: dict[str, Any] = {"tasks": 3, "epochs": 3, "train_eval": 100, "store": store, "device": self.device}
         runs = sweep("rotated-digits", algorithms, lrs, seeds, **options, progress=Bars())
         print_rendered(render(runs, "rich"))
         figures = [runs.plot(kind, self.out / f"{kind}.png") for kind in ("plasticity", "forgetting", "distance")]
