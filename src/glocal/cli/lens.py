@@ -233,7 +233,6 @@ class Locality:
     def __call__(self) -> None:
         from rich.text import Text
 
-        from glocal.algorithms import ALGORITHMS, Algorithm
         from glocal.lens.local_or_global import locality
         from glocal.report.summary import format_range
         from glocal.sweeps import resolve
@@ -251,7 +250,7 @@ class Locality:
                     verdicts.append(locality(algorithm, challenge, **options, device=device))
                     where.append(challenge.name)
                 except GlocalError as error:
-                    failures.append(f"{name}: {error}")
+                    failures.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
         if verdicts:
             rows = [
                 {
@@ -273,9 +272,6 @@ class Locality:
                 f"{where[0]}{''.join(others)}. {sum(v.num_diverged for v in verdicts)} runs diverged and were left out."
             )
             print(EXPLANATION)
-        for kind in (type(algorithm) for algorithm, _ in pairs):
-            if kind.approximation is Algorithm.approximation and kind not in ALGORITHMS.values():
-                print(f"{resolve.name_of(kind)} does not override `approximation`, so \\hat L_o = 0 was tested.")
         if failures:
             count = f"{len(failures)} of {len(pairs)} failed. " if len(pairs) > 1 else ""
             raise GlocalError(count + " ".join(failures))

@@ -159,7 +159,7 @@ class Cohort:
         for run, member in enumerate(self.members):
             own = tree.select(params, run)
             memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, example)
-            check_memory(memory)
+            check_memory(memory, f"{member.algorithm.name}.init")
             memories.append(tree.map_tree(lambda leaf: leaf.to(self.device), memory))
         diverged = torch.full((len(self),), -1, dtype=torch.long, device=self.device)
         optimizer = self.optimizer.init(params, self.hyper()["optimizer"])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from glocal import tree
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 from glocal.tree import Params, Tree
 
 
@@ -44,11 +44,15 @@ class State:
         return State.from_tree(tree.select(self.as_tree(), runs), self.clock)
 
 
-def check_memory(memory: Mapping[str, Any]) -> None:
-    """Raise unless a memory consists of tensors and nested dicts of tensors, so that it can be saved."""
+def check_memory(memory: Any, method: str) -> None:
+    """Raise unless the memory that a method returned consists of tensors and nested dicts of them, as files do."""
+    require(
+        isinstance(memory, Mapping), f"{method} must return a dict of tensors; it returned {type(memory).__name__}."
+    )
     for key, leaf in memory.items():
         if isinstance(leaf, Mapping) and leaf:
-            check_memory(leaf)
+            check_memory(leaf, method)
         elif not isinstance(leaf, Tensor) or "/" in key:
-            kind = "an empty dict" if isinstance(leaf, Mapping) else f"a {type(leaf).__name__}"
-            raise GlocalError(f"an algorithm's memory holds tensors under names without '/': '{key}' is {kind}.")
+            kind = "an empty dict" if isinstance(leaf, Mapping) else f"of the type {type(leaf).__name__}"
+            message = f"an algorithm's memory holds tensors under names without '/': '{key}', from {method}, is {kind}."
+            raise GlocalError(message)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
-from glocal.engine.state import State
+from glocal.engine.state import State, check_memory
+from glocal.errors import require
 from glocal.networks.model import Model
 from glocal.optimizers import PLAIN_SGD, Optimizer, apply_update
 from glocal.tree import Params, Tree
@@ -94,6 +95,9 @@ class Program:
         model = self.model.bind(buffers, key=batch.key, purpose="objective", statistics="first pass", memory=memory)
         value = self._with(hyper).objective(model, params, memory, batch)
         loss, aux = value if isinstance(value, tuple) else (value, {})
+        scalar = isinstance(loss, Tensor) and loss.dim() == 0
+        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        require(scalar, f"{self.algorithm.name}.objective must return one number as a tensor; it returned {given}.")
         return loss, model.buffers, aux
 
     def direction(
@@ -103,7 +107,7 @@ class Program:
         return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
-        return changed(self._with(hyper).observe(memory, step), memory)
+        return self._changed_memory("observe", self._with(hyper).observe(memory, step), memory)
 
     def consolidate(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch
@@ -111,11 +115,16 @@ class Program:
         model = self.model.bind(buffers, key=random["key"], statistics="kept")
         data = data._replace(**random).with_inputs(model.transform.normalize(data.x))
         new = self._with(hyper).consolidate(model, params, memory, data)
-        return changed(new, memory), model.buffers
+        return self._changed_memory("consolidate", new, memory), model.buffers
 
     def predict(self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, x: Tensor, task: int) -> Tensor:
         model = self.model.bind(buffers, training=False)
         return self._with(hyper).predict(model, params, memory, model.prepare(x), task)
+
+    def _changed_memory(self, method: str, new: Any, old: Memory) -> Any:
+        if new is not old:
+            check_memory(new, f"{self.algorithm.name}.{method}")
+        return changed(new, old)
 
     def _with(self, hyper: Hyper) -> Algorithm:
         """Return the algorithm with this run's hyperparameters, now tensors, in its float fields."""

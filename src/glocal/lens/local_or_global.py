@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from glocal import tree
+from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm, Batch, Locality, Memory, Step
 from glocal.challenges.challenge import Challenge, Task
 from glocal.engine.cohort import Cohort, Member
@@ -133,6 +134,9 @@ def locality(
     require(lr > 0, f"lr = {lr:g} was given; it must be positive.")
     require_positive(probes=probes, epochs=epochs, batch_size=batch_size, examples=examples)
     tested = resolve.algorithm(algorithm).value
+    overridden = type(tested).approximation is not Algorithm.approximation or type(tested) in ALGORITHMS.values()
+    message = r"does not override `approximation`, so there is no \hat L_o to test. Return 0 from it if there is none."
+    require(overridden, f"{resolve.name_of(tested)} {message}")
     resolved_challenge = resolve.challenge(challenge).value
     resolve.check_setting(tested, resolved_challenge)
     fixed = _fix_data(resolved_challenge, seed, examples)

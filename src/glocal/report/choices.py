@@ -104,9 +104,7 @@ def _label(chosen: Group, groups: Iterable[Group]) -> str:
     """Return the learning rate, and the settings in which the configurations differ: 'lr=0.1 penalty=10'."""
 
     def settings(group: Group) -> dict[str, Any]:
-        run = group.runs[0]
-        source = {"source": run.config["algorithm"].get("source")}
-        return {k: v for k, v in run.settings.items() if k not in FIXED} | source
+        return {k: v for k, v in group.runs[0].settings.items() if k not in FIXED}
 
     own, others = settings(chosen), [settings(group) for group in groups]
     shown = {k: v for k, v in own.items() if k == "lr" or any(other.get(k) != v for other in others)}

@@ -90,7 +90,9 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What was chosen for the run, by names: `SETTINGS`, and the options of its algorithm and optimiser."""
+        """What was chosen for the run, by names: `SETTINGS`, the options of its algorithm and optimiser, and 'source',
+        the hash of the file of an algorithm of the user's own.
+        """
         config = self.config
         optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
         named = {name: config[name]["name"] for name in ("challenge", "algorithm", "network")}
@@ -98,6 +100,7 @@ class Run:
         named |= {"label": self.algorithm, "optimizer": optimizer["name"], "precision": config.get("precision", "fp32")}
         named |= {name: config[name] for name in ("epochs", "batch_size")}
         options = {**optimizer.get("options", {}), **config["algorithm"]["options"]}
+        options |= {"source": source} if (source := config["algorithm"].get("source")) is not None else {}
         return {**{name: named[name] for name in SETTINGS}, **{k: v for k, v in options.items() if k not in SETTINGS}}
 
     @cached_property

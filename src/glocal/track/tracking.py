@@ -85,9 +85,16 @@ class RunLog:
 
 
 def after_task(run: Run, t: int) -> dict[str, Any]:
-    """Return what is measured after t tasks, on test data: accuracies in percent, or losses without classes."""
+    """Return what is measured after t tasks, on test data and on validation data if there are any.
+
+    Accuracies are in percent; without classes, losses take their place.
+    """
     by, R, width = metrics.measure_of(run), metrics.shown_matrix(run), len(str(run.tasks))
     values: dict[str, Any] = {"task": t} | {f"{by}/task_{o + 1:0{width}}": R[t, o] for o in range(run.tasks)}
+    if metrics.choice_split(run) == "validation":
+        held_out = metrics.shown_matrix(run, split="validation")
+        values |= {f"validation_{by}/task_{o + 1:0{width}}": held_out[t, o] for o in range(run.tasks)}
+        values |= {f"average_validation_{by}": metrics.average_accuracy(held_out, t)} if t else {}
     if t:
         losses = run.arrays[f"test_{metrics.scope_of(run)}_loss"]
         values |= {"average_loss": metrics.average_accuracy(losses, t), f"average_{by}": metrics.average_accuracy(R, t)}

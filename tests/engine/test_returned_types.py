@@ -1,0 +1,84 @@
+"""What an algorithm of a user's own returns by mistake is refused with the method's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from fake_runs import fake_run
+
+import glocal
+from glocal.algorithms import SGD
+from glocal.errors import GlocalError
+from glocal.store.run import Runs
+
+TINY: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 1000, "train_eval": 50}
+
+
+@dataclass(frozen=True)
+class PerSample(SGD):
+    name = "per-sample"
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        outputs = model.outputs(params, batch.x)
+        return torch.nn.functional.cross_entropy(outputs, batch.y, reduction="none")
+
+
+@dataclass(frozen=True)
+class Number(PerSample):
+    name = "number"
+
+    def objective(self, model: Any, params: Any, memory: Any, batch: Any) -> Any:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Counts(SGD):
+    name = "counts"
+
+    def init(self, model: Any, params: Any, example: Any) -> Any:
+        return {"steps": torch.zeros(())}
+
+    def observe(self, memory: Any, step: Any) -> Any:
+        return {"steps": 1}
+
+
+@dataclass(frozen=True)
+class Lists(Counts):
+    name = "lists"
+
+    def observe(self, memory: Any, step: Any) -> Any:
+        return memory
+
+    def consolidate(self, model: Any, params: Any, memory: Any, data: Any) -> Any:
+        return [memory]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            PerSample,
+            r"per-sample\.objective must return one number .* it returned a tensor of shape \(1000,\)",
+        ),
+        (Number, r"number\.objective must return one number as a tensor; it returned float"),
+        (Counts, r"'steps', from counts\.observe, is of the type int"),
+        (Lists, r"lists\.consolidate must return a dict of tensors; it returned list"),
+    ],
+)
+def test_the_method_and_what_it_returned_are_named(algorithm: Any, message: str) -> None:
+    with pytest.raises(GlocalError, match=message):
+        glocal.sweep("rotated-digits", [algorithm], [0.1], [1, 2], **TINY)
+
+
+def test_versions_of_an_algorithm_can_be_told_apart() -> None:
+    runs = []
+    for source in ("052ac9f9a6b892b4", "dc509c3b523514d6"):
+        run = fake_run("mine")
+        runs.append(replace(run, config={**run.config, "algorithm": {**run.config["algorithm"], "source": source}}))
+    assert {row["algorithm"] for row in Runs(runs).table().to_dicts()} == {
+        f"mine source={s}" for s in ("052ac9f9a6b892b4", "dc509c3b523514d6")
+    }
+    assert list(Runs(runs).where("source=dc509c3b523514d6")) == runs[1:]
