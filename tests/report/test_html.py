@@ -222,6 +222,33 @@ def test_commands_of_runs_give_the_same_runs(command: str, tmp_path: Path) -> No
     assert found == wanted.keys() - {dropped}
 
 
+def test_commands_of_runs_with_own_algorithms_give_the_same_runs(tmp_path: Path) -> None:
+    """They write the algorithm's `name`; a class's name is as good, also before an option."""
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "from dataclasses import dataclass\nfrom glocal.algorithms import SGD\n"
+        "@dataclass(frozen=True)\nclass SlowHard(SGD):\n    name = 'slow-hard'\n    decay: float = 0.5\n"
+        "class One(SGD): name = 'twin'\nclass Two(SGD): name = 'twin'\n"
+    )
+
+    def requests(algorithm: str, *options: str) -> dict[str, RunConfig]:
+        words = ["rotated-digits", "--algorithms", "er", algorithm, "--lrs", "0.1", "--seeds", "1"]
+        arguments = _parse(["sweep", *words, *(["--options", *options] if options else [])]).arguments()
+        return {name: r.config for name, r in prepare(**arguments | {"store": tmp_path / "store"}).requests.items()}
+
+    wanted = requests(f"{code}:SlowHard", "SlowHard.decay=0.9")
+    runs = [Run(c.as_dict(), {}, {"setting": "domain"}, tmp_path / "store" / name) for name, c in wanted.items()]
+    (command,) = sweep_commands(runs)
+    words = shlex.split(command.text.replace("PATH.py", str(code)))
+    assert prepare(**_parse(words[1:]).arguments() | {"store": tmp_path / "store"}).requests.keys() == wanted.keys()
+    for algorithm, owner in (("SlowHard", "slow-hard"), ("slow-hard", "SlowHard")):
+        assert requests(f"{code}:{algorithm}", f"{owner}.decay=0.9").keys() == wanted.keys()
+    with pytest.raises(GlocalError, match=r"unknown algorithm in .* 'twin'.*Allowed: One, SlowHard, Two"):
+        requests(f"{code}:twin")
+    with pytest.raises(GlocalError, match="unknown algorithm with options: 'sgd'"):
+        requests(f"{code}:SlowHard", "sgd.decay=0.9")
+
+
 def test_commands_say_what_a_run_does_not_know(tmp_path: Path) -> None:
     network = {"name": "Net", "source": "0123", "made": "4567", "init": "89ab"}
     run = fake_run("er", network=network)

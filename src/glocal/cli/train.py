@@ -211,6 +211,7 @@ def _combinations(spaces: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[st
 
 def parse_options(texts: Iterable[str], owners: Iterable[str], kind: str = "algorithm") -> dict[str, OptionValues]:
     """Parse 'ewc.penalty=1,10', or 'penalty=10' for a single owner of options, to {owner: {option: values}}."""
+    owners = list(owners)
     names = [_short_name(owner) for owner in owners]
     options: dict[str, OptionValues] = {}
     for text in texts:
@@ -221,6 +222,8 @@ def parse_options(texts: Iterable[str], owners: Iterable[str], kind: str = "algo
         if not dot:
             require(len(names) == 1, f"with several {kind}s name the one of the option: {kind.upper()}.{text}.")
             owner = names[0]
+        if owner not in names:
+            owner = next((_short_name(other) for other in owners if owner in _own_names(other)), owner)
         require_known(f"{kind} with options:", owner, names)
         options.setdefault(owner, {})[option] = values.split(",")
     return options
@@ -229,6 +232,16 @@ def parse_options(texts: Iterable[str], owners: Iterable[str], kind: str = "algo
 def _short_name(algorithm: str) -> str:
     """Return 'ewc' for ewc, 'Mine' for path/to/file.py:Mine."""
     return algorithm.rpartition(":")[2]
+
+
+def _own_names(algorithm: str) -> tuple[str, ...]:
+    """Return the name of the class of path.py:Name and the `name` that it declares."""
+    from glocal.sweeps import resolve
+
+    if not resolve.is_file_spec(algorithm):
+        return ()
+    kind, _ = resolve.load_object(algorithm, "algorithm")
+    return (kind.__name__, resolve.name_of(kind)) if isinstance(kind, type) else ()
 
 
 def _name_and_options(kind: str, entry: str | dict[str, Any]) -> tuple[str, OptionValues]:

@@ -317,6 +317,8 @@ def is_file_spec(text: str) -> bool:
 def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[Any, str]:
     """Load a user's object from path.py:Name; return it and the hash of its file. Errors call it a `kind`.
 
+    An algorithm is also found by its `name`, which is what tables and commands call it.
+
     with_neighbours: let the file import modules in its own folder, as a script can. Not for what identifies a run: its
         hash covers one file.
     """
@@ -324,10 +326,13 @@ def load_object(spec: str, kind: str, with_neighbours: bool = False) -> tuple[An
     if with_neighbours and str(path.absolute().parent) not in sys.path:
         sys.path.append(str(path.absolute().parent))
     module = _module(path, digest)
-    if not hasattr(module, name):
-        own = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    if hasattr(module, name):
+        return getattr(module, name), digest
+    own = {k: v for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
+    named = {v for v in own.values() if isinstance(v, type) and issubclass(v, Algorithm) and name_of(v) == name}
+    if len(named) != 1:
         raise unknown(f"{kind} in {path}:", name, own)
-    return getattr(module, name), digest
+    return named.pop(), digest
 
 
 def file_hash(spec: str, kind: str) -> str:
