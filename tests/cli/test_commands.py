@@ -181,7 +181,7 @@ def test_locality_prints_declared_and_measured_locality(capsys: pytest.CaptureFi
     silent = tmp_path / "silent.py"
     silent.write_text("import glocal\nclass Silent(glocal.Algorithm):\n    name, locality = 'silent', 'local'\n")
     few = ["--solutions", "5", "--epochs", "1", "--examples", "60"]
-    assert main(["locality", "er", "si", "icarl", own, f"{silent}:Silent", *few]) == 1
+    assert main(["locality", "er", "si", "icarl", own, f"{silent}:Silent", *few]) == 2
     out, err = capsys.readouterr()
     rows = {line.split()[1]: line.split()[3:6:2] for line in out.splitlines() if line.startswith("│")}
     assert rows.pop("er") == ["global", "global"] and rows.pop("icarl") == ["local", "local"]
