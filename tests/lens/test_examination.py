@@ -318,8 +318,12 @@ def test_a_run_of_the_store_has_the_losses_that_it_measured(tmp_path: Path) -> N
     for t, point in enumerate(trace.checkpoints):
         for o in range(2):
             assert float(trace.value(o, point)) == pytest.approx(run.arrays["train_class_loss"][t, o], rel=1e-4)
-    with pytest.raises(GlocalError, match="is not the one of the run"):
-        open_run(run.path, network="resnet18").trace()
+    for given, told in (
+        ({"network": "resnet18"}, "network is not the one of the run: its name is resnet18, in the run mlp. Give the"),
+        ({"network": f"{__file__}:x"}, "the run has the built-in 'mlp'. Leave the network out"),
+    ):
+        with pytest.raises(GlocalError, match=told):
+            open_run(run.path, **given)
     with pytest.raises(GlocalError, match="not a run of a store"):
         open_run(tmp_path).trace()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def test_a_named_file_is_not_loaded_unless_it_is_the_runs(tmp_path: Path) -> Non
     assert open_run(run.path, **parts).cohort.algorithm.name == "mine"
     mark.unlink()
     code.write_text(code.read_text() + "\n# edited\n")
+    now = hashlib.sha256(code.read_bytes()).hexdigest()[:16]
+    told = f"code has changed since the run was trained .hash {run.config['network']['source']} then, {now} now"
     for given in (parts, {"network": parts["network"]}):
-        with pytest.raises(GlocalError, match="this network is not the one of the run"):
+        with pytest.raises(
+            GlocalError, match=f"this network is not the one of the run: its {told}.*train the run again"
+        ):
             open_run(run.path, **given)
     assert not mark.exists()

@@ -38,7 +38,8 @@ from glocal.sweeps import resolve
 
 MAX_SNAPSHOT_BYTES = 4 << 30
 """Limit on θ and memory of all snapshots of a retraced run."""
-NOT_OF_THE_RUN = "this {} is not the one of the run: its data, options or code differ."
+LABELS = {"fingerprint": "data", "made": "initial network", "init": "checkpoint"}
+"""What errors call settings of a challenge, network or algorithm."""
 
 
 class Snapshot(NamedTuple):
@@ -269,7 +270,7 @@ def open_run(
     expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}
     trained = resolve.algorithm(_part("algorithm", algorithm, config), config["algorithm"]["options"])
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
-        require(part.config == expected[what], NOT_OF_THE_RUN.format(what))
+        _require_same(what, part.config, expected[what])
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
     stepped = resolve.optimizer(optimizer["name"], optimizer["options"])
     member = Member(run.seed, run.lr, trained.value, stepped.value)
@@ -286,8 +287,8 @@ def _part(what: str, given: str | None, config: Mapping[str, dict[str, str]]) ->
     A store may be a stranger's: no code is loaded from a file because a configuration names it.
     """
     if given is not None:
-        known = not resolve.is_file_spec(given) or resolve.file_hash(given, what) == config[what].get("source")
-        require(known, NOT_OF_THE_RUN.format(what))
+        if resolve.is_file_spec(given):
+            _require_same(what, {**config[what], "source": resolve.file_hash(given, what)}, config[what])
         return given
     name = str(config[what]["name"])
     built_in: dict[str, Collection[str]]
@@ -295,3 +296,23 @@ def _part(what: str, given: str | None, config: Mapping[str, dict[str, str]]) ->
     if "source" in config[what] or name not in built_in[what]:
         raise GlocalError(f"the run's {what} '{name}' is not built in: give --{what} path.py:Name.")
     return name
+
+
+def _require_same(what: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Raise an error that says what differs unless the challenge, network or algorithm is the one of the run."""
+    flat = [tree.flatten(part) for part in (then, now)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
+    if not names:
+        return
+    advice = f"Give the {what} that was trained, or train the run again."
+    if "source" in names and "source" not in then:
+        found = f"the run has the built-in '{then['name']}'"
+        advice = f"Leave the {what} out."
+    elif "source" in names and "source" in now:
+        found = f"its code has changed since the run was trained (hash {then['source']} then, {now['source']} now)"
+        advice = f"{advice} A file counts as a whole; {what}s that were trained as Python objects are given as objects."
+    else:
+        labels = [LABELS.get(name, name.removeprefix("options/")) for name in names]
+        values = [[own.get(name, "absent") for own in flat] for name in names]
+        found = "; ".join(f"its {label} is {b}, in the run {a}" for label, (a, b) in zip(labels, values, strict=True))
+    raise GlocalError(f"this {what} is not the one of the run: {found}. {advice}")
