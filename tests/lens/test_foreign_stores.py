@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import glocal
+from glocal.algorithms import SGD
 from glocal.cli.main import main
 from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
@@ -35,6 +39,38 @@ def rewrite(run: Path, part: str, changes: dict[str, Any]) -> Path:
     config[part] = changes
     (run / "config.json").write_text(json.dumps(config))
     return run.rename(run.with_name(RunConfig(**config).hash))
+
+
+@dataclass(frozen=True)
+class Decay(SGD):
+    """An algorithm of this module."""
+
+    name = "decay"
+    decay: float = 0.5
+
+
+def linear(shape: Sequence[int], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, outputs))
+
+
+@pytest.mark.parametrize("trained", ["objects", "file"])
+def test_own_parts_may_be_objects(tmp_path: Path, trained: str) -> None:
+    own: Any = ([Decay(decay=0.9)], linear)
+    if trained == "file":
+        own = ([(f"{__file__}:Decay", {"decay": 0.9})], f"{__file__}:linear")
+    quick: Any = {"tasks": 1, "batch_size": 4000, "store": tmp_path / "store", "network": own[1]}
+    (run,) = glocal.sweep("rotated-digits", own[0], [0.1], [1], **quick)
+    assert run.path is not None
+    for given in (Decay, Decay(decay=0.9)):
+        stored = open_run(run.path, network=linear, algorithm=given)
+        assert asdict(stored.cohort.algorithm) == {"decay": 0.9}
+    with pytest.raises(GlocalError, match=r"algorithm is not the one of the run: its decay is 0\.5, in the run 0\.9"):
+        open_run(run.path, network=linear, algorithm=Decay())
+    with pytest.raises(GlocalError, match="network is not the one of the run: its code has changed"):
+        open_run(run.path, network=lambda shape, outputs: linear(shape, outputs), algorithm=Decay)
+    for wrong in (Decay, nn.Linear(784, 10), 3):
+        with pytest.raises(GlocalError, match=r"network '.*' (is not a function|must take two arguments)"):
+            open_run(run.path, network=wrong, algorithm=Decay)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("part", "name"), [("network", "make"), ("algorithm", "Mine"), ("challenge", "make")])

@@ -7,9 +7,10 @@ retraced = open_run("runs/runs/0123456789abcdef").retrace()  # train a stored ru
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from glocal import challenges, tree
 from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
-from glocal.challenges.challenge import Data
+from glocal.challenges.challenge import Challenge, Data
 from glocal.engine import loop
 from glocal.engine.choose import Execution
 from glocal.engine.cohort import Cohort, Member
@@ -30,7 +31,7 @@ from glocal.errors import GlocalError, first_line, require
 from glocal.files import user_path
 from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, distance, require_positive
 from glocal.networks import NETWORKS
-from glocal.networks.model import Model, frozen_parameters, share_parameters
+from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.pretrained import Pretrained
 from glocal.store.run import Run
 from glocal.store.store import Store
@@ -234,9 +235,9 @@ def open_run(
     path: str | Path,
     *,
     data: str | Path | None = None,
-    challenge: str | None = None,
-    network: str | None = None,
-    algorithm: str | None = None,
+    challenge: str | Challenge | None = None,
+    network: str | MakeNetwork | None = None,
+    algorithm: str | Algorithm | type[Algorithm] | None = None,
     init: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> StoredRun:
@@ -245,9 +246,9 @@ def open_run(
     Args:
         path: the folder of the run.
         data: a folder with data sets.
-        challenge: path.py:Name of the run's challenge, if it is not built in; it must be the one that was trained.
-        network: the same for its network.
-        algorithm: the same for its algorithm.
+        challenge: the run's challenge, if it is not built in: path.py:function or the `Challenge` that was trained.
+        network: the same for its network: path.py:function or the function.
+        algorithm: the same for its algorithm: path.py:Name, the class or an instance.
         init: the file that the run started from, to train it again.
         device: where to compute.
     """
@@ -268,7 +269,8 @@ def open_run(
     make = resolve.network(_part("network", network, config), resolved.value, init)
     # The parameters that a run has kept include its initialisation: its file is needed only to train again.
     expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}
-    trained = resolve.algorithm(_part("algorithm", algorithm, config), config["algorithm"]["options"])
+    options = asdict(algorithm) if isinstance(algorithm, Algorithm) else config["algorithm"]["options"]
+    trained = resolve.algorithm(_part("algorithm", algorithm, config), options)
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
         _require_same(what, part.config, expected[what])
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
@@ -281,11 +283,16 @@ def open_run(
     return StoredRun(run, cohort)
 
 
-def _part(what: str, given: str | None, config: Mapping[str, dict[str, str]]) -> str:
-    """Return what to resolve as a part of a stored run: the given file if its hash is the run's, or a built-in name.
+def _part(what: str, given: Any, config: Mapping[str, dict[str, str]]) -> Any:
+    """Return what to resolve as a part of a stored run: what is given, or a built-in name.
+
+    A file must have the hash of the run's. An object whose file has this hash is taken from the file.
 
     A store may be a stranger's: no code is loaded from a file because a configuration names it.
     """
+    if given is not None and not isinstance(given, str):
+        spec = _file_spec(type(given) if isinstance(given, Algorithm) else given)
+        return spec if spec and resolve.file_hash(spec, what) == config[what].get("source") else given
     if given is not None:
         if resolve.is_file_spec(given):
             _require_same(what, {**config[what], "source": resolve.file_hash(given, what)}, config[what])
@@ -296,6 +303,16 @@ def _part(what: str, given: str | None, config: Mapping[str, dict[str, str]]) ->
     if "source" in config[what] or name not in built_in[what]:
         raise GlocalError(f"the run's {what} '{name}' is not built in: give --{what} path.py:Name.")
     return name
+
+
+def _file_spec(target: Any) -> str | None:
+    """Return path.py:Name of a class or function at the top level of a file, or None."""
+    name = getattr(target, "__qualname__", "")
+    try:
+        path = inspect.getsourcefile(target)
+    except (TypeError, OSError):
+        return None
+    return f"{path}:{name}" if path and Path(path).is_file() and name.isidentifier() else None
 
 
 def _require_same(what: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
