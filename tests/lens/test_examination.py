@@ -338,8 +338,8 @@ def test_runs_of_the_store_that_need_more(tmp_path: Path) -> None:
     store: dict[str, Any] = {"store": tmp_path / "s", **QUICK}
     (own,) = glocal.sweep("split-digits", ["sgd"], [0.1], [7], network=f"{mine}:net", keep_parameters=True, **store)
     assert own.path is not None
-    with pytest.raises(GlocalError, match=r"--network path\.py:Name"):
-        open_run(own.path).trace()
+    with pytest.raises(GlocalError, match=r"--network PATH\.py:net; in Python network="):
+        open_run(own.path)
     trace = open_run(own.path, network=f"{mine}:net").trace()
     assert float(trace.value(0, trace.checkpoints[1])) == pytest.approx(own.arrays["train_class_loss"][1, 0], rel=1e-4)
     (bare,) = glocal.sweep("rotated-digits", ["sgd"], [0.1], [7], **store)

@@ -14,16 +14,19 @@ from torch import nn
 
 import glocal
 from glocal.algorithms import SGD
+from glocal.algorithms.partition import Partition
 from glocal.cli.main import main
 from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
 from glocal.lens.record import open_run
+from glocal.networks.model import MakeNetwork
 
 CODE = """
 from pathlib import Path
 Path({mark!r}).touch()
 from torch import nn
 from glocal.algorithms import SGD
+from glocal.algorithms.partition import Partition
 
 def make(shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, outputs))
@@ -71,6 +74,44 @@ def test_own_parts_may_be_objects(tmp_path: Path, trained: str) -> None:
     for wrong in (Decay, nn.Linear(784, 10), 3):
         with pytest.raises(GlocalError, match=r"network '.*' (is not a function|must take two arguments)"):
             open_run(run.path, network=wrong, algorithm=Decay)  # type: ignore[arg-type]
+
+
+class Wrapper(SGD):
+    """Trains another network than the user's."""
+
+    name = "wrapper"
+
+    def network(self, make: MakeNetwork, tasks: int) -> MakeNetwork:
+        return lambda shape, outputs: nn.Sequential(make(shape, outputs), nn.Dropout(0.5))
+
+
+class Split(Partition):
+    name = "split"
+
+
+def test_all_missing_parts_are_asked_for_at_once(tmp_path: Path) -> None:
+    """The algorithm is needed to train the run again, and to examine it only if it changes the network."""
+    quick: Any = {"tasks": 2, "batch_size": 4000, "epochs": 1, "keep_parameters": True}
+    decay, wrapper, split = glocal.sweep(
+        "rotated-digits", [Decay, Wrapper, Split], [0.1], [1], network=linear, store=tmp_path, **quick
+    )
+    for run in (wrapper, split):
+        assert run.path is not None
+        flags = rf"--network PATH\.py:linear --algorithm PATH\.py:{run.algorithm}; in Python network=, algorithm="
+        with pytest.raises(GlocalError, match=flags):
+            open_run(run.path)
+        with pytest.raises(GlocalError, match=rf"give --algorithm PATH\.py:{run.algorithm};"):
+            open_run(run.path, network=linear)
+    assert decay.path is not None
+    flags = r"--network PATH\.py:linear --algorithm PATH\.py:decay \(only to train the run again\);"
+    with pytest.raises(GlocalError, match=flags):
+        open_run(decay.path)
+    stored = open_run(decay.path, network=linear)
+    trace, known = stored.trace(), open_run(decay.path, network=linear, algorithm=Decay).trace()
+    point = trace.checkpoints[2]
+    assert float(trace.value(0, point)) == float(known.value(0, point))
+    with pytest.raises(GlocalError, match=r"give --algorithm PATH\.py:decay \(only to train the run again\)"):
+        stored.retrace()
 
 
 @pytest.mark.parametrize(("part", "name"), [("network", "make"), ("algorithm", "Mine"), ("challenge", "make")])

@@ -66,7 +66,7 @@ class Lens:
     network: str | None = None
     """path.py:function of the run's network, if it is your own."""
     algorithm: str | None = None
-    """path.py:Name of the run's algorithm, if it is your own."""
+    """path.py:Name of the run's algorithm, if it is your own, for --retrace or if it changes the network."""
     init: Path | None = None
     """File that the run started from, for --retrace."""
     data: DataFolder = None

@@ -169,10 +169,14 @@ class Retraced(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run of a store and the cohort of one that trains it."""
+    """A run of a store and the cohort of one that trains it.
+
+    `missing` asks for the run's algorithm, if it is not built in and was not given; `trace` does without.
+    """
 
     run: Run
     cohort: Cohort
+    missing: str = ""
 
     def trace(self, examples: int = MAX_EXAMPLES) -> TrainingTrace:
         """Return the trace of a run that was trained with `keep_parameters`."""
@@ -205,6 +209,7 @@ class StoredRun:
             progress: called with the algorithm's name, the number of tasks and of all steps; returns the progress bar.
         """
         require_positive(examples=examples, every_steps=every_steps)
+        require(not self.missing, self.missing)
         cohort, challenge = self.cohort, self.cohort.challenge
         known = isinstance(cohort.make_network, Pretrained) or "init" not in self.run.config["network"]
         require(known, "the run started from a checkpoint: give its file as init (--init FILE) to train it again.")
@@ -248,7 +253,8 @@ def open_run(
         data: a folder with data sets.
         challenge: the run's challenge, if it is not built in: path.py:function or the `Challenge` that was trained.
         network: the same for its network: path.py:function or the function.
-        algorithm: the same for its algorithm: path.py:Name, the class or an instance.
+        algorithm: the same for its algorithm: path.py:Name, the class or an instance. `trace` needs it only if it
+            changes the network.
         init: the file that the run started from, to train it again.
         device: where to compute.
     """
@@ -256,6 +262,11 @@ def open_run(
     require((path / "config.json").exists(), f"'{path}' is not a run of a store: give STORE/runs/HASH.")
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config
+    given = {"challenge": challenge, "network": network, "algorithm": algorithm}
+    missing = [what for what, part in given.items() if part is None and not _is_built_in(what, config)]
+    optional = {"algorithm"} & {*missing} if run.info.get("plain_network") is True else set()
+    request = _request(missing, optional, config) if missing else ""
+    require({*missing} == optional, request)
     share = config["challenge"].get("validation")
     measured: Any = {
         "validation": None if share == "own" else share,
@@ -270,7 +281,9 @@ def open_run(
     # The parameters that a run has kept include its initialisation: its file is needed only to train again.
     expected = {**config, "network": {k: v for k, v in config["network"].items() if k != "init" or init is not None}}
     options = asdict(algorithm) if isinstance(algorithm, Algorithm) else config["algorithm"]["options"]
-    trained = resolve.algorithm(_part("algorithm", algorithm, config), options)
+    trained = resolve.Resolved(Algorithm(), config["algorithm"])
+    if not missing:
+        trained = resolve.algorithm(_part("algorithm", algorithm, config), options)
     for what, part in (("challenge", resolved), ("network", make), ("algorithm", trained)):
         _require_same(what, part.config, expected[what])
     optimizer = config.get("optimizer", {"name": "sgd", "options": {}})
@@ -280,7 +293,7 @@ def open_run(
         name: config.get(name) for name in ("epochs", "batch_size", "train_eval", "precision", "horizon", "patience")
     }
     cohort = Cohort(resolved.value, make.value, (member,), device=torch.device(device), **shared)
-    return StoredRun(run, cohort)
+    return StoredRun(run, cohort, request)
 
 
 def _part(what: str, given: Any, config: Mapping[str, dict[str, str]]) -> Any:
@@ -297,12 +310,27 @@ def _part(what: str, given: Any, config: Mapping[str, dict[str, str]]) -> Any:
         if resolve.is_file_spec(given):
             _require_same(what, {**config[what], "source": resolve.file_hash(given, what)}, config[what])
         return given
-    name = str(config[what]["name"])
-    built_in: dict[str, Collection[str]]
-    built_in = {"network": NETWORKS, "algorithm": ALGORITHMS, "challenge": {c.name for c in challenges.catalogue()}}
-    if "source" in config[what] or name not in built_in[what]:
-        raise GlocalError(f"the run's {what} '{name}' is not built in: give --{what} path.py:Name.")
-    return name
+    return str(config[what]["name"])
+
+
+def _is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
+    names: dict[str, Collection[str]]
+    names = {"network": NETWORKS, "algorithm": ALGORITHMS, "challenge": {c.name for c in challenges.catalogue()}}
+    return "source" not in config[what] and str(config[what]["name"]) in names[what]
+
+
+def _request(missing: Sequence[str], optional: Collection[str], config: Mapping[str, dict[str, Any]]) -> str:
+    """Return the sentence that asks for parts of a run that are not built in; `optional` ones to train it again."""
+    names = [f"{what} '{config[what]['name']}'" for what in missing]
+    flags = [
+        f"--{what} PATH.py:{'FUNCTION' if what == 'challenge' else config[what]['name']}"
+        f"{' (only to train the run again)' if what in optional else ''}"
+        for what in missing
+    ]
+    return (
+        f"the run's {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not built in: give {' '.join(flags)}; "
+        f"in Python {', '.join(f'{what}=' for what in missing)} with the path or the object."
+    )
 
 
 def _file_spec(target: Any) -> str | None:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from glocal import __version__, tree
+from glocal.algorithms.algorithm import Algorithm
 from glocal.algorithms.partition import Partition
 from glocal.engine.cohort import Cohort, Member
 from glocal.engine.config import RunConfig
@@ -426,6 +427,11 @@ def _run(store: Store, config: RunConfig, snapshot: Snapshot, index: int, info: 
     return Run(config.as_dict(), arrays, info, store.runs_path / config.hash)
 
 
+def _keeps_network(algorithm: Algorithm) -> bool:
+    """Return whether the trained network is the user's, so that the lens needs no code of the algorithm."""
+    return type(algorithm).network is Algorithm.network and not isinstance(algorithm, Partition)
+
+
 def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:
     member, record = cohort.members[index], snapshot.record
     diverged = int(snapshot.state.diverged[index])
@@ -433,6 +439,7 @@ def _run_info(cohort: Cohort, snapshot: Snapshot, index: int) -> dict[str, Any]:
         "label": resolve.label_of(member.algorithm, member.optimizer),
         "locality": member.algorithm.locality,
         "setting": cohort.challenge.setting,
+        "plain_network": _keeps_network(member.algorithm),
         "diverged": None if diverged < 0 else diverged,
         "steps": snapshot.state.clock,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
