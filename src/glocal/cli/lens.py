@@ -49,9 +49,9 @@ class Lens:
     """Instruments, or all. Each writes a figure and a table whose names begin with FILE's. --epsilon, --eigenvalues and
     --seed do not apply; in Python the instruments have further options."""
     retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
-    """Train a stored run again and measure ξ_o of every finished task after every STEPS steps (CPU only) or after
-    epochs, by the algorithm's own approximation and by expansions, and find the first violation of the locality
-    assumption. The run need not have kept its parameters."""
+    """Train a stored run again and measure ξ_o of every finished task after every STEPS steps of an epoch and at its
+    end (CPU only), or after epochs alone, by the algorithm's own approximation and by expansions, and find the first
+    violation of the locality assumption. The run need not have kept its parameters."""
     epsilon: float | None = None
     """ε of the ε-regions, in units of the loss (default: 0.1 × the mean decrease of a task's loss during its
     training)."""

@@ -204,7 +204,7 @@ class StoredRun:
         """Train the run again; it need not have kept its parameters.
 
         Args:
-            every_steps: take snapshots after every so many steps (CPU only) in addition to those after epochs.
+            every_steps: also take snapshots after every so many steps of an epoch (CPU only), not only after epochs.
             examples: the largest number of examples per task in the trace.
             progress: called with the algorithm's name, the number of tasks and of all steps; returns the progress bar.
         """
