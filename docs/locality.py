@@ -21,7 +21,8 @@ from checkpoints import make_training  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import examine, open_run, training_errors  # noqa: E402
-from glocal.report.lens_figures import errors_table  # noqa: E402
+from glocal.report.lens_figures import errors_table, examination_table  # noqa: E402
+from glocal.report.table import Table  # noqa: E402
 
 NEAR_LR, FAR_LR = 0.1, 0.5
 TEMPLATE = """# How local is my training?
@@ -92,6 +93,16 @@ glocal run rotated-digits sgd --lr 0.1 --tasks 2 --epochs 1 --keep-parameters --
 glocal lens kept/runs/* --examples 100 -o lens.png                              # the store has one run
 ```
 
+The first of them prints
+
+```
+{command}
+Wrote lens.png
+```
+
+*inside*, *distance* and *radius* are about the solution after the last task. *along v_1 – random* are the radii along
+the eigenvector of the largest eigenvalue and in random directions. Forgetting is measured, in parentheses predicted.
+
 The loss is `"cross-entropy"`, `"squared-error"`, or any function of outputs and targets that returns a mean over
 samples. At most 2,000 examples per task are used (`examples=`). They are evenly spaced, except for a plain iterable
 of batches, of which the first ones are taken: shuffle it. A checkpoint may also be the path of a safetensors file.
@@ -112,6 +123,8 @@ then leaves out that task.
 - **Forgetting.** L_o(θ_t) − L_o(θ_o), predicted by the expansion and measured. In the grey band they differ by less
   than ε. A negative value means that a later task helped an earlier one.
 - **Curvature.** The ten largest eigenvalues of every task's Hessian at its solution, and its trace (by Hutch++).
+  The trace is the sum of all eigenvalues. It is smaller than the largest one, λ_max, if negative eigenvalues outweigh
+  the other positive ones.
 
 All numbers are attributes of the result: `distance`, `radius`, `inside`, `forgetting.measured`,
 `forgetting.predicted`, `eigenvalues` and `trace`; `rows()` returns a table.
@@ -167,10 +180,10 @@ glocal sweep rotated-digits --algorithms ewc --lrs {steps_lr:g} --seeds 1 --task
 glocal lens runs/runs/* --retrace 20 --examples 100 -o steps.png     # --retrace 1 made the figure below
 ```
 
-At each of these steps it measures ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| for every finished task o, for the algorithm's own
-\\hat L_o and for Taylor expansions of order 0, 1 and 2, these with the exact Hessian and all approximations of it
-that the network supports. It prints the largest error, the distance from θ_o up to which the error stays below ε, and
-the step at which training first left the region of an old task:
+After every 20 steps of an epoch and at its end it measures ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| for every finished task o,
+for the algorithm's own \\hat L_o and for Taylor expansions of order 0, 1 and 2, these with the exact Hessian and all
+approximations of it that the network supports. It prints the largest error, the distance from θ_o up to which the
+error stays below ε, and the step at which training first left the region of an old task:
 
 ```
 {steps}
@@ -222,6 +235,7 @@ def main() -> None:
         result = examine(*make_training(lr))
         result.plot(HERE / "images" / f"lens-{name}.png")
         outputs[name] = wrap_last_line(str(result))
+    outputs["command"] = as_command()
     (HERE / "locality.md").write_text(TEMPLATE.format(near_lr=NEAR_LR, far_lr=FAR_LR, steps_lr=NEAR_LR, **outputs))
 
 
@@ -232,8 +246,19 @@ def step_errors() -> str:
         assert run.path is not None
         errors = training_errors(open_run(run.path).retrace(every_steps=1).run)
     errors.plot(HERE / "images" / "lens-along.png")
+    return as_text(errors_table(errors))
+
+
+def as_command() -> str:
+    """Return what the page's first `glocal lens` prints."""
+    result = examine(*make_training(), examples=200)
+    closing = [*textwrap.wrap(str(result.advice), 118), *filter(None, [result.warning])]
+    return "\n".join([as_text(examination_table(result)), "", *closing])
+
+
+def as_text(table: Table) -> str:
     console = Console(file=StringIO(), width=100, record=True)
-    console.print(errors_table(errors))
+    console.print(table)
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
 
