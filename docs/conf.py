@@ -32,6 +32,7 @@ suppress_warnings = ["myst.header"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path, html_css_files = ["site.css"], ["site.css"]
+html_extra_path = ["demo-report.html"]
 html_title = f"glocal {release}"
 html_math_renderer = "mathml"
 html_show_sourcelink = html_copy_source = False
