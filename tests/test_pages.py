@@ -1,6 +1,7 @@
 """The code of the pages runs: Python blocks from top to bottom, and commands, each page in a folder of its own.
 
-A block below `<!-- not run: REASON -->` is left out. Output, equations and commands of other programs are not code.
+A Python block that begins with a comment `# FILE.py` is saved as that file. A block below `<!-- not run: REASON -->` is
+left out. Output, equations and commands of other programs are not code.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def test_code_runs(page: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch)
         if reason:
             continue
         if language == "python":
+            if match := re.match(r"# (\w+\.py)\n", text):
+                (elsewhere / match[1]).write_text(text)
             exec(compile(text, page.name, "exec", dont_inherit=True), namespace)
             continue
         for line in text.replace("\\\n", " ").splitlines():
