@@ -19,6 +19,7 @@ import torch
 from fake_runs import fake_run, sweep
 from torch import nn
 
+import glocal
 from glocal.cli.main import _parse, main
 from glocal.cluster.status import Status
 from glocal.engine.config import RunConfig
@@ -180,6 +181,29 @@ def test_results_of_the_lens() -> None:
     assert pair["distance"] == pytest.approx(math.sqrt(6), rel=1e-4)
     assert [row["task"] for row in lens["eigenvalues"]] == [1, 1, 2, 2]
     assert own.result.advice.reason in text and "seed 0 · 0123" in text
+
+
+def test_the_lens_examines_runs_with_own_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a run with a built-in algorithm, which --algorithm does not concern."""
+    code, store, output = tmp_path / "mine.py", tmp_path / "store", tmp_path / "report.html"
+    code.write_text(
+        "import torch\nfrom torch import nn\nfrom glocal import from_tasks\nfrom glocal.algorithms import SGD\n"
+        "class Mine(SGD): name = 'mine'\n"
+        "def net(shape, outputs): return nn.Linear(4, outputs)\n"
+        "def tasks():\n    data = torch.arange(48.0).reshape(12, 4) % 5, torch.arange(12) % 2\n"
+        "    return from_tasks('tiny', [(data, data)] * 2, 'domain')\n"
+    )
+    kept: Any = {"network": f"{code}:net", "epochs": 1, "keep_parameters": True, "store": store}
+    runs = glocal.sweep(f"{code}:tasks", [f"{code}:Mine", "sgd"], [0.1], [1], **kept)
+    names = [run.path.name for run in runs if run.path]
+    command = ["report", str(store), "-o", str(output)]
+    assert main([*command, "--lens", *names]) == 2
+    assert "--challenge PATH.py:FUNCTION --network PATH.py:net" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "--network", f"{code}:net"]) == 2
+    assert "--network is for runs to examine: name them with --lens" in capsys.readouterr().err
+    given = ["--challenge", f"{code}:tasks", "--network", f"{code}:net", "--algorithm", f"{code}:Mine"]
+    assert main([*command, "--lens", *names, *given]) == 0
+    assert len(data_of(output.read_text())["lens"]) == 2
 
 
 def test_five_hundred_runs_fit_into_five_megabytes() -> None:

@@ -24,6 +24,12 @@ T = TypeVar("T")
 OUTPUT = tyro.conf.arg(aliases=["-o"], metavar="FILE")
 FigureFile = Annotated[Path, OUTPUT, tyro.conf.arg(help="File to write: .png, .pdf or .svg.")]
 DataFolder = Annotated[Path | None, tyro.conf.arg(help="Folder to search first for data sets.")]
+OwnChallenge = Annotated[
+    str | None, tyro.conf.arg(metavar="NAME", help="path.py:function of the run's challenge, if it is your own.")
+]
+OwnNetwork = Annotated[
+    str | None, tyro.conf.arg(metavar="NAME", help="path.py:function of the run's network, if it is your own.")
+]
 Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 METAVARS = {Path: "PATH", int: "N", float: "FLOAT", str: "NAME"}
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional
 
-from glocal.cli.common import DataFolder, Device, FigureFile, command, print_rendered, progress_bar, rich_table
+from glocal.cli.common import (
+    DataFolder,
+    Device,
+    FigureFile,
+    OwnChallenge,
+    OwnNetwork,
+    command,
+    print_rendered,
+    progress_bar,
+    rich_table,
+)
 from glocal.errors import GlocalError, first_line, require, require_known
 
 if TYPE_CHECKING:
@@ -61,10 +71,8 @@ class Lens:
     """How many eigenvalues of each Hessian."""
     seed: int = 0
     """Seed of the random directions."""
-    challenge: str | None = None
-    """path.py:function of the run's challenge, if it is your own."""
-    network: str | None = None
-    """path.py:function of the run's network, if it is your own."""
+    challenge: OwnChallenge = None
+    network: OwnNetwork = None
     algorithm: str | None = None
     """path.py:Name of the run's algorithm, if it is your own, for --retrace or if it changes the network."""
     init: Path | None = None

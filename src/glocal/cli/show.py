@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from glocal.cli.common import OUTPUT, DataFolder, Device, command, print_rendered, progress_bar
+from glocal.cli.common import (
+    OUTPUT,
+    DataFolder,
+    Device,
+    OwnChallenge,
+    OwnNetwork,
+    command,
+    print_rendered,
+    progress_bar,
+)
 from glocal.errors import GlocalError, first_line, require, require_known
 
 if TYPE_CHECKING:
@@ -174,6 +183,10 @@ class Report:
     """File to write."""
     lens: tuple[str, ...] = ()
     """Names of runs (HASH of STORE/runs/HASH, trained with --keep-parameters) to examine as `glocal lens` does."""
+    challenge: OwnChallenge = None
+    network: OwnNetwork = None
+    algorithm: str | None = None
+    """path.py:Name of the run's algorithm, if it is your own and changes the network."""
     data: DataFolder = None
 
     def __call__(self) -> None:
@@ -192,15 +205,19 @@ class Report:
         named = {run.path.name: run for store in reversed(stores) for run in store.runs if run.path is not None}
         for name in self.lens:
             require_known("run of these stores:", name, named)
+        parts = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
+        own: dict[str, Any] = {what: spec for what, spec in parts.items() if spec is not None}
+        require(bool(self.lens) or not own, f"--{next(iter(own), '')} is for runs to examine: name them with --lens.")
         examined = []
         if self.lens:
             from glocal.lens.examination import examine_trace
-            from glocal.lens.record import open_run
+            from glocal.lens.record import is_built_in, open_run
 
             with progress_bar("lens") as report:
                 for name in dict.fromkeys(self.lens):
                     try:
-                        trace = open_run(str(named[name].path), data=self.data).trace()
+                        needed = {w: spec for w, spec in own.items() if not is_built_in(w, named[name].config)}
+                        trace = open_run(str(named[name].path), data=self.data, **needed).trace()
                         examined.append(Examined(named[name], examine_trace(trace, on_progress=report)))
                     except (GlocalError, RuntimeError) as error:
                         raise GlocalError(f"the run '{name}' cannot be examined: {first_line(error)}") from error

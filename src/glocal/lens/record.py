@@ -263,7 +263,7 @@ def open_run(
     run = Store(path.resolve().parent.parent).run(path.resolve().name)
     config = run.config
     given = {"challenge": challenge, "network": network, "algorithm": algorithm}
-    missing = [what for what, part in given.items() if part is None and not _is_built_in(what, config)]
+    missing = [what for what, part in given.items() if part is None and not is_built_in(what, config)]
     optional = {"algorithm"} & {*missing} if run.info.get("plain_network") is True else set()
     request = _request(missing, optional, config) if missing else ""
     require({*missing} == optional, request)
@@ -313,7 +313,8 @@ def _part(what: str, given: Any, config: Mapping[str, dict[str, str]]) -> Any:
     return str(config[what]["name"])
 
 
-def _is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
+def is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
+    """Return whether the challenge, network or algorithm of a run is one of glocal's."""
     names: dict[str, Collection[str]]
     names = {"network": NETWORKS, "algorithm": ALGORITHMS, "challenge": {c.name for c in challenges.catalogue()}}
     return "source" not in config[what] and str(config[what]["name"]) in names[what]
