@@ -171,6 +171,16 @@ def examined() -> Examined:
     return Examined(replace(fake_run(), path=Path("runs/runs/0123")), result)
 
 
+def test_versions_of_an_own_algorithm_are_compared() -> None:
+    """By the hash of their code, beside an algorithm that has none."""
+    runs = [fake_run("mine", lost=lost) for lost in (0.1, 0.2)]
+    for run, source in zip(runs, ("0a", "0b"), strict=True):
+        run.config["algorithm"]["source"] = source
+    data = chart_data([content([*runs, fake_run("er")])])
+    (option,) = [option for option in data["options"] if option["name"] == "source"]
+    assert [[row["x"] for row in series["rows"]] for series in option["series"]] == [["0a", "0b"]]
+
+
 def test_results_of_the_lens() -> None:
     """Two tasks are one pair, at the distance √6 of the checkpoints, and all logits are equal: nothing is forgotten."""
     own = examined()

@@ -196,8 +196,8 @@ def _without(run: Run, option: str) -> dict[str, Any]:
             return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
     if option in ("epochs", "batch_size", "precision") and option in run.settings:
         return {k: v for k, v in config.items() if k != option}
-    part, inside = {"tasks": ("challenge", "tasks")}.get(option, (option, "name"))
-    if option in ("network", "optimizer", "tasks"):
+    part, inside = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
+    if option in ("network", "optimizer", "tasks") or (option == "source" and option in run.settings):
         return config | {part: {k: v for k, v in config.get(part, {}).items() if k != inside}}
     own = [name for name in run.settings if name not in SETTINGS]
     allowed = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *own)
