@@ -121,7 +121,7 @@ def test_every_row_is_drawn(name: str, looks: dict[str, Measurement], tmp_path: 
     how, figure = found.instrument, Figure(layout="constrained")
     assert found.rows and all(set(row) == set(found.rows[0]) for row in found.rows)
     draw_measurement(found, figure)
-    named = [axes.get_title(loc="left") or [x.get_label() for x in axes.lines] for axes in figure.axes]
+    named = [axes.get_ylabel() or [x.get_label() for x in axes.lines] for axes in figure.axes]
     words = [line.replace("_", " ") for line in how.y]
     assert named == (words if how.group or len(words) == 1 else [words])
     drawn = {line: figure.axes[i if how.group else 0].lines for i, line in enumerate(how.y)}
