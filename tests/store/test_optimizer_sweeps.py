@@ -45,7 +45,8 @@ def test_scalars_of_the_optimiser_train_together_and_label_the_table(tmp_path: P
     adamw = [("adamw", {"weight_decay": decay, "warmup": 0.5}) for decay in (0.0, 0.5)] + [AdamW(schedule="cosine")]
     runs = glocal.sweep("split-digits", ["er"], [0.001, 0.01], [1, 2], optimizer=adamw, store=tmp_path, **QUICK)
     assert {run.info["cost"]["cohort_runs"] for run in runs} == {12}
-    labels = ["weight_decay=0 warmup=0.5", "weight_decay=0.5 warmup=0.5", "schedule=cosine"]
+    labels = [f"weight_decay={decay:g} warmup=0.5 schedule=constant" for decay in (0, 0.5)]
+    labels.append("schedule=cosine warmup=0 weight_decay=0.01")  # defaults that the others do not have are shown
     table = runs.table()
     assert sorted(set(table["algorithm"])) == sorted(f"er · adamw {label}" for label in labels)
     assert table["seeds"].to_list() == [2] * 6 and table["acc_mean"].n_unique() > 3
