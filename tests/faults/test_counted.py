@@ -20,7 +20,7 @@ from outcome import Outcome
         (create_together, 16),
         *(
             pytest.param(group, cases, marks=pytest.mark.slow)
-            for group, cases in ((failing_calls, 100), (damaged_files, 2_000), (damaged_checkpoints, 100))
+            for group, cases in ((failing_calls, 50), (damaged_files, 1_000), (damaged_checkpoints, 50))
         ),
     ],
 )
@@ -30,7 +30,7 @@ def test_nothing_is_lost(group: Callable[[int], Outcome], cases: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "cases"), [("killed", 40), ("signalled", 9), ("killed_pair", 1)])
+@pytest.mark.parametrize(("group", "cases"), [("killed", 20), ("signalled", 5), ("killed_pair", 1)])
 def test_nothing_is_lost_by_signals(group: str, cases: int) -> None:
     """In a process of its own: one that has trained by autograd before cannot be forked."""
     script = Path(__file__).with_name("count.py")
