@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from glocal import tree
-from glocal.errors import GlocalError, require
+from glocal.errors import GlocalError
 from glocal.tree import Params, Tree
 
 
@@ -46,9 +46,8 @@ class State:
 
 def check_memory(memory: Any, method: str) -> None:
     """Raise unless the memory that a method returned consists of tensors and nested dicts of them, as files do."""
-    require(
-        isinstance(memory, Mapping), f"{method} must return a dict of tensors; it returned {type(memory).__name__}."
-    )
+    if not isinstance(memory, Mapping):
+        raise GlocalError(f"{method} must return a dict of tensors; it returned {type(memory).__name__}.")
     for key, leaf in memory.items():
         if isinstance(leaf, Mapping) and leaf:
             check_memory(leaf, method)

@@ -15,7 +15,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.engine.state import State, check_memory
-from glocal.errors import require
+from glocal.errors import GlocalError
 from glocal.networks.model import Model
 from glocal.optimizers import PLAIN_SGD, Optimizer, apply_update
 from glocal.tree import Params, Tree
@@ -95,9 +95,10 @@ class Program:
         model = self.model.bind(buffers, key=batch.key, purpose="objective", statistics="first pass", memory=memory)
         value = self._with(hyper).objective(model, params, memory, batch)
         loss, aux = value if isinstance(value, tuple) else (value, {})
-        scalar = isinstance(loss, Tensor) and loss.dim() == 0
-        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        require(scalar, f"{self.algorithm.name}.objective must return one number as a tensor; it returned {given}.")
+        if not isinstance(loss, Tensor) or loss.dim() > 0:
+            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            message = f"{self.algorithm.name}.objective must return one number as a tensor; it returned {given}."
+            raise GlocalError(message)
         return loss, model.buffers, aux
 
     def direction(
