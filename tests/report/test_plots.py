@@ -46,9 +46,9 @@ def test_png_has_content_and_changes_with_the_data(kind: str, runs: list[Run], t
     assert other.shape != first.shape or (other != first).any()
 
 
-def words(runs: list[Run], kind: str) -> str:
+def words(runs: list[Run], kind: str, over: str = "lr") -> str:
     """All texts of a figure, without line breaks."""
-    figure = make_figure(drawing(runs, kind))
+    figure = make_figure(drawing(runs, kind, over=over))
     return " ".join(" ".join(text.get_text().split()) for text in figure.findobj(Text))
 
 
@@ -167,11 +167,7 @@ def test_another_option_than_the_learning_rate() -> None:
         np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), np.array([7.5, 15, 30]))
     assert axes.get_xlabel() == "penalty"
     for kind in KINDS:
-        assert "penalty" in words_over(runs, kind, "penalty"), kind
-
-
-def words_over(runs: list[Run], kind: str, over: str) -> str:
-    return " ".join(text.get_text() for text in make_figure(drawing(runs, kind, over=over)).findobj(Text))
+        assert "penalty" in words(runs, kind, "penalty"), kind
 
 
 def test_an_option_that_is_no_number_or_zero_has_a_place_for_each_value() -> None:
