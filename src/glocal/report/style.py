@@ -140,7 +140,7 @@ def dark_plasma(brightest: float) -> ListedColormap:
 
 
 def positions(values: Iterable[Any]) -> dict[Any, float]:
-    """Return where to draw values of an option: positive numbers as they are, others side by side in their order."""
+    """Return the position of each value on an axis: positive numbers at their value, others evenly spaced in order."""
     values = list(dict.fromkeys(values))
     if all(is_number(value) and value > 0 for value in values):
         return {value: float(value) for value in values}

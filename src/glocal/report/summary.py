@@ -70,7 +70,7 @@ DEFAULT_VIEW = View()
 class Group:
     """The runs of one (challenge, algorithm, lr), one per seed, and the labels to show them under.
 
-    x: the learning rate, or the value of another option `over` by which the runs of an algorithm are told apart.
+    x: the learning rate, or the value of another option, `over`, that differs between the runs of an algorithm.
     """
 
     challenge: str
