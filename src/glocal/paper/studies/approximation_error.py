@@ -71,7 +71,7 @@ class ApproximationError(common.RecordedStudy):
     columns = "algorithm approximation locality lr seed learnt task error true approximate distance ray exponent"
 
     def items(self, demo: bool) -> list[WorkItem]:
-        base = common.FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2]}
+        base = common.FULL | {"lrs": [0.001, 0.1], "seeds": [0, 1, 2, 3, 4]}
         base = common.DEMO | {"lrs": [0.01, 0.1], "seeds": [0]} if demo else base
         expansions: WorkItem = {"algorithm": "sgd", "options": {}}
         expansions |= {"examples": 200, "rank": 5} if demo else {"examples": 2_000, "rank": 20}

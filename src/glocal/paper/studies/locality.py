@@ -152,7 +152,7 @@ class EpsilonRegion(common.RecordedStudy):
     columns = "lr seed kind task order epsilon direction radius distance learnt step smallest"
 
     def items(self, demo: bool) -> list[WorkItem]:
-        base = common.FULL | {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": [0, 1, 2], "examples": 2_000}
+        base = common.FULL | {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": [0, 1, 2, 3, 4], "examples": 2_000}
         base |= {"measured_tasks": [0, 9], "principal": 5, "random": 10}
         if demo:
             base = common.DEMO | {"lrs": [0.01, 0.03, 0.1], "seeds": [0, 1], "examples": 200}
