@@ -1,6 +1,6 @@
 """Does it pay to let several workers share a GPU? The same cohorts, trained by one, two and four processes.
 
-    python -m benchmarks.shared_gpu [--network mlp|resnet18] [--device cpu --tiny]
+    python -m benchmarks.shared_gpu [--network mlp|resnet18] [--workers 1 2 4] [--device cpu --tiny]
 
 Writes results/shared-gpu-NETWORK.json. Every worker has its own CUDA context, so their kernels take turns on the GPU:
 more workers gain only what one leaves idle, and each of them starts up and records its graphs. The cohorts differ in an
@@ -21,10 +21,10 @@ from rich.table import Table
 import glocal
 from benchmarks.common import RESULTS, choose_device, save
 
-COHORTS, WORKERS = 4, (1, 2, 4)
+COHORTS = 4
 SWEEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "mlp": ("rotated-digits", 25, {"tasks": 10, "epochs": 10, "batch_size": 10, "precision": "tf32"}),
-    "resnet18": ("split-cifar10", 5, {"tasks": 5, "epochs": 1, "batch_size": 10, "precision": "bf16"}),
+    "mlp": ("rotated-digits", 25, {"tasks": 4, "epochs": 10, "batch_size": 10, "precision": "fp32"}),
+    "resnet18": ("rotated-digits", 5, {"tasks": 2, "epochs": 4, "batch_size": 32, "precision": "bf16"}),
 }
 TINY: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 500, "precision": "fp32"}
 
@@ -44,14 +44,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--network", choices=SWEEPS, default="mlp")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--data", help="folder of data sets")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tiny", action="store_true", help="two tasks in large batches, to try the benchmark")
     given = parser.parse_args()
     device = choose_device(given.device)
     challenge, seeds, options = SWEEPS[given.network]
-    options = {**options, **(TINY if given.tiny else {}), "device": given.device, "data": given.data}
+    options = {**options, **(TINY if given.tiny else {}), "network": given.network, "device": given.device}
     table, rows = Table("workers", "seconds", "times one worker"), []
-    for workers in WORKERS:
+    for workers in given.workers:
         wall = seconds(challenge, 2 if given.tiny else seeds, workers, options)
         rows.append({"workers": workers, "seconds": round(wall, 2)})
         table.add_row(str(workers), f"{wall:.1f}", f"{rows[0]['seconds'] / wall:.2f}")

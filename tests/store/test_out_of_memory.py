@@ -8,14 +8,16 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import glocal
+from glocal.algorithms import Batch, Memory
 from glocal.algorithms.baselines import SGD
 from glocal.challenges import from_tasks
 from glocal.challenges.challenge import Challenge
@@ -24,8 +26,11 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Vectorised
 from glocal.engine.memory_budget import cgroup_free_bytes, free_bytes, is_out_of_memory
 from glocal.errors import GlocalError, GlocalWarning
+from glocal.networks import mlp
+from glocal.networks.model import Model
 from glocal.sweeps import resume
 from glocal.sweeps.sweep import prepare
+from glocal.tree import Params
 
 TASKS = 3
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 20, "network": "mlp"}
@@ -93,6 +98,44 @@ def test_halves_go_on_from_the_checkpoint(
             assert all(torch.equal(p, other.state(t)[k]) for k, p in one.state(t).items())
     assert {run.info["cost"]["cohort_runs"] for run in halved} == ({1, 2} if task is None else {3})
     assert not list((tmp_path / "halved" / "cohorts").glob("[!.]*"))
+
+
+class Growing(SGD):
+    """Plain SGD that keeps 64 MB more after every task."""
+
+    name: ClassVar[str] = "growing"
+
+    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
+        first = next(iter(params.values()))
+        kept = [*memory.get("ballast", {}).values(), first.new_zeros(2**24)]
+        return {"ballast": {str(i): part for i, part in enumerate(kept)}}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("algorithm", ["er", Growing])
+def test_a_gpu_with_less_memory_than_planned(algorithm: Any, tmp_path: Path) -> None:
+    """Steps are captured there; one algorithm runs out of memory in its first steps, one in a later task."""
+    device, wide = torch.device("cuda", 0), partial(mlp, hidden=(2_000, 2_000))
+    wanted: Any = (noise(), [algorithm], [0.01, 0.02], range(8))
+    options: Any = QUICK | {"network": wide, "device": "cuda:0", "keep_parameters": True}
+    torch.cuda.init()
+    torch.cuda.reset_peak_memory_stats(device)
+    whole = glocal.sweep(*wanted, store=tmp_path / "whole", **options)
+    share = 0.7 * torch.cuda.max_memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(share, device)
+    try:
+        with pytest.warns(GlocalWarning, match="did not fit into memory"):
+            halved = glocal.sweep(*wanted, store=tmp_path / "halved", **options)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert {run.info["cost"]["cohort_runs"] for run in whole} == {16}
+    assert max(run.info["cost"]["cohort_runs"] for run in halved) <= 8
+    for one, other in zip(whole, halved, strict=True):
+        assert one.config == other.config
+        for t in range(TASKS + 1):
+            torch.testing.assert_close(dict(one.state(t)), dict(other.state(t)), rtol=1e-4, atol=1e-5)
 
 
 KILLED = """
