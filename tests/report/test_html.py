@@ -283,6 +283,27 @@ def test_commands_of_runs_with_own_algorithms_give_the_same_runs(tmp_path: Path)
         requests(f"{code}:SlowHard", "sgd.decay=0.9")
 
 
+def test_commands_tell_an_own_algorithm_from_a_built_in_one_of_the_same_name(tmp_path: Path) -> None:
+    """Also if its options have other defaults, and if both are in one store."""
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "from dataclasses import dataclass\nfrom glocal import algorithms\n"
+        "@dataclass(frozen=True)\nclass ER(algorithms.ER):\n    name = 'er'\n    slots: int = 7\n"
+    )
+
+    def requests(words: list[str]) -> dict[str, RunConfig]:
+        arguments = _parse(words).arguments() | {"store": tmp_path / "store"}
+        return {name: request.config for name, request in prepare(**arguments).requests.items()}
+
+    default = f"er.slots={glocal.algorithms.ER().slots}"
+    command = ["sweep", "rotated-digits", "--lrs", "0.1", "--seeds", "1", "--algorithms"]
+    wanted = [requests([*command, "er"]), requests([*command, f"{code}:ER", "--options", default])]
+    configs = {name: config for own in wanted for name, config in own.items()}
+    runs = [Run(c.as_dict(), {}, {"setting": "domain"}, tmp_path / "store" / name) for name, c in configs.items()]
+    commands = [shlex.split(own.text.replace("PATH.py", str(code))) for own in sweep_commands(runs)]
+    assert [requests(words[1:]).keys() for words in commands] == [own.keys() for own in wanted]
+
+
 def test_commands_say_what_a_run_does_not_know(tmp_path: Path) -> None:
     network = {"name": "Net", "source": "0123", "made": "4567", "init": "89ab"}
     run = fake_run("er", network=network)

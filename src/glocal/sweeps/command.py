@@ -68,9 +68,9 @@ def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Se
     (challenge, *flags), notes = _shared(first), []
     names, options = [], []
     for config in (own[0].config["algorithm"] for own in algorithms):
-        name = config["name"]
-        names.append(name if "source" not in config and name in ALGORITHMS else f"PATH.py:{name}")
-        options += [f"{name}.{text}" for text in _options(ALGORITHMS.get(name), config["options"])]
+        name, kind = config["name"], None if "source" in config else ALGORITHMS.get(config["name"])
+        names.append(f"PATH.py:{name}" if kind is None else name)
+        options += [f"{name}.{text}" for text in _options(kind, config["options"])]
     arguments = [
         "glocal",
         "sweep",
@@ -89,7 +89,10 @@ def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Se
         arguments += ["--optimizer", optimizer["name"], *(["--optimizer-options", *texts] if texts else [])]
     arguments += [str(flag) for flag in flags]
     if any("PATH.py:" in argument for argument in arguments):
-        notes.append("Replace PATH by the path of your own code.")
+        notes.append(
+            "Replace PATH by the path of your own code. If it was a Python object, the runs are trained anew: "
+            "a file has another hash."
+        )
     if "init" in first.config["network"]:
         notes.append(f"FILE is the checkpoint whose SHA-256 begins with {first.config['network']['init']}.")
     if first.after:
