@@ -194,26 +194,31 @@ def test_results_of_the_lens() -> None:
 
 
 def test_the_lens_examines_runs_with_own_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside a run with a built-in algorithm, which --algorithm does not concern."""
+    """Own algorithms that change the network, two with one name, beside a built-in one."""
     code, store, output = tmp_path / "mine.py", tmp_path / "store", tmp_path / "report.html"
     code.write_text(
         "import torch\nfrom torch import nn\nfrom glocal import from_tasks\nfrom glocal.algorithms import SGD\n"
-        "class Mine(SGD): name = 'mine'\n"
+        "class Mine(SGD):\n    name = 'mine'\n    def network(self, make, tasks): return make\n"
+        "class Other(Mine): name = 'other'\n"
         "def net(shape, outputs): return nn.Linear(4, outputs)\n"
         "def tasks():\n    data = torch.arange(48.0).reshape(12, 4) % 5, torch.arange(12) % 2\n"
         "    return from_tasks('tiny', [(data, data)] * 2, 'domain')\n"
     )
+    edited = tmp_path / "edited.py"
+    edited.write_text(f"{code.read_text()}# edited\n")
+    own = [f"{code}:Other", f"{edited}:Mine", f"{code}:Mine"]
     kept: Any = {"network": f"{code}:net", "epochs": 1, "keep_parameters": True, "store": store}
-    runs = glocal.sweep(f"{code}:tasks", [f"{code}:Mine", "sgd"], [0.1], [1], **kept)
+    runs = glocal.sweep(f"{code}:tasks", [*own[1:], "sgd"], [0.1], [1], **kept)
     names = [run.path.name for run in runs if run.path]
     command = ["report", str(store), "-o", str(output)]
     assert main([*command, "--lens", *names]) == 2
-    assert "--challenge PATH.py:FUNCTION --network PATH.py:net" in " ".join(capsys.readouterr().err.split())
+    asked = "--challenge PATH.py:FUNCTION --network PATH.py:net --algorithm PATH.py:"
+    assert asked in " ".join(capsys.readouterr().err.split())
     assert main([*command, "--network", f"{code}:net"]) == 2
     assert "--network is for runs to examine: name them with --lens" in capsys.readouterr().err
-    given = ["--challenge", f"{code}:tasks", "--network", f"{code}:net", "--algorithm", f"{code}:Mine"]
+    given = ["--challenge", f"{code}:tasks", "--network", f"{code}:net", "--algorithm", *own]
     assert main([*command, "--lens", *names, *given]) == 0
-    assert len(data_of(output.read_text())["lens"]) == 2
+    assert len(data_of(output.read_text())["lens"]) == 3
 
 
 def test_five_hundred_runs_fit_into_five_megabytes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -185,8 +186,8 @@ class Report:
     """Names of runs (HASH of STORE/runs/HASH, trained with --keep-parameters) to examine as `glocal lens` does."""
     challenge: OwnChallenge = None
     network: OwnNetwork = None
-    algorithm: str | None = None
-    """path.py:Name of the run's algorithm, if it is your own and changes the network."""
+    algorithm: tuple[str, ...] = ()
+    """path.py:Name of the runs' algorithms that are your own and change the network."""
     data: DataFolder = None
 
     def __call__(self) -> None:
@@ -205,9 +206,9 @@ class Report:
         named = {run.path.name: run for store in reversed(stores) for run in store.runs if run.path is not None}
         for name in self.lens:
             require_known("run of these stores:", name, named)
-        parts = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
-        own: dict[str, Any] = {what: spec for what, spec in parts.items() if spec is not None}
-        require(bool(self.lens) or not own, f"--{next(iter(own), '')} is for runs to examine: name them with --lens.")
+        parts: dict[str, Any] = {"challenge": self.challenge, "network": self.network, "algorithm": self.algorithm}
+        own = [what for what, spec in parts.items() if spec]
+        require(bool(self.lens) or not own, f"--{own[0] if own else ''} is for runs to examine: name them with --lens.")
         examined = []
         if self.lens:
             from glocal.lens.examination import examine_trace
@@ -216,12 +217,26 @@ class Report:
             with progress_bar("lens") as report:
                 for name in dict.fromkeys(self.lens):
                     try:
-                        needed = {w: spec for w, spec in own.items() if not is_built_in(w, named[name].config)}
+                        config = named[name].config
+                        parts["algorithm"] = _find_algorithm(self.algorithm, config["algorithm"])
+                        needed: dict[str, Any] = {w: None if is_built_in(w, config) else x for w, x in parts.items()}
                         trace = open_run(str(named[name].path), data=self.data, **needed).trace()
                         examined.append(Examined(named[name], examine_trace(trace, on_progress=report)))
                     except (GlocalError, RuntimeError) as error:
                         raise GlocalError(f"the run '{name}' cannot be examined: {first_line(error)}") from error
         print(f"Wrote {write_report(stores, self.output, examined)}")
+
+
+def _find_algorithm(specs: Sequence[str], config: Mapping[str, Any]) -> str | None:
+    """Return the one of several path.py:Name that is a run's algorithm: of its name and, if one has it, its hash."""
+    from glocal.sweeps.resolve import load_object, name_of
+
+    hashes = {}
+    for spec in specs:
+        kind, digest = load_object(spec, "algorithm")
+        if name_of(kind) == config["name"]:
+            hashes[spec] = digest
+    return max(hashes, key=lambda spec: hashes[spec] == config.get("source"), default=None)
 
 
 @command
