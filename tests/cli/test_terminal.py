@@ -97,7 +97,12 @@ def test_bash_completes_commands_and_flags(tmp_path: Path, capsys: pytest.Captur
     $(complete -p glocal | sed -E 's/.*-F ([^ ]+).*/\\1/')
     echo "${COMPREPLY[@]}"
     """
-    for words, expected in ((["glocal", "swe"], "sweep"), (["glocal", "table", "runs", "--whe"], "--where")):
-        command = ["bash", "-c", script, "bash", *words]
+    for words, expected in (
+        ("swe", "sweep"),
+        ("table runs --whe", "--where"),
+        ("paper tab", "table1"),
+        ("paper theorem1 --dem", "--demo"),
+    ):
+        command = ["bash", "-c", script, "bash", "glocal", *words.split()]
         reply = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         assert reply.split() == [expected]

@@ -12,6 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,11 +150,7 @@ def _parse(arguments: list[str]) -> Any:
 
 def _parse_command(arguments: list[str], commands: Mapping[str, Any], prog: str, description: str | None) -> Any:
     if not arguments or arguments[0].startswith("-"):
-        kinds = []
-        for name, kind in commands.items():
-            summary = (kind.__doc__ or "").strip().splitlines()[0]
-            kinds.append(Annotated[kind, tyro.conf.subcommand(name, prefix_name=False, description=summary)])
-        return _tyro(functools.reduce(operator.or_, kinds), prog, arguments, description=description)
+        return _tyro(_union(commands), prog, arguments, description=description)
     name, rest = arguments[0], arguments[1:]
     require_known("command" if commands is COMMANDS else "experiment", name, commands)
     if commands[name] is Sweep:
@@ -161,6 +158,17 @@ def _parse_command(arguments: list[str], commands: Mapping[str, Any], prog: str,
         if known.file is not None:
             return _tyro(Sweep, "glocal sweep", rest, default=Sweep.from_file(known.file))
     return _tyro(commands[name], f"{prog} {name}", rest)
+
+
+def _union(commands: Mapping[str, Any]) -> Any:
+    """Return the type of one of several commands, for their summaries and the completion of their names."""
+    kinds = []
+    for name, kind in commands.items():
+        summary = (kind.__doc__ or "").strip().splitlines()[0]
+        if kind is Paper:
+            kind = make_dataclass("Paper", [("experiment", _union(Paper.commands))])
+        kinds.append(Annotated[kind, tyro.conf.subcommand(name, prefix_name=False, description=summary)])
+    return functools.reduce(operator.or_, kinds)
 
 
 def _tyro(kind: Any, prog: str, arguments: list[str], **settings: Any) -> Any:
