@@ -8,7 +8,7 @@ TESTED := $(VENV)/.installed-test
 TORCH  := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile ci
 
-.PHONY: demo test test-all test-without-fast docs lint format lock bench clean
+.PHONY: demo test test-all test-without-fast docs demo-report lint format lock bench clean
 
 demo: $(READY)
 	$(BIN)/glocal demo
@@ -31,6 +31,11 @@ test-without-fast: $(TESTED)
 docs: $(TESTED)
 	rm -rf docs/_build
 	$(BIN)/python -m sphinx -q -W --keep-going -d docs/_build/.doctrees docs docs/_build
+
+# The report that docs/report.md shows, from new runs: about two minutes.
+demo-report: $(TESTED)
+	$(BIN)/glocal demo
+	$(BIN)/glocal report demo/runs -o docs/demo-report.html
 
 lint: $(TESTED)
 	$(BIN)/ruff check .

@@ -193,6 +193,20 @@ def test_results_of_the_lens() -> None:
     assert own.result.advice.reason in text and "seed 0 · 0123" in text
 
 
+def test_the_report_of_the_documentation_is_a_page_of_today() -> None:
+    """Its style, script, charts, kinds of data, sections and columns are those of a page with other numbers."""
+
+    def parts(text: str) -> list[Any]:
+        data, (style,) = data_of(text), re.findall(r"<style>.*?</style>", text, re.DOTALL)
+        body, *_, script = re.split(r'<script type="module">', text)
+        names = re.findall(r' id="(.*?)"|<h[24].*?>(.*?)</h|class="sort">(.*?)<', body)
+        return [style, script, data["charts"], data.keys(), *names]
+
+    committed = (Path(__file__).parents[2] / "docs" / "demo-report.html").read_text()
+    runs = sweep(["sgd", "er", "ewc", "laplace", "ogd-gtl"], [0.02, 0.04, 0.08, 0.16], [1, 2], lambda *_: 0.1)
+    assert parts(committed) == parts(render_page([content(runs)])), "`make demo-report` writes it again"
+
+
 def test_the_lens_examines_runs_with_own_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Own algorithms that change the network, two with one name, beside a built-in one."""
     code, store, output = tmp_path / "mine.py", tmp_path / "store", tmp_path / "report.html"
