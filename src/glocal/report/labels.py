@@ -1,0 +1,114 @@
+"""The labels of runs in tables and figures: names, and the settings in which runs differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from glocal import tree
+from glocal.errors import unknown
+from glocal.store.conditions import as_text, is_number
+from glocal.store.run import SETTINGS, Run
+
+MAX_SETTING_LENGTH = 16
+
+
+def label_runs(runs: Iterable[Run], over: str = "lr") -> list[tuple[str, str, Run]]:
+    """Return distinct runs with the labels of their challenge and algorithm, to compare them by the option `over`.
+
+    If runs of one challenge differ in more than algorithm, learning rate and seed (tasks, epochs, network…), or runs
+    of one algorithm in an option of it or of the optimiser, the labels are extended by the settings that differ, so
+    that runs that are not comparable never share a label.
+    """
+    encode, parts = json.JSONEncoder(sort_keys=True).encode, ("algorithm", "optimizer")
+    entries: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        config = run.config if over == "lr" else _without(run, over)
+        shared = {k: v for k, v in config.items() if k not in {"seed", "lr", "parent", *parts}}
+        shared |= {"after": run.after} if run.after else {}
+        options = {k: config[k] for k in ("lr" if over != "lr" else "", *parts) if k in config}
+        key = encode(shared), encode(options), option_value(run, over), run.seed, encode(run.config.get("parent"))
+        entries[key] = run
+    distinct, texts = list(entries.values()), list(entries)
+    bases = [run.challenge for run in distinct]
+    challenges = _labels(bases, bases, [shared for shared, *_ in texts], " · ", _format_setting)
+    # Options of an algorithm may differ between challenges; only differences within a challenge extend its label.
+    part_names = [tuple(run.config.get(part, {}).get("name") for part in parts) for run in distinct]
+    names = list(zip(challenges, part_names, strict=True))
+    bases = [re.sub(rf" {re.escape(over)}=(\([^)]*\)|\S+)", "", run.algorithm) for run in distinct]
+    algorithms = _labels(bases, names, [options for _, options, *_ in texts], " ", _format_option)
+    return list(zip(challenges, algorithms, distinct, strict=True))
+
+
+def option_value(run: Run, over: str) -> Any:
+    """Return the value of the option by which runs are compared: a number or a text."""
+    value = run.lr if over == "lr" else run.settings[over]
+    return value if is_number(value) else as_text(value)
+
+
+def _without(run: Run, option: str) -> dict[str, Any]:
+    """Return a run's configuration without one option of its algorithm, its optimiser or its training."""
+    config = dict(run.config)
+    for part in ("algorithm", "optimizer"):
+        options = config.get(part, {}).get("options", {})
+        if option in options:
+            return config | {part: config[part] | {"options": {k: v for k, v in options.items() if k != option}}}
+    if option in ("epochs", "batch_size", "precision") and option in run.settings:
+        return {k: v for k, v in config.items() if k != option}
+    part, inside = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
+    if option in ("network", "optimizer", "tasks") or (option == "source" and option in run.settings):
+        return config | {part: {k: v for k, v in config.get(part, {}).items() if k != inside}}
+    own = [name for name in run.settings if name not in SETTINGS]
+    allowed = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *own)
+    raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed)
+
+
+def _labels(
+    bases: Sequence[str], kinds: Sequence[object], texts: Sequence[str], join: str, form: Callable[[str, Any], str]
+) -> list[str]:
+    """Return each base, extended by the settings (JSON) in which entries of its kind differ and that it does not name.
+
+    `form` formats a setting.
+    """
+    settings = {text: tree.flatten(json.loads(text)) for text in set(texts)}  # most are equal, and compared once
+    same: dict[object, dict[str, dict[str, Any]]] = {}
+    for kind, text in zip(kinds, texts, strict=True):
+        same.setdefault(kind, {})[text] = settings[text]
+    differing = {}
+    for kind, entries in same.items():
+        keys = sorted({key for own in entries.values() for key in own})
+        differing[kind] = [k for k in keys if len({json.dumps(own.get(k, "absent")) for own in entries.values()}) > 1]
+    labels = {}
+    for base, kind, text in set(zip(bases, kinds, texts, strict=True)):
+        own = settings[text]
+        shown = [form(key, own[key]) for key in differing[kind] if key in own and f" {_last(key)}=" not in base]
+        labels[base, kind, text] = join.join([base, *filter(None, shown)])
+    return [labels[entry] for entry in zip(bases, kinds, texts, strict=True)]
+
+
+def _last(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _format_option(key: str, value: object) -> str:
+    """Format an option of an algorithm or optimiser for a label: 'penalty=100'. The label has the optimiser's name."""
+    return "" if _last(key) == "name" else f"{_last(key)}={_format_value(value)}"
+
+
+def _format_value(value: object) -> str:
+    """Format the value of a setting: numbers as briefly as they can be, a hash if it is long."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= MAX_SETTING_LENGTH else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _format_setting(key: str, value: object) -> str:
+    """Format a setting for a label: '3 tasks', 'batch 64', 'hidden 100-100'."""
+    last = _last(key)
+    if last in ("tasks", "epochs"):
+        return f"{value} {last[:-1] if value == 1 else last}"
+    return str(value) if last == "name" else f"{last.removesuffix('_size').replace('_', ' ')} {_format_value(value)}"
