@@ -117,7 +117,8 @@ class Mirror:
     Faults: 'cut' closes after `cut_after` bytes of a file and 'stall' falls silent; 'no-range' answers every range with
     the whole; 'missing' is 404; 'wrong' sends other bytes of the right length; 'page' a short page; 'other-range' a
     range not asked for; 'unsatisfiable' answers every range with 416; 'endless' never says or keeps its length;
-    'silent' never answers; 'drip' sends a byte now and then; 'long-length' and 'longest-length' have absurd lengths.
+    'silent' never answers; 'drip' sends a byte now and then, 'drip-headers' a byte of a header; 'long-length' and
+    'longest-length' have absurd lengths.
     """
 
     contents: dict[str, bytes]
@@ -134,6 +135,14 @@ class Mirror:
         content = self.contents.get(request.path.lstrip("/"))
         if self.fault == "silent":
             self.released.wait(10)
+            return
+        if self.fault == "drip-headers":
+            request.send_response(200)
+            request.flush_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(250):
+                    request.wfile.write(b"x")
+                    self.released.wait(0.02)
             return
         if content is None or self.fault == "missing":
             request.send_error(404)

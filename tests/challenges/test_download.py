@@ -113,6 +113,7 @@ def test_a_complete_partial_file_needs_no_server(target: Path) -> None:
         ("page", "offers 25 bytes instead of 200000"),
         ("endless", "wrong checksum"),
         ("silent", "timed out"),
+        ("drip-headers", "no complete answer in 0.6 s"),
         ("long-length", "offers 99999"),
         ("longest-length", "offers 99999"),
     ],

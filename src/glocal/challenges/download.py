@@ -16,9 +16,11 @@ import tarfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -343,6 +345,22 @@ def _complete(url: str, part: Path, offset: int, size: int, md5: str, progress: 
         _complete(url, part, 0, size, md5, progress)
 
 
+def _open(request: Request) -> Any:
+    """Return the response, if all headers come in time; urlopen limits only the time between two bytes."""
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(urlopen(request, timeout=TIMEOUT_SECONDS))
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()
+    if not wait([answer], 2 * TIMEOUT_SECONDS).done:
+        raise _MirrorFailed(f"no complete answer in {2 * TIMEOUT_SECONDS:g} s")
+    return answer.result()
+
+
 def _receive(url: str, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield the file in blocks with their positions, from `offset` on, or from 0 if the server cannot resume."""
     if urlsplit(url).scheme not in ("http", "https"):
@@ -351,7 +369,7 @@ def _receive(url: str, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
     if offset:
         headers["Range"] = f"bytes={offset}-"
     try:
-        with urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
+        with _open(Request(url, headers=headers)) as response:
             position = offset if response.status == 206 else 0
             length = response.headers.get("Content-Length", "")
             if length.isdecimal() and length != str(size - position):
