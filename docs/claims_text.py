@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -58,7 +58,7 @@ def abstract(
     findings = [f"{len(claims)} tests, with the paper's classes: {counts}."]
     if moved:
         changed = sum(claim.paper.kind != claim.measured.kind for claim in claims)
-        others = _join(f"`{name}`" for name in moved)
+        others = join(f"`{name}`" for name in moved)
         findings.append(
             f"The paper's Definition 3.1, made an experiment, moves {others} to the other class. With the classes that "
             f"it gives, {changed} of these verdicts change."
@@ -92,7 +92,7 @@ def rising(column: str, rows: Sequence[TableRow]) -> str:
         if not signs:
             return ""
         parts.append(f"{signs.count('negative')} of {len(signs)} {kind} rows")
-    return f"On {column}, forgetting rises from low to high learning rates in {_join(parts)}."
+    return f"On {column}, forgetting rises from low to high learning rates in {join(parts)}."
 
 
 def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> str:
@@ -159,11 +159,11 @@ def agreement(made: Comparison) -> str:
     alike = [pair for pair, (passed, n) in counts.items() if passed == n and pair[0] != pair[1]]
     text = (
         f"Of {own[1]} published numbers that have a counterpart here, accuracies and forgetting, {own[0]} are within "
-        f"{MAX_Z:g} standard errors of ours{f' (not {_join(apart)})' if apart else ''}. The same rule lets {others[0]} "
+        f"{MAX_Z:g} standard errors of ours{f' (not {join(apart)})' if apart else ''}. The same rule lets {others[0]} "
         f"of {others[1]} numbers pass if our rows are compared with the published numbers of other rows"
     )
     if alike:
-        pairs = _join(f"ours of `{a}` from the published `{b}`" for a, b in alike)
+        pairs = join(f"ours of `{a}` from the published `{b}`" for a, b in alike)
         text += f", and cannot tell {pairs}: {'it passes' if len(alike) == 1 else 'they pass'} in every cell"
     elif others[1]:
         text += "; no row passes for another in every cell"
@@ -186,7 +186,8 @@ def compared(made: Comparison) -> dict[str, Any]:
     }
 
 
-def _join(parts: Any) -> str:
+def join(parts: Iterable[str]) -> str:
+    """Return "a, b and c"."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 

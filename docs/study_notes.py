@@ -1,95 +1,239 @@
-"""Prose for docs/reproduction/studies.md: what the paper says, how to read the table, and caveats.
+"""Notes of docs/reproduction/studies.md: what the paper says, how to read the table, and caveats.
 
-The verdicts and tables on the page are computed; these notes are written by hand about the tables in results/.
+A note is a function of a study's rows and of its summary table. Every number about our results is computed; those that
+stand in a text are settings, or the paper's.
 """
 
-NOTES: dict[str, str] = {
-    "approximation-error": r"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from claims_text import join
+
+from glocal.paper import get_study
+from glocal.paper.studies.common import (
+    MeanInterval,
+    column,
+    distinct,
+    finite_median,
+    medians_by,
+    names,
+    rank_correlation,
+)
+from glocal.paper.studies.forgetting import PREDICTORS
+from glocal.paper.studies.hessian import float32_radii, radius_curve
+from glocal.paper.studies.theorems import SIDES, variant_differences
+from glocal.paper.study import Row, read_table
+from glocal.report.table import signed
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def approximation_error(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    low, *_, high = distinct(rows, "lr")
+    line = {row["approximation"]: row for row in table}
+    gain = {lr: line["order 0"][f"error at {lr:g}"] / line["order 2, whole"][f"error at {lr:g}"] for lr in (low, high)}
+    lost = [f"`{row['approximation']}`" for row in table if not np.isfinite(row[f"error at {high:g}"])]
+    diverged = f" {join(lost)} {'diverges' if len(lost) == 1 else 'diverge'} at the high rate." if lost else ""
+    return rf"""
 The paper says that local approximations are good only near the old solutions, and so at low learning rates. Quadratic
-penalties have weight 1 here, unlike in Table 1. `laplace` diverges at the high rate. Along plain SGD's run the
-second-order expansion with the whole Hessian divides the error of a constant by 1.9 at the low rate and by 1.3 at the
-high one. A smooth loss leaves an error of one power more than the order; the kinks of ReLU networks leave r². The
-paper's bound C rᵖ does not require errors to grow evenly.
-""",
-    "epsilon-region": r"""
-The paper treats the ε-region of an expansion as a ball. Its radius along random directions is 35 to 70 times that
-along principal eigenvectors. Over ε the radius grows as ε^0.50, ε^0.46 and ε^0.31 for the orders 0, 1 and 2; the
-first term that a smooth loss leaves out gives exponents of 1, ½ and ⅓. The error is measured at the ends of epochs.
-Seeds draw the angles, and the first tasks of some seeds are nearly equal.
-""",
-    "recursion": r"""
+penalties have weight 1 here, unlike in Table 1.{diverged} Along plain SGD's run the second-order expansion with the
+whole Hessian divides the error of a constant by {gain[low]:.1f} at the low rate and by {gain[high]:.1f} at the high
+one. A smooth loss leaves an error of one power more than the order; the kinks of ReLU networks leave r². The paper's
+bound C rᵖ does not require errors to grow evenly."""
+
+
+def epsilon_region(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    ratios = [row["radius, random"] / row["radius, principal"] for row in table]
+    radii = rows.filter(kind="radius", direction="principal")
+    powers = join(f"ε^{_power(*medians_by(radii.filter(order=p), 'epsilon', 'radius')):.2f}" for p in (0, 1, 2))
+    return rf"""
+The paper treats the ε-region of an expansion as a ball. Its radius along random directions is {min(ratios):.0f} to
+{max(ratios):.0f} times that along principal eigenvectors, along which it grows as {powers} for the orders 0, 1
+and 2 (fits to medians); the first term that a smooth loss leaves out gives exponents of 1, ½ and ⅓. The error is
+measured at the ends of epochs. Seeds draw the angles, and the first tasks of some seeds are nearly equal."""
+
+
+def recursion(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    first, *_, last = (row for row in table if row["network"] == "mlp")
+    low, high = (100 * row["share, higher orders"] for row in (first, last))
+    return rf"""
 The paper writes forgetting as its quadratic approximation, which holds while learning is local. Terms of higher order
-make 27 % of forgetting at the lowest learning rate and 59 % at the highest. The linear network has quadratic losses:
-there the prediction must be exact, and is.
-""",
-    "locality": r"""
+make {low:.0f} % of forgetting at the lowest learning rate and {high:.0f} % at the highest. The linear network has
+quadratic losses, for which the prediction must be exact."""
+
+
+def locality(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    differ = list(dict.fromkeys(f"`{row['algorithm']}`" for row in table if row["declared"] < row["found"]))
+    (random,) = (row["explained"] for row in table if row["algorithm"] == "icarl-random")
+    silent = [row for row in table if row["found"] == "local" and not row["information"]]
+    where = join(f"`{row['algorithm']}` on {row['challenge']}" for row in silent) if silent else "nowhere"
+    return rf"""
 Definition 3.1 calls an approximation local if it depends on the solution θ_o. *explained* is the share of the
 variance of \hat L_o that θ_o explains, *information* an estimate in nats, *p_value* that of a permutation test, which
-decides. Four algorithms that the paper calls global are found local. For `si` the paper argues that its centre
-θ_{t−1} moves with every task, but after one task that is θ_o. For `pnn`, `packnet` and `hat` it argues that the
-derivative is taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their \hat L_o is
-a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local because of
-herding; with random exemplars θ_o still explains 6 %, through the targets that its network generates. Where
-information is 0 and the verdict local (`ogd-published`, `icarl-random`, and `ogd` and `ogd-gtl` on split-mnist), θ_o
-acts together with the memory's draws, which the estimate does not know.
-""",
-    "perturbation-cifar10": r"""
+decides. Called global by the paper and found local: {join(differ)}. For `si` the paper argues that its centre θ_{{t−1}}
+moves with every task, but after one task that is θ_o. For `pnn`, `packnet` and `hat` it argues that the derivative is
+taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their
+\hat L_o is a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local
+because of herding; with random exemplars θ_o explains {100 * random:.0f} %, through the targets that its network
+generates. Where information is 0 and the verdict local ({where}), θ_o acts together with the memory's draws, which the
+estimate does not know."""
+
+
+def perturbation_cifar10(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    kinds = names(rows, "statistics")
+    tasks = "; ".join(f"with {kind} statistics {_task_spread(rows.filter(statistics=kind))}" for kind in kinds)
+    overflow = join(_overflow(rows, kind) for kind in kinds)
+    return rf"""
 The paper: the score increases with the radius while that is small and drops to 1 after about 10³; the curve has much
 the same shape for all tasks. The published figures compute the Hessian on a task's first 2,000 examples and divide
 the sum of test losses by the number of training batches; here examples are spread over the whole task, losses are
-means over their own examples, and everything is in double precision. In single precision the losses along
-eigenvectors overflow from r = 1000 on, and a score computed from them is meaningless. With running statistics the
-tasks' median scores differ by a factor of 103 at the median radius, with batch statistics by 3.4; the correlation of
-two tasks' curves, in logarithms, is 1.00 and 0.98.
-""",
-    "perturbation-mnist": r"""
+means over their own examples, and everything is in double precision. Losses leave the range of single precision
+{overflow}; a score computed from such losses in single precision is meaningless. Between tasks: {tasks}."""
+
+
+def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    other = "perturbation-cifar10"
+    there = get_study(other).summarize(read_table(RESULTS / f"{other}.parquet")).table
+    highest = {kind: _highest(there, kind) for kind in dict.fromkeys(row["BatchNorm statistics"] for row in there)}
+    compared = join(f"{value:.3g} ({kind} statistics)" for kind, value in highest.items())
+    return rf"""
 The paper: the score does not converge to 1 as the radius grows, and is much lower than on Split CIFAR-10. The highest
-median score here is 1.96e4, against 2.46e4 (batch statistics) and 2.76e30 (running statistics) on Split CIFAR-10. The
-20 tasks' median scores differ by a factor of 2.7 at the median radius; the correlation of two tasks' curves, in
-logarithms, is 0.95.
-""",
-    "hessian-rank": r"""
+median score here is {_highest(table, "none"):.3g}, against {compared} on Split CIFAR-10. Between tasks:
+{_task_spread(rows)}."""
+
+
+def hessian_rank(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    return r"""
 The paper: the rank of the average Hessian is small compared with P and grows sub-linearly with the tasks. What it
 calls effective rank is the number of eigenvalues above a threshold; here *effective rank* is exp(−Σ p log p) with p =
-|λ| / Σ|λ|, which needs no threshold. How small the rank is depends on what counts as zero.
-""",
-    "flatness": r"""
+|λ| / Σ|λ|, which needs no threshold. How small the rank is depends on what counts as zero."""
+
+
+def flatness(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    *regimes, everything = table
+    within = {name: np.mean([row[f"ρ with {name}"] for row in regimes]) for name in PREDICTORS}
+    parts = join(
+        f"{signed(within[name])} ({signed(everything[f'ρ with {name}'])} over all solutions) with {name}"
+        for name in within
+    )
+    return rf"""
 The paper: near a solution the quadratic approximation makes flat minima forget less, as long as learning is local. ρ
-is Spearman's rank correlation with forgetting after the last task. At one learning rate sharper solutions do not
-forget more; ½ λ_max ‖θ_T − θ_o‖², which includes the distance, predicts forgetting better (ρ = 0.61 over all
-solutions). Stable SGD uses batches of 16 and plain SGD batches of 64, as their authors do, so it makes four times as
-many steps.
-""",
-    "theorem1": r"""
+is Spearman's rank correlation with forgetting after the last task. Its mean over regimes and learning rates is {parts};
+the last predictor includes the distance. Stable SGD uses batches of 16 and plain SGD batches of 64, as their authors
+do, so it makes four times as many steps."""
+
+
+def theorem1(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    known = rows.filter(pl.col("measured").is_finite())
+    before = finite_median(known.filter(pl.col("t") > 2), "forgotten")
+    second = {name: known.filter(t=2, algorithm=name) for name in names(known)}
+    parts = (
+        f"{rank_correlation(*(column(own, side) for side in SIDES)):.2f} for `{name}`" for name, own in second.items()
+    )
+    return rf"""
 Theorem 4.1 states E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that are close to each other, if nothing was forgotten before. The
 last premise holds after the second task, which the table is about. After later tasks it does not: the largest |E|
-before them is 1.3 in the median. Within an algorithm E(2) and the quadratic form are strongly rank-correlated (0.9
-for sgd, 0.86 for ewc, 0.77 for optimal-hard, 0.33 for optimal-soft, 0.89 for ogd), so more is forgotten where the
-form is larger, but their sizes differ.
-""",
-    "theorem2": r"""
+before them is {before:.1f} in the median. Within an algorithm, over learning rates and seeds, the rank correlation of
+E(2) with the quadratic form is {join(parts)}."""
+
+
+def theorem2(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    line = {(row["algorithm"], row["lr"]): row for row in table}
+    low, *_, high = distinct(rows, "lr")
+    kept = {
+        lr: [100 * line["ogd", lr][name] / line["sgd", lr][name] for name in ("Δᵀ G Δ", "E(t)")] for lr in (low, high)
+    }
+    best = all(first < last for first, last in zip(kept[low], kept[high], strict=True))
+    verdict = ": the theorem is nearer to the truth where learning is more local" if best else ""
+    return rf"""
 Theorem 5.1: updates orthogonal to the gradients of old outputs have Δᵀ G Δ = 0, and with it Δᵀ H Δ ≈ 0 and no
 forgetting, if the functional part is negligible. The constraint holds on the stored inputs; the table measures all of
-them. At the lowest learning rate OGD keeps 9 % of SGD's Δᵀ G Δ and 6 % of its forgetting, at the highest 34 % and 61
-%: the theorem holds best where learning is local.
-""",
-    "ogd-gtl": r"""
+them. At the lowest learning rate OGD keeps {kept[low][0]:.0f} % of SGD's Δᵀ G Δ and {kept[low][1]:.0f} % of its
+forgetting, at the highest {kept[high][0]:.0f} % and {kept[high][1]:.0f} %{verdict}."""
+
+
+def ogd_gtl(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    runs, most = rows.filter(part="forgetting"), table[-1]
+    differences = join(
+        f"{MeanInterval.of(np.array(variant_differences(runs.filter(classes=row['classes']))))} at K = {row['classes']}"
+        for row in table
+    )
+    return rf"""
 The appendix says that the true label's entry of ∇²_f ℓ exceeds the others by a factor of the order of K, K − 1 if a
-confident network's other labels are equal. In trained networks it is 1.4 times the next entry at K = 10, since the
-other labels do not share the rest equally. It never has more than half of the trace. Intervals of the verdict are 95
-% t-intervals over seeds: −1.8 points (−2.8 to −0.9) at K = 10.
-""",
-    "stable-sgd": r"""
+confident network's other labels are equal. In trained networks it is {most["entry / next"]:.1f} times the next entry at
+K = {most["classes"]}, since the other labels do not share the rest equally. It never has more than half of the trace.
+Forgetting of OGD-GTL minus that of full OGD, in points with 95 % t-intervals over seeds: {differences}."""
+
+
+def stable_sgd(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    lrs = distinct(rows, "lr")
+    forgetting = {(row["algorithm"], row["lr"]): row["forgetting"] for row in table}
+    averages = {name: np.mean([forgetting[name, lr] for lr in lrs]) for name in names(rows)}
+    worse = sum(forgetting["dropout alone", lr] > forgetting["plastic", lr] for lr in lrs)
+    parts = join(f"{value:.1f} ({name})" for name, value in averages.items())
+    return rf"""
 The paper observes less forgetting in the stable regime at all learning rates, more forgetting at higher rates in
 both, and a trajectory that soon stays in one region. The stable regime here is dropout of 0.5 and a rate that decays
-by 0.8 per task, without the momentum and the lower bound on the rate of its authors' code. Decay alone does most of
-it; dropout alone forgets more than plain SGD.
-""",
-    "tradeoff": r"""
+by 0.8 per task, without the momentum and the lower bound on the rate of its authors' code. Forgetting averaged over
+learning rates is {parts}. Dropout alone forgets more than plastic SGD at {worse} of {len(lrs)} rates."""
+
+
+def tradeoff(rows: pl.DataFrame, table: Sequence[Row]) -> str:
+    return r"""
 The paper says that higher learning rates make networks more plastic, and that global algorithms gain more by it,
 since local ones pay with forgetting. Changes are from the two lowest learning rates to the two highest, in points.
 The best final accuracy and its learning rate are chosen on test data. The verdict counts all rows, with the paper's
 classes; [the claims](../reproduction.md#the-papers-claims-each-tested) are tested on the paper's rows, and with the
-measured classes too.
-""",
+measured classes too."""
+
+
+NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
+    "approximation-error": approximation_error,
+    "epsilon-region": epsilon_region,
+    "recursion": recursion,
+    "locality": locality,
+    "perturbation-cifar10": perturbation_cifar10,
+    "perturbation-mnist": perturbation_mnist,
+    "hessian-rank": hessian_rank,
+    "flatness": flatness,
+    "theorem1": theorem1,
+    "theorem2": theorem2,
+    "ogd-gtl": ogd_gtl,
+    "stable-sgd": stable_sgd,
+    "tradeoff": tradeoff,
 }
+
+
+def _power(x: np.ndarray, y: np.ndarray) -> float:
+    """Fit p of y ∝ xᵖ to the points that are finite."""
+    known = np.isfinite(y)
+    return float(np.polyfit(np.log(x[known]), np.log(y[known]), 1)[0])
+
+
+def _highest(table: Sequence[Row], statistics: str) -> float:
+    return max(row["eigen, train"] for row in table if row["BatchNorm statistics"] == statistics)
+
+
+def _task_spread(rows: pl.DataFrame) -> str:
+    """Compare the tasks' median scores of eigenvectors on training data."""
+    own = rows.filter(split="train", kind="eigen")
+    curves = np.stack([radius_curve(task, "score").middle for task in own.partition_by("task")])
+    factors = curves.max(0) / curves.min(0)
+    alike = np.median([np.corrcoef(np.log(pair))[0, 1] for pair in combinations(curves, 2)])
+    return (
+        f"the {len(curves)} tasks' median scores differ by a factor of {np.median(factors):.3g} at the median radius, "
+        f"{factors.max():.3g} at most; the median correlation of two tasks' curves, in logarithms, is {alike:.2f}"
+    )
+
+
+def _overflow(rows: pl.DataFrame, statistics: str) -> str:
+    """Say where losses leave the range of single precision."""
+    own = rows.filter(statistics=statistics)
+    beyond = [radius for radius in distinct(own, "radius") if radius not in float32_radii(own)]
+    where = f"from r = {beyond[0]:g} on" if beyond else "nowhere"
+    return f"{where} with {statistics} statistics"

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from fake_runs import fake_run, published_runs
@@ -198,6 +199,53 @@ def test_what_the_papers_test_makes_of_ogd(page: ModuleType, alike: bool, rising
     assert ("The published row is that of SGD" in text) is alike
     assert ("passes the test of local algorithms" in text) is (alike and rising)
     assert page.tested(page.compare(Runs([run for run in runs if run.algorithm != "sgd"]))) == ""
+
+
+def test_tasks_in_which_runs_diverge(page: ModuleType) -> None:
+    """Steps 11 and 30 of 30 are in tasks 2 and 3 of three. A task that moves the parameters 4 and then 96 explodes."""
+    made = [
+        fake_run("laplace", lr, seed, diverged=step) for lr, seed, step in ((0.1, 1, 11), (0.1, 2, 21), (0.01, 1, 30))
+    ]
+    runs = [replace(run, info={**run.info, "steps": 30}) for run in (*made, fake_run("laplace", 0.01, 2))]
+    text = page.divergence(Runs(runs))
+    assert "`laplace` at 0.01 in task 3 (1 of 2 runs) and at 0.1 in task 2 to 3 (2 of 2 runs). A gradient" in text
+    assert "which they do here" in text
+    later = [replace(run, config={**run.config, "lr": 1.0}) for run in runs if run.lr == 0.01]
+    assert "which they do not always here" in page.divergence(Runs([*later, *runs[:2]]))
+    arrays = {name: np.array(x) for name, x in {"distance_from_init": (4, 4, 99.6), "update_norm": (4, 4, 96)}.items()}
+    exploded = replace(runs[-1], arrays={k: v for k, v in runs[-1].arrays.items() if k != "epoch_loss"} | arrays)
+    assert "`laplace` at 0.01 with seed 2, whose distance from θ_0 jumps from 4 to 100." in page.divergence([exploded])
+    assert page.divergence(Runs(runs[-1:])) == ""
+
+
+def test_runs_that_draw_other_random_numbers(page: ModuleType) -> None:
+    runs = [fake_run("er", seed=seed) for seed in range(3)]
+    assert page.other_draws(Runs(runs)) == ""
+    other = [replace(run, config={**run.config, "protocol": 2}) for run in runs[:2]]
+    assert page.other_draws(Runs([*runs, *other])).endswith(": seeds 0 and 1 of `er`.")
+
+
+def test_notes_follow_the_numbers(page: ModuleType) -> None:
+    """Scores of r, and 3 and 6 times as much in the second task; losses of 1e30 r leave single precision at r = 1e9."""
+    names = ("statistics", "split", "kind", "task", "radius", "score", "loss")
+    values = [
+        (t, r, r * f, 1e30 * r)
+        for t, scale in enumerate(((1, 1), (3, 6)))
+        for r, f in zip((1.0, 1e9), scale, strict=True)
+    ]
+    rows = pl.DataFrame([("running", "train", "eigen", *x) for x in values], names, orient="row")
+    text = page.NOTES["perturbation-cifar10"](rows, [])
+    assert "single precision\nfrom r = 1e+09 on with running statistics;" in text
+    assert "the 2 tasks' median scores differ by a factor of 4.5 at the median radius, 6 at most" in text
+    assert "is 1.00." in text
+
+    def table(low: float, high: float) -> list[dict[str, Any]]:
+        forms = {("ogd", 0.1): low, ("ogd", 1.0): high, ("sgd", 0.1): 2.0, ("sgd", 1.0): 2.0}
+        return [{"algorithm": a, "lr": lr, "Δᵀ G Δ": x, "E(t)": x / 2} for (a, lr), x in forms.items()]
+
+    rates = pl.DataFrame({"lr": [0.1, 1.0]})
+    assert "at the highest 50 % and 50 %: the theorem is nearer" in page.NOTES["theorem2"](rates, table(0.2, 1.0))
+    assert page.NOTES["theorem2"](rates, table(1.0, 0.2)).endswith("at the highest 10 % and 10 %.")
 
 
 def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import numpy as np
@@ -121,6 +122,12 @@ def radius_curve(rows: pl.DataFrame, name: str) -> Curve:
     radii = distinct(rows, "radius")
     low, middle, high = np.reshape([quantiles(column(rows.filter(radius=r), name)) for r in radii], (-1, 3)).T
     return Curve(np.array(radii), middle, low, high)
+
+
+def float32_radii(rows: pl.DataFrame) -> list[float]:
+    """Return the radii below the first at which a loss exceeds the largest number of single precision."""
+    largest = [(radius, column(rows.filter(radius=radius), "loss").max()) for radius in distinct(rows, "radius")]
+    return [radius for radius, _ in takewhile(lambda pair: pair[1] <= torch.finfo(torch.float32).max, largest)]
 
 
 def quantiles(values: np.ndarray) -> list[float]:
