@@ -28,7 +28,7 @@ from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import Precision
 from glocal.report.figure import save_figure
 from glocal.report.style import FAINT
-from glocal.report.table import signed
+from glocal.report.table import ABSENT, mean_std, signed
 from glocal.store.run import Run, Runs, exploded_task
 
 HERE = Path(__file__).parent
@@ -62,8 +62,6 @@ its standard error is made of the published deviation.
 ## Table 1
 
 {side}
-
-{seeds}
 
 ## More
 
@@ -165,7 +163,32 @@ def split(challenge: str) -> str:
         parts += [projection(runs, COLUMNS[challenge]), *others(runs, challenge)]
     parts += figures(runs, challenge)
     parts += exemplars(made)
-    return "\n\n".join([*parts, str(render(made, "markdown")).strip()]) + "\n\n"
+    parts += [str(render(made, "markdown")).strip(), class_incremental(runs)]
+    return "\n\n".join(parts) + "\n\n"
+
+
+def class_incremental(runs: Runs) -> str:
+    """Tabulate the final accuracy among all classes, by learning rate, with the seeds of each cell."""
+    rows = compare(runs, scope="class", published=False).rows
+    lrs = sorted({row.lr for row in rows})
+    cells: dict[str, dict[float, str]] = {}
+    best: dict[str, float] = {}
+    for row in rows:
+        if (ours := row.acc.ours) is None:
+            continue
+        cells.setdefault(row.algorithm, {})[row.lr] = f"{mean_std(ours.mean, ours.std)} ({ours.seeds})"
+        best[row.algorithm] = max(ours.mean, best.get(row.algorithm, 0.0))
+    lines = [["algorithm", *(f"lr {lr:g}" for lr in lrs)], ["---", *["---:"] * len(lrs)]]
+    lines += [[f"`{name}`", *(own.get(lr, ABSENT) for lr in lrs)] for name, own in cells.items()]
+    tasks, outputs = runs[0].tasks, runs[0].config["challenge"]["outputs"]
+    most = 100 / tasks
+    above = [f"`{name}`" for name, value in best.items() if value > most]
+    told = (
+        f"The same runs, where an image is classified among all {outputs} classes instead of those of its task: final "
+        "accuracy in percent, mean ± standard deviation, and in brackets the number of seeds. A network that knows the "
+        f"classes of one task only has at most {most:.0f} %{f'; {join(above)} reach more' if above else ''}."
+    )
+    return "\n\n".join(["## Class-incremental accuracy", told, "\n".join(f"| {' | '.join(x)} |" for x in lines)])
 
 
 def figures(runs: Runs, challenge: str) -> list[str]:
@@ -279,11 +302,11 @@ def others(runs: Runs, challenge: str) -> list[str]:
         return []
     more = results.read(file)
     ((lr, seed),) = {(run.lr, run.seed) for run in more}
-    lines = ["| algorithm | ACC | FGT | ms a step | s in all |", "| --- |" + " ---: |" * 4]
+    lines = ["| algorithm | ACC | FGT | class-incremental ACC | ms a step | s in all |", "| --- |" + " ---: |" * 5]
     for run in sorted(more, key=lambda run: list(ALGORITHMS).index(_chosen(run)[0])):
         found, took = summary(run), run.info["cost"]
-        accuracies = f"{100 * found['acc']:.2f} | {100 * found['forgetting']:.2f}"
-        accuracies = "diverged | diverged" if run.diverged else accuracies
+        values = (found["acc"], found["forgetting"], summary(run, "class")["acc"])
+        accuracies = " | ".join("diverged" if run.diverged else f"{100 * value:.2f}" for value in values)
         lines.append(
             f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
         )
@@ -291,7 +314,8 @@ def others(runs: Runs, challenge: str) -> list[str]:
     absent = [f"`{name}`" for name in ALGORITHMS if name not in here]
     told = f" Not run yet: {', '.join(absent)}." if absent else ""
     about = f"The other algorithms, each once, at learning rate {lr:g} and with seed {seed}: "
-    return [f"{about}{cost(more)}{told}", "\n".join(lines)]
+    given = " `hat`, `packnet` and `pnn` are given the task of an image, in class-incremental accuracy as well."
+    return [f"{about}{cost(more)}{told}{given}", "\n".join(lines)]
 
 
 def unfilled(runs: Runs) -> str:
@@ -388,15 +412,6 @@ def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
                 axes.tick_params(labelsize=7)
 
     return save_figure(fill, path)
-
-
-def seeds_sentence(tables: Mapping[str, Comparison]) -> str:
-    """Say how many seeds the cells have."""
-    parts = []
-    for name, made in tables.items():
-        counts = Counter(row.seeds for row in made.rows)
-        parts.append(f"{name}: " + ", ".join(f"{counts[n]} cells with {n}" for n in sorted(counts)))
-    return f"Seeds: {'; '.join(parts)}."
 
 
 def missing() -> str:
@@ -622,7 +637,6 @@ def main() -> None:
         "own": str(render(compare(own, published=False), "markdown")),
         "contents": contents(),
         "side": paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
-        "seeds": seeds_sentence(comparable),
         **{name.replace("-", "_"): split(name) for name in SPLIT},
         "precision": precision(),
         "studies": "".join(study(name) for name in STUDIES),

@@ -156,13 +156,14 @@ def test_challenges_in_the_papers_layout() -> None:
     made = compare([*runs_of("si", 0.0), split_run()])
     text = str(render(made, "markdown")).split("\n\n### rotated-mnist")[0]
     lines = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
-    assert {len(row) for row in lines} == {8}
+    assert {len(row) for row in lines} == {10}
     assert [row[1] for row in lines[2:]] == ["0.001", "0.005", "0.01", "0.05", "0.1"]
     ours, theirs = made.rows[2], made.rows[-1]
     mean, over_t = (ours.forgetting[over].ours.mean for over in ("t-1", "t"))  # type: ignore[union-attr]
     assert over_t == pytest.approx(mean * (T - 1) / T)
     assert lines[4][3].startswith(f"{mean:.2f} ±") and lines[4][4].startswith(f"{over_t:.2f} ±")
-    assert lines[4][5] == f"{theirs.acc.ours.mean:.2f}" and lines[2][5:] == ["–"] * 3  # type: ignore[union-attr]
+    assert lines[4][6] == f"{theirs.acc.ours.mean:.2f}" and lines[2][6:] == ["–"] * 4  # type: ignore[union-attr]
+    assert lines[0][5] == lines[0][9] == "seeds" and (lines[4][5], lines[4][9]) == ("5", "1")
     assert str(render(compare(runs_of("si", 0.0)), "markdown")).startswith("### rotated-mnist")
 
 
@@ -187,9 +188,9 @@ def test_ours_alone() -> None:
     for text in (str(render(made, "markdown")), str(render(made, "latex")), console.file.getvalue()):  # type: ignore[attr-defined]
         assert "published" not in text.lower().replace("as published", "") and "Δ" not in text and "Delta" not in text
     head, rule, first = str(render(made, "markdown")).splitlines()[2:5]
-    assert head.count("|") == rule.count("|") == first.count("|") == 5
-    assert r"\begin{tabular}{llrr}" in str(render(made, "latex"))
-    assert r"\begin{tabular}{llrrrrrr}" in str(render(compare(runs_of("ewc", 1.0)), "latex"))
+    assert head.count("|") == rule.count("|") == first.count("|") == 6
+    assert r"\begin{tabular}{llrrr}" in str(render(made, "latex"))
+    assert r"\begin{tabular}{llrrrrrrr}" in str(render(compare(runs_of("ewc", 1.0)), "latex"))
 
 
 def test_forgetting_over_all_tasks_follows_from_the_published_number() -> None:
@@ -241,6 +242,7 @@ def test_a_seed_that_diverged_at_a_compared_rate_is_left_out() -> None:
     assert made.trends[0].trend.seeds == 4
     found = row_at(made, "ewc", 0.1)
     assert (found.seeds, found.diverged) == (5, 1) and found.acc.ours is not None and found.acc.ours.seeds == 4
+    assert "| 0.1 | 4 of 5 |" in str(render(made, "markdown"))
 
 
 def test_another_size_or_other_options_are_not_compared() -> None:

@@ -123,7 +123,8 @@ def test_projected_cost(page: ModuleType) -> None:
 
 
 def test_algorithms_without_a_row_are_told_of_once(page: ModuleType, tmp_path: Path) -> None:
-    """Task 1 loses 0.1, half of that among its own classes: 0.05; the mean of 0.9 and 0.95 is 0.925."""
+    """Task 1 loses 0.1, half of that among its own classes: 0.05; the mean of 0.9 and 0.95 is 0.925. Among all classes
+    that of 0.8 and 0.9 is 0.85."""
     table = Runs([short("sgd", 0.1), short("er", 0.1)])
     assert page.others(table, "split-tinyimagenet") == []
     more = Runs([short("derpp", 0.01, 9.4, pace=0.0084), short("gem", 0.01, 17.6, pace=0.01)])
@@ -134,9 +135,18 @@ def test_algorithms_without_a_row_are_told_of_once(page: ModuleType, tmp_path: P
     assert "`hat`, `ewc`, `laplace`" in absent
     assert not any(f"`{name}`" in absent for name in ("sgd", "er", "gem", "derpp"))
     assert lines.splitlines()[2:] == [
-        "| `gem` | 92.50 | 5.00 | 10.00 | 18 |",
-        "| `derpp` | 92.50 | 5.00 | 8.40 | 9 |",
+        "| `gem` | 92.50 | 5.00 | 85.00 | 10.00 | 18 |",
+        "| `derpp` | 92.50 | 5.00 | 85.00 | 8.40 | 9 |",
     ]
+
+
+def test_class_incremental_accuracy(page: ModuleType) -> None:
+    """Over two tasks, after which the first has lost `lost`: learnt − lost / 2; one task alone would give 50 %."""
+    made = [("er", 0.1, 1, 0.2), ("er", 0.1, 2, 0.4), ("er", 0.5, 1, 0.6), ("sgd", 0.1, 1, 0.8)]
+    runs = Runs([fake_run(name, lr, seed, setting="task", tasks=2, lost=lost) for name, lr, seed, lost in made])
+    text = page.class_incremental(runs)
+    assert "| `er` | 75.00 ± 5.00 (2) | 60.00 (1) |\n| `sgd` | 50.00 (1) | – |" in text
+    assert "among all 10 classes" in text and "at most 50 %; `er` reach more." in text
 
 
 def test_days_on_which_runs_finished(page: ModuleType) -> None:

@@ -158,9 +158,10 @@ def paper_layout(comparison: Comparison) -> Table:
     cells = {}
     for row in comparison.rows:
         parts = (row.acc, row.forgetting["t-1"], row.forgetting["t"])
-        cells[row.locality, row.algorithm, row.lr, row.challenge] = [_cell(x.ours, not row.finished) for x in parts]
+        own = [*(_cell(x.ours, not row.finished) for x in parts), _seeds_cell(row)]
+        cells[row.locality, row.algorithm, row.lr, row.challenge] = own
     note = "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs."
-    return by_learning_rate(("ACC", "FGT over T−1", "over T"), cells, title="All challenges", notes=(note,))
+    return by_learning_rate(("ACC", "FGT over T−1", "over T", "seeds"), cells, title="All challenges", notes=(note,))
 
 
 def relabel(runs: Iterable[Run]) -> Runs:
@@ -189,16 +190,23 @@ def _challenge_table(rows: Sequence[ComparisonRow], comparison: Comparison) -> T
     """Lay out one challenge: ACC and FGT, each ours, published and z."""
     cells: dict[CellKey, list[Cell]] = {}
     for row in rows:
+        cells[row.locality, row.algorithm, row.lr, ""] = [_seeds_cell(row)]
         for group, x in (("ACC (↑)", row.acc), ("FGT (↓)", row.forgetting[comparison.over])):
             own = cells.setdefault((row.locality, row.algorithm, row.lr, group), [_cell(x.ours, not row.finished)])
             if comparison.published:
                 own += [_cell(x.published), Cell(signed(x.z, 1), marked=x.differs)]
-    names = ("ours", "published", "Δ") if comparison.published else ("ours",)
+    shown = ("ours", "published", "Δ") if comparison.published else ("ours",)
+    names = {"": ("seeds",), "ACC (↑)": shown, "FGT (↓)": shown}
     return by_learning_rate(names, cells, title=rows[0].challenge, notes=_notes(rows, comparison))
 
 
 def _cell(estimate: Estimate | None, diverged: bool = False) -> Cell:
     return mean_std(estimate.mean, estimate.std) if estimate else Cell("diverged" if diverged else ABSENT)
+
+
+def _seeds_cell(row: Group) -> Cell:
+    """Return over how many seeds a mean is taken."""
+    return Cell(f"{len(row.finished)} of {row.seeds}" if row.diverged else str(row.seeds))
 
 
 def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, ...]:
