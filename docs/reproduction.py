@@ -85,7 +85,7 @@ GPU, so that their seconds include waiting for each other. {cost} Trained by `gl
 
 {agreement}
 
-![Distance from the initialisation, by learning rate and task](images/reproduction-distance.png)
+![Distance from the initialisation by learning rate, and relative to plain SGD](images/reproduction-distance.png)
 
 {published}
 {diverged}
@@ -195,7 +195,7 @@ def figures(runs: Runs, challenge: str) -> list[str]:
     """The distances of all runs, and iCaRL with both kinds of exemplars where both are there."""
     drawn = HERE / "images" / f"{challenge}-distance.png"
     relabel(runs).plot("distance", drawn)
-    parts = [f"![Distance from the initialisation, by learning rate and task](images/{drawn.name})"]
+    parts = [f"![Distance from the initialisation by learning rate, and relative to plain SGD](images/{drawn.name})"]
     buffers = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
     if {run.config["algorithm"]["name"] for run in buffers} == set(ICARL_ALGORITHMS):
         drawn = HERE / "images" / f"{challenge}-icarl-buffer.png"

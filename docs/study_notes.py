@@ -93,7 +93,8 @@ The paper: the score increases with the radius while that is small and drops to 
 the same shape for all tasks. The published figures compute the Hessian on a task's first 2,000 examples and divide
 the sum of test losses by the number of training batches; here examples are spread over the whole task, losses are
 means over their own examples, and everything is in double precision. Losses leave the range of single precision
-{overflow}; a score computed from such losses in single precision is meaningless. Between tasks: {tasks}."""
+{overflow}; a score computed from such losses in single precision is meaningless, so the figure ends before them, while
+the table and the verdict have all radii. Between tasks: {tasks}."""
 
 
 def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -189,7 +190,8 @@ The paper says that higher learning rates make networks more plastic, and that g
 since local ones pay with forgetting. Changes are from the two lowest learning rates to the two highest, in points.
 The best final accuracy and its learning rate are chosen on test data. The verdict counts all rows, with the paper's
 classes; [the claims](../reproduction.md#the-papers-claims-each-tested) are tested on the paper's rows, and with the
-measured classes too."""
+measured classes too. In the figure, error bars are one standard deviation over seeds, and only the last point of a
+path has them, the highest learning rate with a run that did not diverge."""
 
 
 NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {

@@ -19,7 +19,7 @@ from glocal import challenges
 from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper import get_study
-from glocal.paper.studies.hessian import quantiles, radius_curve, small_resnet18
+from glocal.paper.studies.hessian import float32_radii, quantiles, radius_curve, small_resnet18
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import RC
 from glocal.store.store import load
@@ -170,6 +170,16 @@ def test_scores_that_are_not_finite(tmp_path: Path) -> None:
     assert study.summarize(none).verdict == "No score is finite."
     for number, rows in enumerate((some, none)):
         assert draw(study, rows, tmp_path / f"{number}.png").stat().st_size > 0
+
+
+def test_the_figure_ends_where_single_precision_does() -> None:
+    """Losses are 0.1 more than the scores; the largest number of single precision is 3.4e38."""
+    rows = made_up(NAMES[0], [1e37, 1e38, 1e39, 1e40], "running")
+    assert float32_radii(rows) == [1.0, 10.0] and float32_radii(made_up(NAMES[0], [1, np.nan], "batch")) == [1.0, 10.0]
+    figure = Figure()
+    get_study(NAMES[0]).draw(rows, figure)
+    assert all(np.max(np.asarray(line.get_xdata(), dtype=float)) <= 10 for axes in figure.axes for line in axes.lines)
+    assert "from r = 100 on losses exceed single precision" in str(figure.subfigs[0].get_suptitle())
 
 
 def test_medians_of_what_is_known() -> None:

@@ -91,12 +91,18 @@ def test_accuracy_over_tasks(runs: list[Run], tmp_path: Path) -> None:
     assert "learning rate 0.1" in words([fake_run("er", 0.1)], "accuracy-over-tasks")
 
 
-def test_distances_of_every_task(runs: list[Run]) -> None:
-    er = drawn(runs, "distance")[0]
-    ends = np.array([line.get_ydata() for line in er.lines])  # one line a task, over the learning rates
-    assert ends == pytest.approx(np.sqrt(np.array([[1], [2], [3]]) / 3) * 20 * np.sqrt(LRS))
-    assert (er.get_xscale(), er.get_yscale()) == ("log", "log")
-    assert sum(np.shape(points.get_offsets())[0] for points in er.collections) == 3 * 2 * 2  # tasks, rates, seeds
+def test_distances_and_their_ratio_to_sgd(runs: list[Run]) -> None:
+    """er and ewc move 20 √lr; SGD moves half and a quarter of that by seed, and did not finish at the high rate."""
+    (alone,) = drawn(runs, "distance")
+    assert np.array([line.get_ydata() for line in alone.lines]) == pytest.approx(np.array([20 * np.sqrt(LRS)] * 2))
+    assert (alone.get_xscale(), alone.get_yscale()) == ("log", "log")
+    moved = {1: 10 * LRS[0] ** 0.5, 2: 5 * LRS[0] ** 0.5}
+    sgd = [fake_run("sgd", LRS[0], seed, distance=distance) for seed, distance in moved.items()]
+    both, ratio = drawn([*runs, *sgd, fake_run("sgd", LRS[1], 1, diverged=1)], "distance")
+    er, base, ewc = (line for line in ratio.lines if ")" in str(line.get_label()))
+    assert np.array([line.get_ydata() for line in (er, base, ewc)]) == pytest.approx(np.array([[3.0], [1.0], [3.0]]))
+    assert [np.size(line.get_xdata()) for line in both.lines if ")" in str(line.get_label())] == [2, 1, 2]
+    assert len(drawn([*runs[2:4], *sgd], "distance")[1].lines) < len(ratio.lines)  # er has no rate in common with SGD
 
 
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".PNG"])

@@ -199,7 +199,7 @@ class Table1(TableOptions):
 
 @command
 class Distance(TableOptions):
-    """Figure: distance ‖θ_t − θ_0‖ against the learning rate, coloured by task, one panel per algorithm.
+    """Figure: distance ‖θ_T − θ_0‖ of all algorithms against the learning rate, and divided by that of plain SGD.
 
     Uses the runs of table1 and trains those that the store does not hold.
     For example: glocal paper distance --demo -o distance.png

@@ -15,7 +15,6 @@ from glocal.errors import GlocalError, require, require_known
 from glocal.report.style import (
     FAINT,
     TITLE_COLOURS,
-    dark_plasma,
     draw_path,
     legend,
     lighten,
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 MAX_ANNOTATED_TASKS = 10
 MAX_PANELS_PER_ROW = 4
 MIN_PANEL_WIDTH = 2.6  # inches
+BASELINE = "sgd"
+"""The algorithm whose distance others are compared with."""
 
 
 def drawing(runs: Iterable[Run], kind: str, view: View = DEFAULT_VIEW, over: str = "lr") -> Callable[[Figure], None]:
@@ -85,11 +86,7 @@ def draw_over_option(figure: Figure, groups: Sequence[Group], view: View, name: 
         for own, style in lines:
             x = np.array([places[group.x] for group in own])
             mean, std = np.array([group.statistics(view)[name] for group in own]).T
-            axes.plot(x, mean, **style.line(), **style.point(), label=own[0].title)
-            if len(own) > 1:
-                axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
-            else:
-                axes.errorbar(x, mean, std, fmt="none", ecolor=style.colour, capsize=3)
+            _plot_band(axes, x, mean, std, style, own[0].title)
         option_axis(axes, [group.x for group in members], groups[0].over)
         axes.set_ylabel(_axis_label(name, view, members[0]))
     legend(figure, _titles(groups), _deviation_note(groups, "bands"))
@@ -141,36 +138,66 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
         )
     several = len({group.x for group in groups}) > 1
     grow = f"points grow with the {_option_name(groups)}" if several else None
-    legend(figure, _titles(groups), "; ".join(filter(None, [grow, _deviation_note(groups, "bars")])))
+    legend(figure, _titles(groups), "; ".join(filter(None, [grow, _deviation_note(groups, "bars at the last points")])))
 
 
 def draw_distance(figure: Figure, groups: Sequence[Group], view: View) -> None:
-    """Draw ‖θ_t − θ_0‖₂ against the learning rate or another option: a panel per algorithm, a point per seed and task,
-    and lines through their means.
-    """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+    """Draw ‖θ_T − θ_0‖₂ against the learning rate or another option, with a band of one standard deviation.
 
-    colours = dark_plasma(0.93)
-    for section, cells in _algorithm_panels(figure, groups, width=2.3, height=2.25, sharey=True):
-        tasks = max(group.tasks for _, own in cells for group in own)
-        scale = ScalarMappable(Normalize(1, max(tasks, 2)), colours)
-        values = [group.x for _, own in cells for group in own]
-        places = positions(values)
-        for axes, own in cells:
-            x = [places[group.x] for group in own]
-            for t in range(1, own[0].tasks + 1):
-                colour = colours((t - 1) / max(tasks - 1, 1))
-                distances = [[run.arrays["distance_from_init"][t - 1] for run in group.finished] for group in own]
-                axes.plot(x, [np.mean(of_seeds) for of_seeds in distances], color=colour, linewidth=0.8, alpha=0.7)
-                points = np.repeat(x, [len(of_seeds) for of_seeds in distances])
-                axes.scatter(points, np.concatenate(distances), s=11, color=[colour], linewidths=0, alpha=0.85)
-            axes.set_yscale("log", nonpositive="mask")
-            option_axis(axes, values, groups[0].over, crowded=True)
-        section.supylabel(r"$\Vert\theta_t - \theta_0\Vert_2$", fontsize="medium")
-        bar = section.colorbar(scale, ax=[axes for axes, _ in cells], label="task $t$", aspect=28, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.ax.set_yticks(sorted({1, (1 + tasks) // 2, tasks}))
+    Beside it, if there are runs of plain SGD, the distance divided by that of SGD with the same learning rate and seed.
+    """
+    sgd = {
+        (run.challenge, run.lr, run.seed): _distance(run)
+        for group in groups
+        for run in group.finished
+        if run.config["algorithm"]["name"] == BASELINE
+    }
+    finished, panels_each = [group for group in groups if group.finished], 2 if sgd else 1
+    panels = _challenge_panels(figure, groups, finished, 3.9, 3.4, panels_each)
+    for number, (axes, members, lines) in enumerate(panels):
+        relative = number % panels_each == 1
+        places = positions(group.x for group in members)
+        for own, style in lines:
+            points = []
+            for group in own:
+                keys = [(group.challenge, run.lr, run.seed) for run in group.finished]
+                pairs = [(_distance(run), sgd.get(key)) for run, key in zip(group.finished, keys, strict=True)]
+                values = [d / base for d, base in pairs if base] if relative else [d for d, _ in pairs]
+                if values:
+                    points.append((places[group.x], np.mean(values), np.std(values)))
+            if points:
+                x, mean, std = np.array(points).T
+                _plot_band(axes, x, mean, std, style, own[0].title)
+        option_axis(axes, [group.x for group in members], groups[0].over)
+        axes.set_yscale("log", nonpositive="mask")
+        _plain_log_ticks(axes)
+        distance = r"$\Vert\theta_T - \theta_0\Vert_2$"
+        axes.set_ylabel(f"{distance}  relative to {BASELINE}" if relative else f"distance  {distance}")
+    legend(figure, _titles(groups), _deviation_note(groups, "bands"))
+
+
+def _plot_band(axes: Axes, x: np.ndarray, mean: np.ndarray, std: np.ndarray, style: LineStyle, label: str) -> None:
+    """Plot a line with a band of one standard deviation; error bars for a single point."""
+    axes.plot(x, mean, **style.line(), **style.point(), label=label)
+    if len(x) > 1:
+        axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.14, linewidth=0)
+    else:
+        axes.errorbar(x, mean, std, fmt="none", ecolor=style.colour, capsize=3)
+
+
+def _distance(run: Run) -> float:
+    return float(run.arrays["distance_from_init"][-1])
+
+
+def _plain_log_ticks(axes: Axes) -> None:
+    """Label a logarithmic y axis by numbers such as 0.5 and 20, not by powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    low, high = axes.get_ylim()
+    wide = LogLocator(subs=(1, 2, 5) if high < 1_000 * low else (1,))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10)) if high < 10 * low else wide)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_matrix(figure: Figure, groups: Sequence[Group], view: View) -> None:
@@ -245,9 +272,9 @@ KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
 
 
 def _challenge_panels(
-    figure: Figure, groups: Sequence[Group], shown: Sequence[Group], width: float, height: float
+    figure: Figure, groups: Sequence[Group], shown: Sequence[Group], width: float, height: float, each: int = 1
 ) -> list[tuple[Axes, list[Group], list[tuple[list[Group], LineStyle]]]]:
-    """Make a titled panel per challenge, with space for a legend.
+    """Make a titled panel per challenge, or `each` beside each other, with space for a legend.
 
     Returns:
         Each panel with its groups and, for every algorithm, those of its groups that are `shown` and its style.
@@ -256,21 +283,22 @@ def _challenge_panels(
 
     styles = line_styles((group.algorithm, group.locality) for group in groups)
     parts = split_groups(groups, "challenge")
-    columns = min(len(parts), max(1, int(figure.get_figwidth() / MIN_PANEL_WIDTH)))
-    rows, width = -(-len(parts) // columns), min(width, figure.get_figwidth() / columns)
+    across = min(len(parts), max(1, int(figure.get_figwidth() / (each * MIN_PANEL_WIDTH))))  # challenges
+    columns, rows = across * each, -(-len(parts) // across)
+    width = min(width, figure.get_figwidth() / columns)
     figure.set_size_inches(columns * width + 1.5, rows * height)
     height_of_subtitles = max(len(_subtitle(members)) for members in parts)
     pad = (0.6 + 1.2 * height_of_subtitles) * rcParams["font.size"]
     panels, cells = [], list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in cells[len(parts) :]:
+    for axes in cells[each * len(parts) :]:
         axes.set_visible(False)
-    for axes, members in zip(cells, parts, strict=False):
-        title = wrap(members[0].challenge, width - 0.8)
-        axes.set_title(title, loc="left", pad=pad, fontweight="bold")
-        subtitle = "\n".join(_subtitle(members))
-        axes.text(
-            0, 1.02, subtitle, transform=axes.transAxes, color=FAINT, fontsize="small", va="bottom", linespacing=1.1
-        )
+    for number, axes in enumerate(cells[: each * len(parts)]):
+        members = parts[number // each]
+        if number % each == 0:
+            title = wrap(members[0].challenge, width - 0.8)
+            axes.set_title(title, loc="left", pad=pad, fontweight="bold")
+            subtitle, look = "\n".join(_subtitle(members)), {"color": FAINT, "fontsize": "small", "linespacing": 1.1}
+            axes.text(0, 1.02, subtitle, transform=axes.transAxes, va="bottom", **look)
         lines = split_groups((group for group in members if group in shown), "title")
         panels.append((axes, members, [(own, styles[own[0].algorithm, own[0].locality]) for own in lines]))
     return panels

@@ -112,11 +112,12 @@ def legend(figure: Figure, names: Iterable[str] | Mapping[str, str], note: str |
 
 
 def draw_path(axes: Axes, x: np.ndarray, y: np.ndarray, style: LineStyle, sizes: Sequence[float], label: str) -> None:
-    """Draw a path through points with error bars.
+    """Draw a path through points, with error bars at the last one: at all of them they would hide the paths.
 
     x and y hold means and standard deviations, as two rows; `sizes` are the areas of the points.
     """
-    axes.errorbar(x[0], y[0], y[1], x[1], fmt="none", ecolor=style.colour, elinewidth=0.7, alpha=0.3)
+    bars: dict[str, Any] = {"fmt": "none", "ecolor": style.colour, "elinewidth": 0.8, "alpha": 0.5}
+    axes.errorbar(x[0, -1:], y[0, -1:], y[1, -1:], x[1, -1:], **bars)
     axes.plot(x[0], y[0], **style.line(), linewidth=1.1, alpha=0.85)
     edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.6, "zorder": 3}
     axes.scatter(x[0], y[0], s=sizes, color=style.colour, marker=style.marker, **edges)

@@ -95,12 +95,19 @@ class PerturbationScore:
         return [common.run_row(self.columns, known, run, row) for row in _score_rows(scores)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Top: scores. Bottom: losses. On training and test data, with a section for each kind of statistics."""
+        """Top: scores. Bottom: losses. On training and test data, with a section for each kind of statistics.
+
+        Radii at which a loss exceeds the range of single precision, which the paper computes in, are left out.
+        """
         kinds = [s for s in STATISTICS if s in names(rows, "statistics")]
         figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
         for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
             own = rows.filter(statistics=kind)
-            section.suptitle(f"{STATISTICS[kind]}, {own['task'].n_unique()} tasks, learning rate {own['lr'][0]:g}")
+            radii, title = float32_radii(own), f"{own['task'].n_unique()} tasks, learning rate {own['lr'][0]:g}"
+            beyond = [radius for radius in distinct(own, "radius") if radius not in radii]
+            note = f"\nfrom r = {beyond[0]:g} on losses exceed single precision" if beyond else ""
+            section.suptitle(f"{STATISTICS[kind]}, {title}{note}")
+            own = own.filter(pl.col("radius").is_in(radii))
             _draw_panels(section.subplots(2, 2, sharex=True, sharey="row"), own)
         handles, labels = figure.axes[2].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(2, len(kinds)))
@@ -127,7 +134,7 @@ def radius_curve(rows: pl.DataFrame, name: str) -> Curve:
 def float32_radii(rows: pl.DataFrame) -> list[float]:
     """Return the radii below the first at which a loss exceeds the largest number of single precision."""
     largest = [(radius, column(rows.filter(radius=radius), "loss").max()) for radius in distinct(rows, "radius")]
-    return [radius for radius, _ in takewhile(lambda pair: pair[1] <= torch.finfo(torch.float32).max, largest)]
+    return [radius for radius, _ in takewhile(lambda pair: not pair[1] > torch.finfo(torch.float32).max, largest)]
 
 
 def quantiles(values: np.ndarray) -> list[float]:

@@ -148,7 +148,11 @@ class Tradeoff:
             axes.set(title=title, xlabel="forgetting $E(T)$ (points, over $T - 1$ tasks)")
             axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
         rates = ", ".join(f"{lr:g}" for lr in lrs)
-        legend(figure, common.legend_order(rows), note=f"points grow with\nthe learning rate:\n{rates}\n")
+        legend(
+            figure,
+            common.legend_order(rows),
+            note=f"points grow with\nthe learning rate:\n{rates};\nbars at the last: one\nstandard deviation\n",
+        )
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         lrs = distinct(rows.filter(pl.col("acc").is_finite()), "lr")
