@@ -160,6 +160,27 @@ def torchvision_network(shape: Sequence[int], outputs: int, name: str) -> nn.Mod
     return getattr(models, name)(num_classes=outputs)
 
 
+def narrow_torchvision_network(shape: Sequence[int], outputs: int, name: str) -> nn.Module:
+    """Return one of torchvision's networks with all of its layers, but few channels."""
+    with without_compiled_operators():
+        from torchvision import models
+        from torchvision.models.convnext import CNBlockConfig
+        from torchvision.models.resnet import BasicBlock
+
+    class NarrowResNet(models.ResNet):
+        def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
+            return super()._make_layer(block, planes // 8, *args, **kwargs)
+
+    if name == "resnet18":
+        network = NarrowResNet(BasicBlock, [2, 2, 2, 2])
+        network.fc = nn.Linear(64, outputs)
+        return network
+    if name == "convnext_tiny":
+        widths = ((8, 16, 3), (16, 32, 3), (32, 64, 9), (64, None, 3))
+        return models.ConvNeXt([CNBlockConfig(*w) for w in widths], stochastic_depth_prob=0.1, num_classes=outputs)
+    return getattr(models, name)(width_mult=0.25, num_classes=outputs)
+
+
 @dataclass(frozen=True)
 class GalleryNetwork:
     """A network in the size of the benchmark and in that of the tests."""
@@ -185,8 +206,8 @@ def _sized(make: Callable[..., nn.Module], small: dict[str, int], **options: Any
 
 
 def _torchvision(name: str, draws: bool = False) -> GalleryNetwork:
-    make = partial(torchvision_network, name=name)
-    return GalleryNetwork(make, make, small_shape=(3, 32, 32), draws=draws, needs="torchvision")
+    make, make_small = (partial(make, name=name) for make in (torchvision_network, narrow_torchvision_network))
+    return GalleryNetwork(make, make_small, small_shape=(3, 32, 32), draws=draws, needs="torchvision")
 
 
 TOKENS: dict[str, Any] = {"shape": (64,), "small_shape": (6,), "tokens": True}
