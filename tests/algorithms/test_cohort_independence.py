@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from glocal.algorithms import (
     StableSGD,
 )
 from glocal.engine.loop import Snapshot, train
+from glocal.networks.mlp import mlp
 from glocal.sweeps.resolve import label_of
 from glocal.tree import flatten, select
 
@@ -119,10 +121,10 @@ def flat(params: Mapping[str, Tensor], run: int) -> Tensor:
 
 @pytest.mark.parametrize("algorithm", CLOSE, ids=label)
 def test_a_run_ends_in_the_same_place_alone_among_others_and_run_by_run(algorithm: Algorithm) -> None:
-    runs = RUNS[::4]
-    together = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "vectorised").state.params
-    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs), "sequential").state.params
-    alone = train_to_the_end(cohort_of(CHALLENGE, algorithm, [runs[3]])).state.params
+    runs, network = RUNS[::6], partial(mlp, hidden=(8, 6))
+    together = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs, network), "vectorised").state.params
+    one_by_one = train_to_the_end(cohort_of(CHALLENGE, algorithm, runs, network), "sequential").state.params
+    alone = train_to_the_end(cohort_of(CHALLENGE, algorithm, [runs[3]], network)).state.params
     for actual, expected in [
         (flat(alone, 0), flat(together, 3)),
         *((flat(one_by_one, i), flat(together, i)) for i in range(5)),
