@@ -34,11 +34,13 @@ from glocal.store.run import Run, Runs, exploded_task
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import experiment_notes  # noqa: E402
 from claims_text import abstract, agreement, board, compared, details, join  # noqa: E402
 from other_findings import findings  # noqa: E402
 from study_notes import NOTES  # noqa: E402
 
 RESULTS = HERE.parent / "results"
+ALL_NOTES = NOTES | experiment_notes.NOTES
 ROTATED = "rotated-mnist"
 TEXT = """# The paper's tables and figures, made again
 
@@ -51,6 +53,12 @@ TEXT = """# The paper's tables and figures, made again
 ## What else the results show
 
 {findings}
+
+## Experiments beyond the paper
+
+Registered before they were run; each links to its design, table, figure and caveats.
+
+{beyond}
 
 ## Ours and the published numbers
 
@@ -111,6 +119,12 @@ The experiments on this page were measured on one GPU, up to ten of them, or of 
 seconds include waiting for each other.
 
 {studies}""",
+    "experiments": """# Experiments beyond the paper
+
+Question, design, statistic and what would refute the hypothesis were written down before any run. Up to eight parts
+were measured on one GPU at a time: their seconds include waiting for each other.
+
+{experiments}""",
 }
 """Pages in docs/reproduction; one without results is not written."""
 ABOUT = {
@@ -362,7 +376,7 @@ def study(name: str) -> str:
     parts = (
         f"## {name}",
         f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {experiment.cost}.{took}",
-        NOTES[name](rows, summary.table).strip(),
+        ALL_NOTES[name](rows, summary.table).strip(),
         f"**{summary.verdict}**",
         markdown_table(summary.table),
         f"![{experiment.title}](images/{picture.name})",
@@ -383,11 +397,21 @@ def contents() -> str:
     """A line for each other page that has results, and one for each study."""
     lines = [f"- [{name}](reproduction/{name}.md): {about}" for name, about in ABOUT.items() if _has_results(name)]
     studies = {name: experiment.title for name, experiment in STUDIES.items() if table_of(name).exists()}
-    return "\n".join([*lines, *(f"- [{n}](reproduction/studies.md#{n}): {title}" for n, title in studies.items())])
+    page = {name: "experiments" if name in experiment_notes.NOTES else "studies" for name in studies}
+    return "\n".join([*lines, *(f"- [{n}](reproduction/{page[n]}.md#{n}): {title}" for n, title in studies.items())])
+
+
+def beyond() -> str:
+    """The verdict of each of our own experiments."""
+    lines = []
+    for name in experiment_notes.NOTES:
+        verdict = get_study(name).summarize(read_table(table_of(name))).verdict
+        lines.append(f"- [{name}](reproduction/experiments.md#{name}) ([registered](experiments/{name}.md)): {verdict}")
+    return "\n".join(lines)
 
 
 def _has_results(page: str) -> bool:
-    return page in ("claims-by-row", "studies") or (RESULTS / f"{page}.parquet").exists()
+    return page in ("claims-by-row", "studies", "experiments") or (RESULTS / f"{page}.parquet").exists()
 
 
 def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
@@ -639,7 +663,9 @@ def main() -> None:
         "side": paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
         **{name.replace("-", "_"): split(name) for name in SPLIT},
         "precision": precision(),
-        "studies": "".join(study(name) for name in STUDIES),
+        "studies": "".join(study(name) for name in STUDIES if name not in experiment_notes.NOTES),
+        "experiments": "".join(study(name) for name in experiment_notes.NOTES),
+        "beyond": beyond(),
         "missing": missing(),
     }
     (HERE / "reproduction.md").write_text(TEXT.format(**parts).rstrip() + "\n")

@@ -14,7 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import polars as pl
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from glocal import challenges
 from glocal.challenges.challenge import Challenge
@@ -28,7 +30,7 @@ from glocal.paper import table1
 from glocal.paper.studies import common
 from glocal.paper.studies.common import MeanInterval, column
 from glocal.paper.study import Context, Row, Summary, WorkItem
-from glocal.report.style import FAINT
+from glocal.report.style import FAINT, legend
 from glocal.report.summary import PERCENT
 from glocal.tree import to_vector
 
@@ -44,6 +46,8 @@ LENS = ["error", "break_time", "radius_over_travel", "quadratic", "sharpness_tra
 RIVALS = ["distance", "lr", "kl", "lr_sqrt_loss"]
 PLAIN = ("advice", "break_time")
 """Predictors that enter as they are, not as logarithms."""
+LABELS = {"lr": "learning rate", "distance": r"distance $\Vert\theta_t - \theta_{t-1}\Vert_2$"}
+LABELS |= {"error": r"error $\xi$ of the expansion", "radius_over_travel": "radius of the ε-region over the distance"}
 SHARES = (0.05, 0.1, 0.2)
 """Parts of the second task after which its early predictors are measured."""
 EARLY = ["error", "quadratic", "sharpness_travel", "distance", "kl", "rise"]
@@ -89,16 +93,17 @@ class Forecast:
         return list(rows.values())
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """The outcome of every setting against three predictors."""
-        figure.set_size_inches(10.5, 3.5)
+        """The winner against three predictors, and forgetting of sgd against the best one."""
+        figure.set_size_inches(13.2, 3.5)
         table = settings_table(rows)
-        shown = ["distance", "error", "kl"]
-        for axes, name in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
+        *panels, forgotten = figure.subplots(1, 4)
+        for axes, name in zip(panels, ("lr", "distance", "error"), strict=True):
             axes.axhline(0, color=FAINT, linewidth=0.9)
-            points = axes.scatter(np.exp(table[name]), table["gain"], c=np.log10(table["lr"]), s=18, cmap="plasma")
-            axes.set(xlabel=name.replace("_", " "), xscale="log")
-        figure.axes[0].set_ylabel("best local − er, final accuracy (points)")
-        figure.colorbar(points, ax=figure.axes, label="log10 learning rate")
+            _scatter(axes, table, name, "gain")
+            axes.set_title("best local − er, final accuracy (points)")
+        _scatter(forgotten, table, "radius_over_travel", "sgd_forgetting")
+        forgotten.set_title("forgetting of sgd (points)")
+        legend(figure, [f"angles within {angles:g}°" for angles in common.distinct(table, "angles")])
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
         table = settings_table(rows)
@@ -130,6 +135,19 @@ class Forecast:
             f"Recommendation of the lens minus distance: {difference}. {conclusion}"
         )
         return Summary(shown, verdict)
+
+
+def _scatter(axes: Axes, table: pl.DataFrame, name: str, target: str) -> None:
+    """Draw a target against a predictor, a colour for each range of angles."""
+    for number, angles in enumerate(common.distinct(table, "angles")):
+        own = table.filter(angles=angles)
+        axes.scatter(
+            np.exp(_predictor(own, name)), own[target], s=18, color=f"C{number}", label=f"angles within {angles:g}°"
+        )
+    axes.set(xlabel=LABELS[name], xscale="log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
 
 
 def _challenge(item: WorkItem, context: Context) -> Challenge:

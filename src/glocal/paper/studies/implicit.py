@@ -222,7 +222,7 @@ def stability_limits(rows: pl.DataFrame) -> dict[int, float]:
 
 
 def _limits_text(rows: pl.DataFrame) -> str:
-    limits = " and ".join(f"{limit:.3g} after {t} tasks" for t, limit in stability_limits(rows).items())
+    limits = " and ".join(f"{limit:.3g} after task {t}" for t, limit in stability_limits(rows).items())
     explicit = rows.filter(pl.col("sharpness").is_null() & (pl.col("algorithm") == "optimal-soft"))
     failed = distinct(explicit.filter(~pl.col("acc").is_finite()), "lr")
     rates = ", ".join(f"{lr:g}" for lr in failed) or "none"
