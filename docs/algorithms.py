@@ -50,6 +50,9 @@ Every algorithm approximates the loss $L_o$ of an old task by some $\hat L_o$, w
 Where published code differs from a method's definition, an option selects it (`fisher`, `importance`, `filling`,
 `features`, `statistics`); `glocal list options` describes every option.
 
+With `implicit=true`, `laplace` and `optimal-soft` solve for their penalty in every step. Explicit steps on a quadratic
+diverge at high learning rates; these do not ([implicit](experiments/implicit.md)).
+
 ## Locality and memory
 
 A **local** approximation of an old task's loss depends on the solution at which it was made, and holds only near it; a

@@ -65,6 +65,7 @@ ALGORITHMS: list[Algorithm] = [
 ]
 CLOSE: list[Algorithm] = [
     Laplace(),
+    Laplace(implicit=True),
     OGD(slots=16),
     OGDGTL(slots=16),
     OGDAve(slots=16),
@@ -72,6 +73,7 @@ CLOSE: list[Algorithm] = [
     OptimalHard(structure="full"),
     OptimalHard(structure="low-rank", rank=4),
     OptimalSoft(),
+    OptimalSoft(implicit=True),
     OptimalSoft(structure="low-rank", rank=4),
 ]
 """Their matrices are multiplied and decomposed in an order that depends on how many runs there are."""

@@ -90,13 +90,14 @@ def test_a_run_is_retraced_with_its_optimiser(tmp_path: Path) -> None:
         ("hat", "adam", "hat scales gradients, which adam undoes"),
         ("hat", ("sgd", {"weight_decay": 0.1}), "set weight_decay=0"),
         ("stable-sgd", "adamw", "stable-sgd scales gradients, which adamw undoes"),
+        (("laplace", {"implicit": True}), "adamw", "laplace scales gradients, which adamw undoes"),
         ("er", 3, "an optimizer must be one of sgd, adam, adamw, not a int"),
         ("er", ("adam", {"momentum": 0.9}), "unknown option of adam 'momentum'"),
         ("er", ("sgd", {"momentum": "much"}), "sgd.momentum = 'much' was given; it must be a finite number"),
         ("er", [], "at least one algorithm and one optimizer"),
     ],
 )
-def test_combinations_that_break_a_promise_are_refused(algorithm: str, optimizer: Any, message: str) -> None:
+def test_combinations_that_break_a_promise_are_refused(algorithm: Any, optimizer: Any, message: str) -> None:
     with pytest.raises(glocal.GlocalError, match=message):
         glocal.sweep("rotated-digits", [algorithm], [0.1], [1], optimizer=optimizer)
 

@@ -39,6 +39,7 @@ from glocal.algorithms.hessian_structures import (
     SumOfHessians,
     hessian_structure,
 )
+from glocal.algorithms.implicit import QuadraticPenalty
 from glocal.curvature.lanczos import eigh_or_nan
 from glocal.errors import require
 from glocal.networks.model import Model
@@ -47,7 +48,7 @@ from glocal.tree import Params, Tree, from_vector, inner, to_vector
 
 
 @dataclass(frozen=True)
-class OptimalSoft(SumOfHessians):
+class OptimalSoft(QuadraticPenalty):
     r"""Minimise L_t(θ) + λ Σ_o ( \hat L_o(θ) − L_o(θ_o) ); for λ = 1 this is t · \hat L^MT_t of Eq. approxmtloss.
 
     The printed Eq. general-opt-local divides the sum by t: weighing='stated'.
@@ -55,12 +56,15 @@ class OptimalSoft(SumOfHessians):
 
     name: ClassVar[str] = "optimal-soft"
     family: ClassVar[str] = "quadratic"
-    memory_contents: ClassVar[str] = "the last solution, Σ ∇L_o + v, and Σ H_o in the chosen structure"
-    memory_size: ClassVar[str] = "2 P + P (diagonal), P² (full), rank P T (low-rank), Σ (in² + out²) (kronecker)"
+    memory_contents: ClassVar[str] = (
+        "the last solution, Σ ∇L_o + v, and Σ H_o in the chosen structure (implicit: and eigenbasis)"
+    )
+    memory_size: ClassVar[str] = (
+        "2 P + P (diagonal), P² (full), rank P T (low-rank), Σ (in² + out²) (kronecker); "
+        "implicit: P more (diagonal), P + Σ (in² + out²) more (kronecker)"
+    )
     at_least: ClassVar[Bounds] = {"penalty": 0, "rank": 1, "samples": 0}
 
-    penalty: float = 1.0
-    """λ, the weight of the finished tasks' losses."""
     structure: Structure = "kronecker"
     """Storage of H_o: diagonal, kronecker, low-rank or full."""
     matrix: Matrix = "ggn"
@@ -77,6 +81,8 @@ class OptimalSoft(SumOfHessians):
     def __post_init__(self) -> None:
         super().__post_init__()
         hessian_structure(self.name, self.structure, self.matrix, self.rank)
+        message = f"optimal-soft: implicit steps need structure=diagonal or kronecker; '{self.structure}' was given."
+        require(not self.implicit or self.structure in ("diagonal", "kronecker"), message)
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         return hessian_structure(self.name, self.structure, self.matrix, self.rank)
@@ -92,11 +98,13 @@ class OptimalSoft(SumOfHessians):
 
     def objective(self, model: Model, params: Params, memory: Memory, batch: Batch) -> Tensor:
         loss = model.loss(params, batch.x, batch.y)
-        finished = memory["loss_at_solution"].shape[0]
-        if not finished:
+        if "hessian" not in memory:
             return loss
-        weight = self.penalty / (finished + 1) if self.weighing == "stated" else self.penalty
-        return loss + weight * self._first_order_expansion(memory, params)
+        return loss + self._weight(memory) * self._first_order_expansion(memory, params)
+
+    def _weight(self, memory: Memory) -> float | Tensor:
+        tasks = memory["loss_at_solution"].shape[0] + 1
+        return self.penalty / tasks if self.weighing == "stated" else self.penalty
 
     def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
         linear, constant = memory["linear"], memory["constant"]
@@ -113,7 +121,7 @@ class OptimalSoft(SumOfHessians):
 
 
 @dataclass(frozen=True)
-class Laplace(SumOfHessians):
+class Laplace(QuadraticPenalty):
     r"""Minimise L_t plus one quadratic for all finished tasks, of which each task is assigned an equal share:
 
         \hat L_o(θ) = L_o(θ_o) + (1/(t−1)) (λ/2) (θ − θ_{t−1})ᵀ Λ_{t−1} (θ − θ_{t−1}),   Λ_t = Λ_{t−1} + H_t(θ_t).
@@ -126,16 +134,21 @@ class Laplace(SumOfHessians):
 
     name: ClassVar[str] = "laplace"
     family: ClassVar[str] = "quadratic"
-    memory_contents: ClassVar[str] = "the last solution and two Kronecker factors per layer (sums=each: and task)"
-    memory_size: ClassVar[str] = "P + Σ (in² + out²); sums=each: P + T Σ (in² + out²)"
+    memory_contents: ClassVar[str] = (
+        "the last solution and two Kronecker factors per layer (sums=each: and task; implicit: and eigenbasis)"
+    )
+    memory_size: ClassVar[str] = "P + Σ (in² + out²); sums=each: P + T Σ (in² + out²); implicit: 2 P + 2 Σ (in² + out²)"
     at_least: ClassVar[Bounds] = {"penalty": 0, "samples": 0}
 
-    penalty: float = 1.0
-    """λ, the weight of the quadratic penalty."""
     samples: int = 0
     """Number of examples per task for the Kronecker factors; 0: all."""
     sums: Literal["nearest", "each"] = "nearest"
     """Storage of Σ_o G_o ⊗ A_o: nearest (the nearest Kronecker product) or each (all terms)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        message = "laplace: implicit steps need one Kronecker product per layer, sums=nearest; 'each' was given."
+        require(not self.implicit or self.sums == "nearest", message)
 
     def _structure(self, params: Mapping[str, Tensor]) -> HessianStructure:
         return Kronecker(merge=self.sums == "nearest")

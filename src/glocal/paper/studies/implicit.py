@@ -1,11 +1,6 @@
-r"""Locality, or the size of a step? Quadratic penalties with implicit steps (docs/experiments/implicit.md).
+"""Locality, or the size of a step? Quadratic penalties with implicit steps (docs/experiments/implicit.md).
 
-An explicit step on a quadratic with the Hessian P is unstable if η λ_max(P) > 2, wherever θ is. An implicit step
-minimises the penalty exactly and the loss to first order:
-
-    θ' = argmin  L(θ) + ∇L(θ)·(θ' − θ) + q(θ') + ‖θ' − θ‖² / (2 η)  =  θ − η (I + η P)⁻¹ (∇L(θ) + ∇q(θ)),
-
-which is stable at every η. P is diagonal for EWC, and λ G ⊗ A for every layer with Kronecker factors.
+`laplace` and `optimal-soft` have implicit steps as an option (`glocal.algorithms.implicit`), `ewc` has them only here.
 """
 
 from __future__ import annotations
@@ -17,13 +12,10 @@ from typing import ClassVar
 import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from glocal.algorithms import Algorithm, Batch, Memory
+from glocal.algorithms import Batch, Memory
 from glocal.algorithms.ewc import EWC
-from glocal.algorithms.optimal import Laplace, OptimalSoft
-from glocal.curvature.kronecker import kronecker_product
-from glocal.curvature.lanczos import eigh_or_nan
+from glocal.algorithms.implicit import eigenbasis
 from glocal.metrics import summary
 from glocal.networks import mlp
 from glocal.networks.model import Model
@@ -33,7 +25,7 @@ from glocal.paper.studies.common import MeanInterval, column, distinct, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, legend
 from glocal.report.summary import PERCENT
-from glocal.tree import Params, map_tree
+from glocal.tree import Params
 
 FULL: WorkItem = common.FULL | {"batch_size": 128, "seeds": table1.SEEDS, "slots": 4178}
 FULL |= {"lrs": [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]}
@@ -56,75 +48,8 @@ class ImplicitEWC(EWC):
         return {k: g / (1 + weight * memory["fisher"][k]) for k, g in grads.items()}
 
 
-class ImplicitKronecker(Algorithm):
-    """Implicit steps for penalties whose Hessian is λ times the stored Kronecker products."""
-
-    penalty: float
-
-    def direction(self, model: Model, grads: Params, params: Params, memory: Memory, batch: Batch) -> Params:
-        if "eigen" not in memory:
-            return grads
-        assert batch.lr is not None
-        return solve(memory["eigen"], grads, batch.lr * self.penalty)
-
-    def consolidate(self, model: Model, params: Params, memory: Memory, data: Batch) -> Memory:
-        memory = super().consolidate(model, params, memory, data)
-        return memory | {"eigen": eigenbasis(memory["hessian"])}
-
-
-@dataclass(frozen=True)
-class ImplicitLaplace(ImplicitKronecker, Laplace):
-    """Laplace with implicit steps."""
-
-    name: ClassVar[str] = "laplace-implicit"
-
-
-@dataclass(frozen=True)
-class ImplicitOptimalSoft(ImplicitKronecker, OptimalSoft):
-    """Optimal-soft with implicit steps."""
-
-    name: ClassVar[str] = "optimal-soft-implicit"
-
-
-def eigenbasis(factors: Memory) -> Memory:
-    """Return the rotations into the eigenbasis of a matrix of Kronecker products, and its eigenvalues."""
-    basis: Memory = {"values": dict(factors.get("diagonal", {}))}
-    if basis["values"]:
-        basis["diagonal"] = map_tree(lambda leaf: leaf.new_ones(()).expand_as(leaf).clone(), basis["values"])
-    for name, block in factors.get("kronecker", {}).items():
-        (a, left), (g, right) = (_eigh(block[kind]) for kind in ("A", "G"))
-        basis.setdefault("kronecker", {})[name] = {"A": left, "G": right.mT.contiguous()}
-        basis["values"][name] = g.unsqueeze(-1) * a
-    return basis
-
-
-def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = eigh_or_nan(matrix.double())
-    return values.clamp(min=0).to(matrix.dtype), vectors.to(matrix.dtype)
-
-
-def solve(basis: Memory, vector: Params, weight: Tensor) -> Params:
-    """Return (I + weight · H)⁻¹ v, for H in its eigenbasis."""
-    rotations: Memory = {kind: basis[kind] for kind in ("diagonal", "kronecker") if kind in basis}
-    rotated = kronecker_product(rotations, vector)
-    scaled: Params = {}
-    for name, values in basis["values"].items():
-        if name in vector:
-            scaled[name] = rotated[name] / (1 + weight * values)
-            continue
-        part, bias = rotated[f"{name}.weight"], f"{name}.bias"
-        columns = part.flatten(1).shape[-1]
-        scaled[f"{name}.weight"] = (part.flatten(1) / (1 + weight * values[:, :columns])).reshape(part.shape)
-        if bias in vector and values.shape[-1] > columns:
-            scaled[bias] = rotated[bias] / (1 + weight * values[:, -1])
-    back: Memory = {k: part for k, part in rotations.items() if k == "diagonal"}
-    if "kronecker" in rotations:
-        back["kronecker"] = map_tree(lambda leaf: leaf.mT, rotations["kronecker"])
-    return kronecker_product(back, scaled)
-
-
-IMPLICIT: dict[str, type[Algorithm]] = {kind.name: kind for kind in (ImplicitEWC, ImplicitLaplace, ImplicitOptimalSoft)}
-ALGORITHMS = [*(name for own in IMPLICIT for name in (own.removesuffix("-implicit"), own)), "er", "sgd"]
+PENALTIES = ("ewc", "laplace", "optimal-soft")
+ALGORITHMS = [*(row for name in PENALTIES for row in (name, f"{name}-implicit")), "er", "sgd"]
 
 
 class Implicit:
@@ -145,7 +70,9 @@ class Implicit:
         name, base = item["algorithm"], item["algorithm"].removesuffix("-implicit")
         options = dict(table1.COLUMNS["rotated-mnist"].row(base).options)
         options |= {"slots": item["slots"]} if name == "er" else {}
-        algorithm = IMPLICIT[name](**options) if name in IMPLICIT else (name, options)
+        if name != base and base != "ewc":
+            options["implicit"] = True
+        algorithm = ImplicitEWC(**options) if name == ImplicitEWC.name else (base, options)
         network = partial(mlp, hidden=tuple(item["hidden"]))
         challenge = common.make_challenge(item, context)
         rows = []
