@@ -130,7 +130,7 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
             sizes = [16 + 64 * values.index(group.x) / max(len(values) - 1, 1) for group in own]
             draw_path(axes, x, y, style, sizes, own[0].title)
         right, up = (name != "forgetting" and members[0].metric == "acc" for name in names)
-        better = {(False, True): "↖", (True, False): "↘", (False, False): "↙"}[right, up]
+        better = {(False, True): r"$\nwarrow$", (True, False): r"$\searrow$", (False, False): r"$\swarrow$"}[right, up]
         note: dict[str, Any] = {"color": FAINT, "fontsize": "small", "ha": "right", "va": "bottom"}
         axes.text(1, 1.02, f"{better} better", transform=axes.transAxes, **note)
         axes.set(
