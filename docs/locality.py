@@ -20,14 +20,15 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 from checkpoints import make_training  # noqa: E402
 
 import glocal  # noqa: E402
-from glocal.lens import examine, open_run, training_errors  # noqa: E402
+from glocal.lens import Examination, examine, open_run, training_errors  # noqa: E402
+from glocal.lens.examination import MAX_LOCAL_LR, NUM_CORRECT, NUM_LOCAL, NUM_SETTINGS  # noqa: E402
 from glocal.report.lens_figures import errors_table, examination_table  # noqa: E402
 from glocal.report.table import Table  # noqa: E402
 
 NEAR_LR, FAR_LR = 0.1, 0.5
 TEMPLATE = """# How local is my training?
 
-This page measures a training in plain PyTorch. You get a table, a figure, and a recommended family of algorithms.
+This page measures a training in plain PyTorch. You get a table and a figure.
 
 Algorithms such as `ewc`, `laplace` and `ogd` approximate the losses of old tasks at their solutions. That works as
 long as training stays near these solutions, which the paper calls the locality assumption (Assumption 3.2).
@@ -36,8 +37,7 @@ checkpoint after every task, and it reports
 
 - how far training moved, and how far the second-order Taylor expansions of the old losses hold;
 - how much was forgotten, and how much forgetting the expansions predict;
-- the curvature of the losses;
-- which family of algorithms this suggests.
+- the curvature of the losses.
 
 ## Example
 
@@ -62,9 +62,8 @@ network = make_network()
 tasks = make_loaders()  # one DataLoader per task; (x, y) tensors and Datasets work, too
 checkpoints = [torch.load(f"theta-{{t}}.pt") for t in range(4)]
 
-result = examine(network, nn.CrossEntropyLoss(), tasks, checkpoints)
+result = examine(network, nn.CrossEntropyLoss(), tasks, checkpoints, lr={near_lr:g})
 print(result)
-print(result.advice.family, result.advice.algorithms)
 result.plot("lens.png")
 ```
 
@@ -129,19 +128,20 @@ then leaves out that task.
 All numbers are attributes of the result: `distance`, `radius`, `inside`, `forgetting.measured`,
 `forgetting.predicted`, `eigenvalues` and `trace`; `rows()` returns a table.
 
-## How the recommendation is made
+## What is recommended
 
-1. If some θ_t is outside the region of an earlier task, the locality assumption is violated. The recommendation is
-   **replay** (`er`, `agem`, `gem`), whose approximation does not depend on θ_o.
-2. If all solutions are inside, a quadratic approximation holds. If also nothing was forgotten, |E(t)| < ε, and the
-   ten largest eigenvalues sum to at least half of the trace, few directions matter, and Theorem 4.1 supports a
-   **constraint**: updates orthogonal to them (`ogd`, `ogd-gtl`, `optimal-hard`). Otherwise the recommendation is a
-   **quadratic penalty** (`ewc`, `laplace`, `optimal-soft`).
-3. After a single task the next one is unknown. The recommendation is a penalty if training moved less than the radius
-   of the region along the eigenvector of the largest eigenvalue, and otherwise replay, which is the safe choice.
+If you give `examine` the learning rate (`lr=`) of a training with plain SGD (no momentum, no weight decay, a constant
+rate), the result recommends local algorithms (`ewc`, `laplace`, `ogd-gtl`) up to {boundary:g} and replay (`er`) above;
+`result.advice` is `"local"`, `"replay"` or `None`. `glocal lens STORE/runs/HASH` knows the learning rate of a run. The
+rule is right in {correct} of {settings} settings of an MLP on ten tasks of Rotated-MNIST, always "local" in {local}.
 
-This is a rule of thumb, not a theorem, and it ignores costs such as memory, time and privacy. The expansion uses the
-exact Hessian; a diagonal one, as in `ewc`, holds in a smaller region.
+Do not trust it far. The two differ at the highest rate alone, in too few settings to be sure, and the boundary was
+chosen on the same settings. Nothing was measured between 0.03 and 0.1, above 0.1, or for other networks, data and
+optimisers. Costs such as memory, time and privacy are ignored.
+
+The ε-regions recommend nothing: in [this experiment](reproduction/experiments.md#forecast) they predicted the winner
+less well than the learning rate or the distance. What they predict best is how much plain SGD itself forgets. The
+expansion uses the exact Hessian; a diagonal one, as in `ewc`, holds in a smaller region.
 
 ## Other instruments
 
@@ -232,11 +232,13 @@ def main() -> None:
     outputs = {"steps": step_errors()}
     for name, lr in (("near", NEAR_LR), ("far", FAR_LR)):
         torch.manual_seed(0)
-        result = examine(*make_training(lr))
+        result = examine(*make_training(lr), lr=lr)
         result.plot(HERE / "images" / f"lens-{name}.png")
-        outputs[name] = wrap_last_line(str(result))
+        outputs[name] = "\n".join([*str(result).splitlines()[: -len(result.closing)], *wrapped_closing(result)])
     outputs["command"] = as_command()
-    (HERE / "locality.md").write_text(TEMPLATE.format(near_lr=NEAR_LR, far_lr=FAR_LR, steps_lr=NEAR_LR, **outputs))
+    counts = {"boundary": MAX_LOCAL_LR, "settings": NUM_SETTINGS, "correct": NUM_CORRECT, "local": NUM_LOCAL}
+    lrs = {"near_lr": NEAR_LR, "far_lr": FAR_LR, "steps_lr": NEAR_LR}
+    (HERE / "locality.md").write_text(TEMPLATE.format(**lrs, **counts, **outputs))
 
 
 def step_errors() -> str:
@@ -252,8 +254,7 @@ def step_errors() -> str:
 def as_command() -> str:
     """Return what the page's first `glocal lens` prints."""
     result = examine(*make_training(), examples=200)
-    closing = [*textwrap.wrap(str(result.advice), 118), *filter(None, [result.warning])]
-    return "\n".join([as_text(examination_table(result)), "", *closing])
+    return "\n".join([as_text(examination_table(result)), "", *wrapped_closing(result)])
 
 
 def as_text(table: Table) -> str:
@@ -262,10 +263,8 @@ def as_text(table: Table) -> str:
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
 
-def wrap_last_line(text: str) -> str:
-    """Keep the table and wrap the recommendation below it."""
-    *lines, recommendation = text.splitlines()
-    return "\n".join([*lines, *textwrap.wrap(recommendation, 118)])
+def wrapped_closing(result: Examination) -> list[str]:
+    return [part for line in result.closing for part in textwrap.wrap(line, 118)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Bring your own training: three tasks of rotated digits in plain PyTorch, with a checkpoint after every task.
 
-Measure how local the training was, and get a recommended family of algorithms:
+Measure how local the training was:
 
     glocal lens examples/checkpoints.py:make_training -o lens.png
 

@@ -1,86 +1,60 @@
-"""The recommended family follows the errors, the forgetting and the curvature."""
+"""What an examination concludes: whether training left ε-regions, and which algorithms its learning rate speaks for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from glocal.lens.examination import Advice, Examination
+import glocal
+from glocal.errors import GlocalError
+from glocal.lens import examine, open_run
+from glocal.lens.examination import Examination
 from glocal.lens.forgetting import Forgetting
 
 
-def advice_of(
-    errors: Sequence[float] = (0.01,),
-    forgotten: Sequence[float] = (0.0, 0.0),
-    eigenvalues: Sequence[float] = (2.0, -1.0),
-    trace: float = 3.0,
-    *,
-    parameters: int = 50,
-    moved: float = 1.0,
-) -> Advice:
-    """Return the advice for E(t) of every task and ξ_o(θ_t) of every pair."""
-    n, zero = len(forgotten), torch.zeros(len(forgotten))
-    later = torch.ones(n, n, dtype=torch.bool).tril(-1)
-    nothing = torch.zeros(n, n)
-    measured = nothing.clone()
-    measured[:, 0] = torch.tensor(forgotten) * torch.arange(1, n + 1)
-    predicted = measured.clone()
-    predicted[later] -= torch.tensor(errors)
-    pairs = Forgetting(measured, nothing, predicted, nothing, nothing, nothing, nothing)
-    spectrum, traces = torch.tensor([eigenvalues] * n), torch.full((n,), trace)
-    radii = torch.full((n,), 0.5), torch.full((n,), 9.0)
-    updates = torch.full((n,), moved)
-    return Examination(
-        0.1, parameters, zero, updates, nothing, nothing, *radii, pairs, nothing, spectrum, traces, zero
-    ).advice
+def examination(tasks: int, errors: Sequence[float], lr: float | None = None) -> Examination:
+    """Return the examination of ξ_o(θ_t) of every pair, with ε = 0.1."""
+    nothing, zero, predicted = torch.zeros(tasks, tasks), torch.zeros(tasks), torch.zeros(tasks, tasks)
+    predicted[torch.ones(tasks, tasks, dtype=torch.bool).tril(-1)] -= torch.tensor(errors)
+    pairs = Forgetting(nothing, nothing, predicted, nothing, nothing, nothing, nothing)
+    radii = torch.full((tasks,), 0.5), torch.full((tasks,), 9.0)
+    parts = (zero + 3, nothing, nothing, *radii, pairs, nothing, torch.ones(tasks, 2), zero, zero)
+    return Examination(0.1, 50, zero, *parts, lr=lr)
 
 
-def test_the_family_follows_errors_forgetting_and_curvature() -> None:
-    near, unforgotten = (0.01, 0.05, 0.0), (0, 0.01, 0)
-    few = advice_of(near, unforgotten, trace=3 / 0.9)
-    assert few.family == "constraint" and "90 % of the trace" in few.reason
-    spread = advice_of(near, unforgotten, trace=3 / 0.3)
-    assert (spread.family, spread.locality) == ("quadratic", "local") and "30 % of the trace" in spread.reason
-    assert advice_of(near, (0, 0.5, 0), trace=3 / 0.9).family == "quadratic"
-    left = advice_of((0.01, -0.7, 0.2), (0, 0.5, 0), trace=3 / 0.9)
-    assert (left.family, left.locality) == ("replay", "global") and "er" in left.algorithms
-    assert "2 of 3 pairs" in left.reason
-    assert advice_of((0.01, math.nan, 0.0), unforgotten, trace=3 / 0.9).family == "replay"
-    assert advice_of(near, unforgotten, trace=math.nan).family == "quadratic"  # an unknown trace
+def test_the_finding_counts_pairs_outside() -> None:
+    assert "in 2 of 3 pairs" in examination(3, (0.01, -0.7, 0.2)).finding
+    assert "in 0 of 3 pairs" in examination(3, (0.01, 0.05, 0.0)).finding
+    assert "1 of 3 pairs of tasks are not finite" in examination(3, (0.01, math.nan, 0.5)).finding
+    assert "moved by 3; the ε-region of its task extends 0.5 along v_1 and 9 in" in examination(1, ()).finding
 
 
-@pytest.mark.parametrize(
-    ("moved", "family", "reason"),
-    [(0.4, "quadratic", "stays inside"), (3.0, "replay", "may leave"), (20.0, "replay", "leaves its")],
-)
-def test_of_one_task(moved: float, family: str, reason: str) -> None:
-    found = advice_of((), (0.0,), moved=moved)
-    assert found.family == family and reason in found.reason
+@pytest.mark.parametrize(("lr", "advice"), [(0.001, "local"), (0.03, "local"), (0.1, "replay"), (None, None)])
+def test_the_learning_rate_alone_decides(lr: float | None, advice: str | None) -> None:
+    for errors in ((0.0,), (0.5,)):
+        found = examination(2, errors, lr)
+        assert found.advice == advice and ("Recommended" in str(found)) == (lr is not None)
+    assert examination(2, (math.nan,), lr).advice is None
 
 
-@pytest.mark.parametrize(
-    ("eigenvalues", "trace", "family"),
-    [
-        ([3.0, 1.0], 5.0, "constraint"),
-        ([3.0, 1.0], 20.0, "quadratic"),
-        ([3.0, -2.0], 3.0, "quadratic"),
-        ([3.0, -9.0], -8.0, "quadratic"),
-    ],
-    ids=["few directions", "many directions", "a saddle", "a negative trace"],
-)
-def test_a_constraint_if_few_directions_are_curved(eigenvalues: list[float], trace: float, family: str) -> None:
-    advice = advice_of(eigenvalues=eigenvalues, trace=trace)
-    assert advice.family == family
-    assert ("negative" in advice.reason) == (eigenvalues[1] < 0)
+def test_the_learning_rate_of_own_checkpoints() -> None:
+    states = [{"weight": torch.full((1, 2), float(t)), "bias": torch.zeros(1)} for t in range(3)]
+    parts: Any = (torch.nn.Linear(2, 1), "squared-error", [(torch.eye(2), torch.ones(2, 1))] * 2, states, 0.1)
+    assert examine(*parts, lr=0.3).advice == "replay" and examine(*parts).advice is None
+    with pytest.raises(GlocalError, match=r"lr = 0 was given; it must be a finite number above 0"):
+        examine(*parts, lr=0)
 
 
-def test_few_parameters_leave_no_free_directions() -> None:
-    assert advice_of(eigenvalues=[3.0, 1.0], trace=4.0, parameters=4).family == "constraint"
-    assert advice_of(eigenvalues=[3.0, 1.0], trace=4.0, parameters=3).family == "quadratic"
-
-
-def test_rounding_of_the_trace_is_no_saddle() -> None:
-    assert advice_of(eigenvalues=[3.0, 1.0], trace=3.9).family == "constraint"
+def test_a_run_has_a_learning_rate_if_it_is_constant(tmp_path: Path) -> None:
+    sizes: Any = {"tasks": 1, "epochs": 1, "batch_size": 500, "keep_parameters": True, "store": tmp_path}
+    optimizers: Any = ["sgd", ("sgd", {"momentum": 0.9}), ("sgd", {"schedule": "cosine"}), "adam"]
+    runs = glocal.sweep("rotated-digits", ["sgd"], [0.02], [1], optimizer=optimizers, **sizes)
+    runs += glocal.sweep("rotated-digits", ["stable-sgd", "er"], [0.02], [1], **sizes)
+    traces = {run.algorithm: open_run(str(run.path)).trace(20) for run in runs}
+    assert len(traces) == 6 and {name for name, trace in traces.items() if trace.lr == 0.02} == {"sgd", "er"}
+    assert {trace.lr for trace in traces.values()} == {0.02, None} and traces["sgd"].double().lr == 0.02

@@ -11,9 +11,10 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal import load
+from glocal.lens.examination import MAX_LOCAL_LR, MEASURED_LRS, NUM_CORRECT, NUM_LOCAL, NUM_SETTINGS
 from glocal.paper import get_study
 from glocal.paper.studies.forecast import EARLY, LENS, LOCAL, SETTING, auc, leave_one_out, r_squared, settings_table
-from glocal.paper.study import Context
+from glocal.paper.study import Context, read_table
 
 STUDY = get_study("forecast")
 ALL = np.arange(12)
@@ -60,6 +61,14 @@ def test_rows_of_a_small_setting(tmp_path: Path) -> None:
     (setting,) = settings_table(rows).rows(named=True)
     best = max(rows.filter(algorithm=name)["acc"][0] for name in LOCAL)
     assert setting["gain"] == pytest.approx(best - rows.filter(algorithm="er")["acc"][0])
+
+
+def test_the_accuracy_of_the_recommendation() -> None:
+    """The counts that `glocal lens` shows are those of the committed rows."""
+    settings = settings_table(read_table(Path(__file__).parents[2] / "results" / "forecast.parquet"))
+    won, recommended = settings["gain"] > 0, settings["lr"] <= MAX_LOCAL_LR
+    assert (len(settings), (won == recommended).sum(), won.sum()) == (NUM_SETTINGS, NUM_CORRECT, NUM_LOCAL)
+    assert tuple(settings["lr"].unique().sort()) == MEASURED_LRS
 
 
 def test_the_decision_follows_the_interval() -> None:

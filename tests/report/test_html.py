@@ -190,7 +190,7 @@ def test_results_of_the_lens() -> None:
     assert pair["pair"] == "1 → 2" and pair["inside"] is True and pair["measured"] == pytest.approx(0, abs=1e-6)
     assert pair["distance"] == pytest.approx(math.sqrt(6), rel=1e-4)
     assert [row["task"] for row in lens["eigenvalues"]] == [1, 1, 2, 2]
-    assert own.result.advice.reason in text and "seed 0 · 0123" in text
+    assert own.result.finding in text and "seed 0 · 0123" in text
 
 
 def test_the_report_of_the_documentation_is_a_page_of_today() -> None:

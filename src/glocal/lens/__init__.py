@@ -13,8 +13,8 @@ Give `examine` your network, its loss, the tasks' data and the checkpoints betwe
 >>> result = examine(module, "squared-error", tasks, checkpoints, epsilon=0.1)
 >>> float(result.forgetting.measured[1, 0])  # L_0(θ_2) − L_0(θ_1)
 0.0
->>> result.advice.locality
-'local'
+>>> result.finding
+'Training left the ε-region of an earlier task in 0 of 1 pairs of tasks.'
 
 `trace_checkpoints`, `record` and `open_run` make the `TrainingTrace` that all other instruments take.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from glocal.lens.approximation_error import ErrorCurves, error_curves, error_order, own_curves
 from glocal.lens.checkpoints import trace_checkpoints
-from glocal.lens.examination import Advice, Examination, examine, examine_trace
+from glocal.lens.examination import Examination, examine, examine_trace
 from glocal.lens.forgetting import flatness, forgetting, recursion
 from glocal.lens.instruments import INSTRUMENTS, measure
 from glocal.lens.local_or_global import locality
@@ -38,7 +38,6 @@ from glocal.lens.training_trace import Checkpoint, TrainingTrace
 
 __all__ = [
     "INSTRUMENTS",
-    "Advice",
     "Checkpoint",
     "ErrorCurves",
     "Examination",

@@ -33,6 +33,7 @@ from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, 
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.pretrained import Pretrained
+from glocal.optimizers import PLAIN_SGD
 from glocal.store.run import Run
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -142,16 +143,17 @@ def copy_checkpoint(state: State, run: int) -> Checkpoint:
 
 def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], examples: int) -> TrainingTrace:
     """Return the trace of one run with at most `examples` evenly spaced examples per task."""
-    challenge, seed = cohort.challenge, cohort.members[run].seed
+    challenge, member = cohort.challenge, cohort.members[run]
 
     def subset(data: Data) -> Data:
         x, y = evenly_spaced(data, examples)
         return Data(cohort.transform.normalize(x.to(cohort.device)), y.to(cohort.device))
 
-    tasks = [challenge.task(t, seed) for t in range(challenge.tasks)]
+    tasks = [challenge.task(t, member.seed) for t in range(challenge.tasks)]
     train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
     module = share_parameters(cohort.shared_network)
-    return TrainingTrace(module, cohort.loss, train, checkpoints, test)
+    constant = member.optimizer == PLAIN_SGD and not member.algorithm.scales_gradients
+    return TrainingTrace(module, cohort.loss, train, checkpoints, test, member.lr if constant else None)
 
 
 class Retraced(NamedTuple):

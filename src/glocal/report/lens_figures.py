@@ -34,10 +34,9 @@ def _task_colours(tasks: int) -> list[Any]:
 
 
 def draw_examination(result: Examination, figure: Figure) -> None:
-    """Draw three panels below the recommendation."""
-    advice = result.advice
+    """Draw three panels below the finding."""
     figure.set_size_inches(11.4, 3.7)
-    figure.suptitle(advice.title, x=0.008, ha="left", fontweight="bold", color=TITLE_COLOURS[advice.locality])
+    figure.suptitle(result.finding, x=0.008, ha="left", fontweight="bold")
     distances, forgetting, curvature = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     colours = _task_colours(len(result.losses))
     _draw_distances(distances, result, colours)

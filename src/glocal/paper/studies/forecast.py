@@ -169,7 +169,7 @@ def predictors(trace: TrainingTrace) -> Row:
         "radius_over_travel": float((found.radius / found.distance)[pairs].clamp(max=100).median()),
         "quadratic": float(found.forgetting.quadratic[-1, :-1].mean()),
         "sharpness_travel": float((0.5 * found.largest[:-1] * last.square()).mean()),
-        "advice": float(found.advice.locality == "local"),
+        "advice": float(torch.equal(found.inside, found.later)),  # the rule of the lens when this was registered
         "distance": float(found.updates[1:].mean()),
         "kl": float(np.mean(kl)),
     }
