@@ -51,7 +51,7 @@ Where published code differs from a method's definition, an option selects it (`
 `features`, `statistics`); `glocal list options` describes every option.
 
 With `implicit=true`, `laplace` and `optimal-soft` solve for their penalty in every step. Explicit steps on a quadratic
-diverge at high learning rates; these do not ([implicit](experiments/implicit.md)).
+diverge at high learning rates; these do not, but steps on the loss still can ([implicit](experiments/implicit.md)).
 
 ## Locality and memory
 
