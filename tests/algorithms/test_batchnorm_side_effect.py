@@ -85,8 +85,8 @@ def test_its_images_are_augmented_from_the_runs_own_stream() -> None:
 
 def cohort(algorithm: Algorithm) -> Cohort:
     draw = torch.Generator().manual_seed(0)
-    part = lambda n: (torch.randn(n, 3, 32, 32, generator=draw), torch.arange(n) % 2)  # noqa: E731
-    built = from_tasks("noise", [(part(24), part(8)) for _ in range(2)], setting="domain")
+    part = lambda n: (torch.randn(n, 3, 16, 16, generator=draw), torch.arange(n) % 2)  # noqa: E731
+    built = from_tasks("noise", [(part(16), part(8)) for _ in range(2)], setting="domain")
     return Cohort(built, NARROW, (Member(0, 0.01, algorithm), Member(1, 0.05, algorithm)), 1, 8)
 
 
