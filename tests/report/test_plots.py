@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +298,17 @@ def test_many_algorithms_and_tasks(tmp_path: Path) -> None:
     svg = draw(many, "accuracy", tmp_path / "f.svg").read_text()
     assert all(f"{name} (local)" in svg for name in names)
     assert ">82<" not in draw(many[:1], "matrix", tmp_path / "m.svg").read_text()  # too many tasks for numbers
+
+
+@pytest.mark.skipif(not (shutil.which("xelatex") and shutil.which("pdflatex")), reason="needs LaTeX")
+def test_pgf_compiles_with_underscores_and_no_package_but_pgf(runs: list[Run], tmp_path: Path) -> None:
+    draw(runs, "distance", tmp_path / "f.pgf", over="batch_size")  # math with indices, and batch_size on an axis
+    (tmp_path / "t.tex").write_text(
+        r"\documentclass{article}\usepackage{pgf}\begin{document}\input{f.pgf}\end{document}"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout
 
 
 def test_errors_teach(runs: list[Run], tmp_path: Path) -> None:

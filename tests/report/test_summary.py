@@ -259,8 +259,8 @@ def test_latex_is_rectangular(runs: list[Run]) -> None:
 
 
 def test_latex_escapes() -> None:
-    latex = text_of([fake_run("ewc", label="my_ewc 50% & #1", tasks=3), fake_run("er", tasks=4)], "latex")
-    assert r"my\_ewc 50\% \& \#1" in latex and r"rotated-digits $\cdot$ 3 tasks" in latex
+    latex = text_of([fake_run("ewc", label="my_ewc 50% & #1 a>b", tasks=3), fake_run("er", tasks=4)], "latex")
+    assert r"my\_ewc 50\% \& \#1 a$>$b" in latex and r"rotated-digits $\cdot$ 3 tasks" in latex
 
 
 def test_markdown_holds_every_number_and_the_cost(runs: list[Run]) -> None:

@@ -80,6 +80,9 @@ def save_figure(
     with report_os_errors("write to", path), matplotlib.rc_context(RC):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, **options)
+        if path.suffix.lower() == ".pgf":  # Matplotlib leaves '_' in texts to a package that the document must load
+            active = r"\catcode`\_=\active\def_{\ifmmode\sb\else\_\fi}"
+            path.write_text(path.read_text().replace(r"\catcode`\^=\active", rf"{active}\catcode`\^=\active"))
     return path
 
 

@@ -28,6 +28,7 @@ FORMATS = ("rich", "json", "csv", "latex", "markdown")
 LATEX_ESCAPES = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
+        **{c: f"${c}$" for c in "<>|"},  # in TeX's own fonts, these are other characters of text
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
