@@ -244,7 +244,8 @@ class Runs(UserList[Run]):
     def frame(self, **options: Any) -> polars.DataFrame:
         """Return `glocal.report.per_run.frame`: settings, statistics and cost, one row per run.
 
-        The options are those of `glocal.report.summary.View`. `.to_pandas()` needs pandas and pyarrow.
+        The options are those of `glocal.report.summary.View`. `.to_pandas()` needs pandas and pyarrow; without pyarrow,
+        use `pandas.DataFrame({column.name: column.to_numpy() for column in runs.frame()})`.
         """
         from glocal.report.per_run import frame
         from glocal.report.summary import View
