@@ -56,7 +56,7 @@ TEXT = """# The paper's tables and figures, made again
 
 ## Experiments beyond the paper
 
-Registered before they were run; each links to its design, table, figure and caveats.
+Question, statistic and decision of each were registered before it was run. Brackets: 95 % intervals.
 
 {beyond}
 
@@ -402,11 +402,11 @@ def contents() -> str:
 
 
 def beyond() -> str:
-    """The verdict of each of our own experiments."""
+    """A line for each of our own experiments."""
     lines = []
-    for name in experiment_notes.NOTES:
-        verdict = get_study(name).summarize(read_table(table_of(name))).verdict
-        lines.append(f"- [{name}](reproduction/experiments.md#{name}) ([registered](experiments/{name}.md)): {verdict}")
+    for name, line in experiment_notes.LINES.items():
+        links = f"[Result](reproduction/experiments.md#{name}), [registration](experiments/{name}.md)."
+        lines.append(f"- {line(read_table(table_of(name)))} {links}")
     return "\n".join(lines)
 
 

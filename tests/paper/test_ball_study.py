@@ -73,6 +73,7 @@ def test_slopes_are_recovered_and_a_diverged_run_is_left_out() -> None:
     for name in by_distance:
         np.testing.assert_allclose(by_distance[name], 3.5 if name == "ewc" else 2, atol=1e-8)
         np.testing.assert_allclose(by_rate[name], 3, atol=1e-8)
+    assert "1 of 192 runs diverged" in STUDY.summarize(exact).verdict
     distance, rate = interactions(exact, {"ewc"})
     assert distance.mean == pytest.approx(1.5) and rate.mean == pytest.approx(0, abs=1e-8)
 

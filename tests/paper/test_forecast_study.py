@@ -93,5 +93,5 @@ def test_the_decision_follows_the_interval() -> None:
     frame = pl.DataFrame(rows)
     assert "is kept" in STUDY.summarize(frame).verdict
     chance = frame.with_columns(pl.Series("advice", draw.integers(2, size=len(frame)).astype(float)))
-    assert "not clearly better" in STUDY.summarize(chance).verdict
+    assert "is replaced" in STUDY.summarize(chance).verdict
     STUDY.draw(frame, Figure())

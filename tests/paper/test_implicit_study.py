@@ -14,7 +14,7 @@ from torch.autograd.functional import hessian
 
 from glocal.algorithms import Laplace
 from glocal.paper import get_study
-from glocal.paper.studies.implicit import largest_eigenvalue, verdict
+from glocal.paper.studies.implicit import best, largest_eigenvalue, verdict
 from glocal.paper.study import Context
 from glocal.tree import from_vector
 
@@ -60,3 +60,11 @@ def test_where_explicit_steps_diverge_implicit_ones_do_not(tmp_path: Path) -> No
 )
 def test_verdicts_are_those_registered(found: list[float], said: str) -> None:
     assert said in verdict(np.array(found), 0.005, 0.1)
+
+
+def test_a_rate_at_which_a_run_diverged_is_not_the_best() -> None:
+    rows = pl.DataFrame(
+        {"algorithm": "er", "lr": [0.1, 0.1, 0.5, 0.5], "seed": [1, 2] * 2, "acc": [70.0, 72.0, 95.0, np.nan]}
+    )
+    lr, accuracies = best(rows, "er")
+    assert lr == 0.1 and accuracies.tolist() == [70, 72]

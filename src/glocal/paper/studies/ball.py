@@ -142,7 +142,7 @@ class BallStudy:
         figure.set_size_inches(3.4 * len(lrs) + 1.6, 3.6)
         panels = np.atleast_1d(figure.subplots(1, len(lrs), sharey=True))
         for axes, lr in zip(panels, lrs, strict=True):
-            for own, line in common.by_algorithm(rows.filter(lr=lr)):
+            for own, line in common.by_algorithm(rows.filter(pl.col("forgetting").is_finite(), lr=lr)):
                 means = own.group_by("radius").agg(pl.col("distance", "forgetting").mean()).sort("distance")
                 style = {**line.line(), **line.point()}
                 axes.plot(means["distance"], means["forgetting"], **style, label=common.label(own))
@@ -164,23 +164,29 @@ class BallStudy:
             return Summary(table, "Local and global algorithms are needed.")
         local = {name for name, kind in locality.items() if kind == "local"}
         (distance, rate), also = interactions(rows, local), interactions(rows, local | {ALSO_LOCAL})[0]
+        by_class = [{kind: MeanInterval.of(own) for kind, own in part.items()} for part in fit(rows, locality)]
         labellings = [interactions(rows, set(chosen))[0].mean for chosen in combinations(algorithms, len(local))]
         as_large = sum(value >= distance.mean - 1e-9 for value in labellings)
         verdict = (
-            "At equal learning accuracy, forgetting of local algorithms rises by "
-            f"{distance} points more than that of global ones per doubling of the distance: the hypothesis is "
-            f"{'supported' if distance.low > 0 else 'not supported'}. With {ALSO_LOCAL} counted as local: {also}. With "
-            f"algorithms as units, {as_large} of {len(labellings)} ways to call {len(local)} of them local give as "
-            f"much. Per doubling of the learning rate at equal distance: {rate}."
+            "At equal learning rate and learning accuracy, a doubling of the distance raises forgetting by "
+            f"{by_class[0]['local']} points for local algorithms and by {by_class[0]['global']} for global ones, a "
+            f"difference of {distance}: by the registered rule the hypothesis is "
+            f"{'supported' if distance.low > 0 else 'not supported'}. With {ALSO_LOCAL} counted as local, the "
+            f"difference is {also}. Of the {len(labellings)} ways to call {len(local)} of the {len(algorithms)} "
+            f"algorithms local, {as_large}, this one included, give as large a difference. At equal distance, a "
+            f"doubling of the learning rate changes forgetting by {by_class[1]['local']} points for local algorithms "
+            f"and by {by_class[1]['global']} for global ones, a difference of {rate}."
         )
         return Summary(table, verdict + common.diverged_note(rows, "forgetting"))
 
 
-def fit(rows: pl.DataFrame, groups: dict[str, str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def fit(
+    rows: pl.DataFrame, groups: dict[str, str], common_accuracy: bool = True
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the slopes of forgetting per doubling of the distance and of the learning rate, by group and seed.
 
     Least squares for every seed, with a constant for every algorithm, both slopes for every group of algorithms, and
-    one slope for the learning accuracy; NaN if the cells do not determine them.
+    one slope for the learning accuracy, or one for every algorithm; NaN if the cells do not determine them.
     """
     algorithms, kinds = list(groups), sorted(set(groups.values()))
     slopes = []
@@ -189,7 +195,8 @@ def fit(rows: pl.DataFrame, groups: dict[str, str]) -> tuple[dict[str, np.ndarra
         is_algorithm = np.array([[name == a for a in algorithms] for name in cells["algorithm"]], dtype=float)
         in_group = np.array([[groups[name] == kind for kind in kinds] for name in cells["algorithm"]], dtype=float)
         logs = [np.log2(column(cells, name))[:, None] * in_group for name in ("distance", "lr")]
-        X = np.column_stack([*logs, column(cells, "learning_accuracy"), is_algorithm])
+        accuracy = column(cells, "learning_accuracy")[:, None] * (1 if common_accuracy else is_algorithm)
+        X = np.column_stack([*logs, accuracy, is_algorithm])
         known = len(X) > X.shape[1] and np.linalg.matrix_rank(X) == X.shape[1]
         solution = np.linalg.lstsq(X, column(cells, "forgetting"))[0] if known else np.full(X.shape[1], np.nan)
         slopes.append(solution[: 2 * len(kinds)])

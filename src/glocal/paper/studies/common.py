@@ -214,7 +214,8 @@ def agreement(holds: bool) -> str:
 
 def diverged_note(rows: pl.DataFrame, name: str) -> str:
     """Return a note on the runs whose column is not finite, to append to a verdict; "" if there are none."""
-    keys = [key for key in ("classes", "algorithm", "lr", "seed", "sequence") if key in rows.columns]
+    per_run = ("classes", "algorithm", "lr", "seed", "sequence", "radius")
+    keys = [key for key in per_run if key in rows.columns]
     runs = rows.unique(keys, keep="last")
     diverged = len(runs) - len(finite(runs, name))
     return f" {diverged} of {len(runs)} runs diverged and are left out." if diverged else ""

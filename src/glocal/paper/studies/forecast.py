@@ -117,18 +117,17 @@ class Forecast:
                 row["AUC"] = str(interval(auc(table, name), total))
                 row |= {k: str(interval(r_squared(table, name, target), total)) for k, target in TARGETS.items()}
             for share in SHARES:
-                early = (
-                    r_squared(table, f"early_{name}_{share:g}", "sgd_forgetting")(everything) if name in EARLY else None
-                )
-                row[f"after {100 * share:g} %"] = early
+                early = r_squared(table, f"early_{name}_{share:g}", "sgd_forgetting") if name in EARLY else None
+                row[f"after {100 * share:g} %"] = "–" if early is None else str(interval(early, total))
             shown.append(row)
         statistics = {name: auc(table, name) if by_auc else r_squared(table, name, "gain") for name in names}
         best = max(names, key=lambda name: statistics[name](everything))
         difference = interval(lambda i: statistics["advice"](i) - statistics["distance"](i), total)
+        worse = "worse" if difference.high < 0 else "not clearly better"
         conclusion = (
             "The recommendation is kept."
             if difference.low > 0
-            else f"The recommendation is not clearly better than the distance. The best predictor is {best}."
+            else f"The recommendation is {worse} than the distance and is replaced. The best predictor is {best}."
         )
         verdict = (
             f"A local algorithm wins in {wins} of {total} settings, so {'the AUC' if by_auc else 'R²'} decides. "

@@ -32,6 +32,7 @@ FULL |= {"lrs": [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]}
 DEMO: WorkItem = common.DEMO | {"tasks": 3, "epochs": 1, "batch_size": 64, "seeds": table1.SEEDS[:2]}
 DEMO |= {"lrs": [0.02, 0.1, 0.5], "slots": 3360}
 """`slots` of er: as many examples as take the memory of optimal-soft."""
+REPLAY = "er"
 LOW, HIGH, MARGIN = 0.005, 0.1, 2.0
 """The learning rates of the primary statistic, and how many points they may differ by."""
 
@@ -106,12 +107,16 @@ class Implicit:
         lrs = distinct(trained, "lr")
         low, high = (LOW, HIGH) if {LOW, HIGH} <= set(lrs) else (lrs[0], lrs[-1])
         table: list[Row] = []
+        replay = best(trained, REPLAY)[1]
         for name in names(trained):
             own = trained.filter(algorithm=name)
-            means = [(common.mean(own.filter(lr=lr), "acc"), lr) for lr in lrs]
-            best, at = max((pair for pair in means if np.isfinite(pair[0])), default=(np.nan, np.nan))
+            at, acc = best(trained, name)
             row: Row = {"algorithm": name, f"{high:g} − {low:g}": str(MeanInterval.of(differences(own, low, high)))}
-            row |= {"best accuracy": best, "at lr": at, "memory (MB)": common.mean(own, "memory_bytes") / 1e6}
+            row |= {f"best − {low:g}": str(MeanInterval.of(acc - accuracies(trained, name, low)))}
+            row |= {"best accuracy": float(acc.mean()), "at lr": at, f"best − {REPLAY}": "–"}
+            if name != REPLAY and len(replay) == len(acc):
+                row[f"best − {REPLAY}"] = str(MeanInterval.of(acc - replay))
+            row |= {"memory (MB)": common.mean(own, "memory_bytes") / 1e6}
             table.append(row | {"diverged": f"{len(own) - len(common.finite(own, 'acc'))} of {len(own)}"})
         found = differences(trained.filter(algorithm="optimal-soft-implicit"), low, high)
         return Summary(table, f"{verdict(found, low, high)} {_limits_text(rows)}")
@@ -121,6 +126,26 @@ def differences(rows: pl.DataFrame, low: float, high: float) -> np.ndarray:
     """Return the final accuracy at the high learning rate minus that at the low one, for every seed."""
     ends = [rows.filter(lr=lr).sort("seed") for lr in (low, high)]
     return column(ends[1], "acc") - column(ends[0], "acc")
+
+
+def accuracies(rows: pl.DataFrame, name: str, lr: float) -> np.ndarray:
+    """Return the final accuracies of an algorithm by seed; NaN if the run diverged."""
+    return column(rows.filter(algorithm=name, lr=lr).sort("seed"), "acc")
+
+
+def complete(rows: pl.DataFrame, name: str) -> dict[float, np.ndarray]:
+    """Return an algorithm's accuracies at the learning rates at which no run diverged."""
+    found = {lr: accuracies(rows, name, lr) for lr in distinct(rows, "lr")}
+    return {lr: acc for lr, acc in found.items() if acc.size and np.isfinite(acc).all()}
+
+
+def best(rows: pl.DataFrame, name: str) -> tuple[float, np.ndarray]:
+    """Return the learning rate with the best mean accuracy of those at which no run diverged, and its accuracies."""
+    found = complete(rows, name)
+    if not found:
+        return np.nan, np.full(rows["seed"].n_unique(), np.nan)
+    chosen = max(found, key=lambda lr: found[lr].mean())
+    return chosen, found[chosen]
 
 
 def verdict(found: np.ndarray, low: float, high: float) -> str:
@@ -151,9 +176,14 @@ def stability_limits(rows: pl.DataFrame) -> dict[int, float]:
 def _limits_text(rows: pl.DataFrame) -> str:
     limits = " and ".join(f"{limit:.3g} after task {t}" for t, limit in stability_limits(rows).items())
     explicit = rows.filter(pl.col("sharpness").is_null() & (pl.col("algorithm") == "optimal-soft"))
-    failed = distinct(explicit.filter(~pl.col("acc").is_finite()), "lr")
-    rates = ", ".join(f"{lr:g}" for lr in failed) or "none"
-    return f"2 / λ_max of its penalty is {limits}; runs with explicit steps diverged at the learning rates: {rates}."
+    failed = explicit.filter(~pl.col("acc").is_finite())
+    counts = [
+        f"{len(failed.filter(lr=lr))} of {len(explicit.filter(lr=lr))} at {lr:g}" for lr in distinct(failed, "lr")
+    ]
+    return (
+        f"2 / λ_max of its penalty is {limits}; runs with explicit steps that diverged, by learning rate: "
+        f"{', '.join(counts) or 'none'}."
+    )
 
 
 STUDIES = (Implicit(),)
