@@ -5,8 +5,9 @@ r"""Measure how local a training was, from a network, its loss, the tasks' data 
     forgetting  predicted by Eq. forgetting-quadratic, and measured
     curvature   the largest eigenvalues of H_o and its trace
 
-and, if the learning rate of plain SGD is known, recommend local algorithms or replay by it. No measurement
-above predicted better which of them wins (docs/experiments/forecast.md).
+and, if the learning rate of plain SGD is known, recommend local algorithms or replay by it. No measurement above
+predicted better which of them wins, as long as `laplace`, whose explicit steps diverge at high rates, is among the
+local algorithms (docs/experiments/forecast.md).
 """
 
 from __future__ import annotations
