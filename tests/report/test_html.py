@@ -26,7 +26,7 @@ from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
 from glocal.lens import examine
 from glocal.report.html import page
-from glocal.report.html.content import Examined, StoreContent, changes, chart_data
+from glocal.report.html.content import Examined, StoreContent, changes, chart_data, joined_groups
 from glocal.report.html.page import render_page
 from glocal.store.lease import Seen
 from glocal.store.run import Run, Runs
@@ -161,6 +161,22 @@ def test_two_stores_are_paired_by_seed() -> None:
     assert [row["mean"] for row in rows] == [None, None, 0]  # of an accuracy and a loss there is no difference
     text = render_page([content(old, "a"), content(new, "b")])
     assert "Changes from a to b" in text and ">rotated-digits · a</th>" in text and ">rotated-digits · b</th>" in text
+
+
+def test_two_stores_pair_equal_options_under_one_label() -> None:
+    """Where a store has ewc at two penalties, the default's label names its value; the other store's is alike."""
+    default, other = ({"penalty": value} for value in (1.4, 10.0))
+    old = [fake_run("ewc", options=default), fake_run("ewc", options=other)]
+    new = [fake_run("ewc", options=default, lost=0.2)]
+    first, second = content(old, "a"), content(new, "b")
+    notes, rows = changes(first, second)
+    assert notes[0] == "1 of 2 groups are in a alone." and {row["algorithm"] for row in rows} == {"ewc penalty=1.4"}
+    assert len(notes) == 2  # no group is in b alone, and one sentence says that the settings are equal
+    assert [g.algorithm for g in joined_groups([second, first])] == [
+        "ewc penalty=1.4",
+        "ewc penalty=1.4",
+        "ewc penalty=10",
+    ]
 
 
 def examined() -> Examined:

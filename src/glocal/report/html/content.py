@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -176,7 +177,28 @@ def joined_groups(stores: Sequence[StoreContent]) -> list[Group]:
     """Return the groups of all stores; of several, each challenge's label ends with its store."""
     if len(stores) == 1:
         return stores[0].groups
-    return [replace(group, challenge=f"{group.challenge} · {store.name}") for store in stores for group in store.groups]
+    return [
+        replace(group, challenge=f"{group.challenge} · {store.name}")
+        for store, groups in zip(stores, aligned_groups(stores), strict=True)
+        for group in groups
+    ]
+
+
+def aligned_groups(stores: Sequence[StoreContent]) -> list[list[Group]]:
+    """Return the groups of each store; an algorithm with equal options has its longest label in all of them.
+
+    A store whose runs differ in an option labels its default value, and another one may not.
+    """
+
+    def configuration(group: Group) -> str:
+        parts = [group.runs[0].config.get(part) for part in ("algorithm", "optimizer")]
+        return json.dumps([group.challenge, group.locality, *parts], sort_keys=True)
+
+    labels: dict[str, str] = {}
+    for group in (group for store in stores for group in store.groups):
+        key = configuration(group)
+        labels[key] = max(labels.get(key, ""), group.algorithm, key=len)
+    return [[replace(group, algorithm=labels[configuration(group)]) for group in store.groups] for store in stores]
 
 
 def chart_data(stores: Sequence[StoreContent]) -> dict[str, Any]:
@@ -311,7 +333,7 @@ def changes(first: StoreContent, second: StoreContent) -> tuple[list[str], list[
         Sentences on what differs, and a row for every group and statistic: the mean difference, second − first, over
         the seeds that finished in both, with its paired t-interval.
     """
-    groups = [{(g.challenge, g.locality, g.algorithm, g.lr): g for g in store.groups} for store in (first, second)]
+    groups = [{(g.challenge, g.locality, g.algorithm, g.lr): g for g in own} for own in aligned_groups([first, second])]
     both = [key for key in groups[0] if key in groups[1]]
     alone = [groups[0].keys() - groups[1].keys(), groups[1].keys() - groups[0].keys()]
     notes = [
