@@ -63,6 +63,11 @@ def test_the_order_of_the_runs_does_not_matter() -> None:
         assert choices.rows([runs[i] for i in order]) == expected
 
 
+def test_one_seed_has_no_deviation() -> None:
+    rows = choices.rows([run for run in sweep("er", ER) if run.seed == 1])
+    assert rows and all(row["acc_std"] is None for row in rows)
+
+
 def test_options_are_part_of_the_configuration() -> None:
     runs = []
     for penalty, last in ((1.0, 0.6), (10.0, 0.8)):

@@ -87,7 +87,8 @@ def _row(
     differences = selection.optimism(test, chosen).values()
     mean, std = chosen.statistics(view)[chosen.metric]
     low, high = confidence_interval(list(differences))
-    numbers = {f"{chosen.metric}_mean": mean, f"{chosen.metric}_std": std}
+    finished = sum(not math.isnan(value) for value in test[chosen].values())
+    numbers = {f"{chosen.metric}_mean": mean, f"{chosen.metric}_std": std if finished > 1 else math.nan}
     numbers |= {"optimism": _mean(differences), "low": low, "high": high}
     return {
         "choice": _label(chosen, scores),
