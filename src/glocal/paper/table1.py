@@ -214,10 +214,17 @@ def _split(challenge: str, tasks: int, epochs: int, slots: int, ewc: float) -> C
         precision="bf16",
         lrs=(0.0001, 0.001, 0.01, 0.05, 0.1),
         rows=(*_rows(slots=slots, si=0.5, ewc=ewc, ogd=200, statistics="published"), _icarl(slots)),
-        extra_rows=(Row("icarl-random", _icarl(slots).options), _gem(slots), Row("derpp", {"slots": slots})),
+        extra_rows=(
+            Row("icarl-random", _icarl(slots).options),
+            _gem(slots),
+            Row("derpp", {"slots": slots}),
+            *_OTHERS,
+        ),
     )
 
 
+_OTHERS = tuple(Row(name) for name in ("laplace", "optimal-soft", "pnn", "packnet", "hat"))
+"""Rows with their default options."""
 _DERPP = Row("derpp", {"slots": 500, "alpha": 0.5, "beta": 1.0})
 _ROTATED = Column(
     "rotated-mnist",
@@ -229,7 +236,7 @@ _ROTATED = Column(
     batch_size=128,
     lrs=(0.001, 0.005, 0.01, 0.05, 0.1),
     rows=_rows(slots=500, si=1.0, ewc=0.7, ogd=500),
-    extra_rows=(_gem(500), _DERPP, Row("laplace"), Row("optimal-soft")),
+    extra_rows=(_gem(500), _DERPP, *_OTHERS),
 )
 _CIFAR10 = _split("split-cifar10", tasks=5, epochs=50, slots=200, ewc=10.0)
 _TINYIMAGENET = _split("split-tinyimagenet", tasks=10, epochs=100, slots=500, ewc=25.0)
