@@ -146,7 +146,16 @@ class Tradeoff:
             points = [_draw_curve(axes, own, name, line, lrs) for own, line in common.by_algorithm(rows)]
             _set_limits(axes, np.concatenate(points))
             axes.set(title=title, xlabel="forgetting $E(T)$ (points, over $T - 1$ tasks)")
-            axes.text(1, 1.02, "↖ better", transform=axes.transAxes, color=FAINT, fontsize=8, ha="right", va="bottom")
+            axes.text(
+                1,
+                1.02,
+                r"$\nwarrow$ better",
+                transform=axes.transAxes,
+                color=FAINT,
+                fontsize=8,
+                ha="right",
+                va="bottom",
+            )
         rates = ", ".join(f"{lr:g}" for lr in lrs)
         legend(
             figure,
