@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 
 from glocal.paper import get_study
 from glocal.paper.studies.common import MeanInterval
-from glocal.paper.studies.retraining import COLUMN, LEVEL, differences, estimate, share_of_angles, verdict_of
+from glocal.paper.studies.retraining import COLUMN, LEVEL, SEQUENCES, differences, estimate, share_of_angles, verdict_of
 
 STUDY = get_study("retraining")
-SEQUENCES = COLUMN.seeds
 
 
 def rows(value: Callable[[int, int], float], algorithm: str = "er", lr: float = 0.01) -> pl.DataFrame:
@@ -29,21 +28,14 @@ def rows(value: Callable[[int, int], float], algorithm: str = "er", lr: float = 
 
 def test_a_true_difference_of_zero_is_covered_as_often_as_stated() -> None:
     """The published mean of one run per sequence is drawn from the same distributions, which differ in their spread."""
-    draw = np.random.default_rng(0)
+    cell, draw = COLUMN.published_cell(COLUMN.row("er"), 0.01), np.random.default_rng(0)
+    assert cell is not None
     centres, spreads, covered, trials = np.array([60, 70, 80, 75, 65]), np.array([0.5, 1, 2, 1, 0.2]), 0, 400
     for _ in range(trials):
         ours, published = centres[:, None] + spreads[:, None] * draw.normal(size=(5, 10)), draw.normal(centres, spreads)
-        found = estimate(rows(lambda i, seed, ours=ours: ours[i, seed]), "acc")  # type: ignore[misc]
-        half = half_width(found.error, found.freedom)
-        covered += abs(found.mean - published.mean()) <= half
+        found = differences(rows(lambda i, seed, ours=ours: ours[i, seed]), "acc")["er", 0.01]  # type: ignore[misc]
+        covered += found.low <= published.mean() - cell["acc_mean"] <= found.high
     assert abs(covered - LEVEL * trials) < 4 * np.sqrt(trials * LEVEL * (1 - LEVEL))
-
-
-def half_width(error: float, freedom: float) -> float:
-    """The half-width, with the quantile from a simulation of Student's t."""
-    draw = np.random.default_rng(1)
-    t = draw.normal(size=40_000) / np.sqrt(draw.chisquare(freedom, 40_000) / freedom)
-    return float(np.quantile(np.abs(t), LEVEL)) * error
 
 
 def test_differences_from_the_published_cell() -> None:

@@ -27,9 +27,9 @@ from glocal.report.summary import PERCENT
 COLUMN = table1.COLUMNS["rotated-mnist"]
 ALGORITHMS = [row.algorithm for row in COLUMN.rows if row.published]
 FULL: WorkItem = common.FULL | {"batch_size": COLUMN.batch_size, "lrs": COLUMN.lrs, "seeds": list(range(101, 111))}
-FULL |= {"sequences": COLUMN.seeds}
 DEMO: WorkItem = common.DEMO | {"tasks": 3, "epochs": 1, "batch_size": 64, "lrs": [0.05, 0.2], "seeds": [101, 102]}
-DEMO |= {"sequences": COLUMN.seeds[:2]}
+SEQUENCES = COLUMN.seeds
+"""Published seeds, whose sequences of angles are trained; the demo has the first two."""
 MARGIN, LEVEL = 2.0, 0.9
 """The largest difference that counts as equal, in points, and the level of the intervals."""
 
@@ -42,9 +42,7 @@ class Retraining:
 
     def work_items(self, demo: bool) -> list[WorkItem]:
         """One item for each algorithm and sequence of angles."""
-        size = {k: v for k, v in (DEMO if demo else FULL).items() if k != "sequences"}
-        sequences = (DEMO if demo else FULL)["sequences"]
-        chosen = ALGORITHMS[1:4] if demo else ALGORITHMS
+        size, chosen, sequences = (DEMO, ALGORITHMS[1:4], SEQUENCES[:2]) if demo else (FULL, ALGORITHMS, SEQUENCES)
         return [{"algorithm": name, "sequence": sequence, **size} for name in chosen for sequence in sequences]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
