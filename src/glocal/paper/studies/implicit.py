@@ -50,7 +50,7 @@ class ImplicitEWC(EWC):
 
 
 PENALTIES = ("ewc", "laplace", "optimal-soft")
-ALGORITHMS = [*(row for name in PENALTIES for row in (name, f"{name}-implicit")), "er", "sgd"]
+ALGORITHMS = [*(row for name in PENALTIES for row in (name, f"{name}-implicit")), REPLAY, "sgd"]
 
 
 class Implicit:
@@ -70,7 +70,7 @@ class Implicit:
             return self._measure_sharpness(item, context)
         name, base = item["algorithm"], item["algorithm"].removesuffix("-implicit")
         options = dict(table1.COLUMNS["rotated-mnist"].row(base).options)
-        options |= {"slots": item["slots"]} if name == "er" else {}
+        options |= {"slots": item["slots"]} if name == REPLAY else {}
         if name != base and base != "ewc":
             options["implicit"] = True
         algorithm = ImplicitEWC(**options) if name == ImplicitEWC.name else (base, options)
