@@ -34,7 +34,8 @@ def narrow(shape: object, outputs: int) -> MLP:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     context = Context(torch.device("cpu"), None, tmp_path_factory.mktemp("store"))
-    return [row for regime in REGIMES.values() for row in get_study("flatness").measure(regime | TINY, context)]
+    regimes = [{"algorithm": name, "options": options} for name, options in REGIMES.items()]
+    return [row for regime in regimes for row in get_study("flatness").measure(regime | TINY, context)]
 
 
 def test_rows_are_complete(measured: list[Row]) -> None:
@@ -99,7 +100,15 @@ def made_up(slope: float, stable: float = 0.5, nothing: bool = False) -> pl.Data
             for seed in range(4):
                 top = factor * (1 + seed) * (0.01 if lr == 1.0 else 1.0)
                 forgotten = np.nan if nothing else slope * top + 1e3 * lr
-                row: Row = {"challenge": "c", "algorithm": algorithm, "lr": lr, "seed": seed, "task": 0, "top": top}
+                row: Row = {
+                    "challenge": "c",
+                    "algorithm": algorithm,
+                    "batch_size": 16,
+                    "lr": lr,
+                    "seed": seed,
+                    "task": 0,
+                    "top": top,
+                }
                 row |= {"top_error": 0.0, "trace": 10 * top, "trace_error": 0.0, "after_next": forgotten}
                 rows.append(row | {"at_end": forgotten, "moved": np.nan if nothing else 1.0 + lr})
     return pl.DataFrame(rows)
@@ -112,10 +121,23 @@ def test_the_summary_follows_the_rows() -> None:
     )
     assert [row["ρ with λ_max"] for row in rising.table[:4]] == pytest.approx([1, 1, 1, 1])
     assert [row["ρ with λ_max"] for row in falling.table[:4]] == pytest.approx([-1, -1, -1, -1])
-    assert "in 4 of 4 regimes" in rising.verdict and "in 0 of 4 regimes" in falling.verdict
+    assert "in 4 of 4 combinations" in rising.verdict and "in 0 of 4 combinations" in falling.verdict
     assert "flatter than plain SGD in 8 of 8 pairs and forgets less in 8: agrees" in rising.verdict
     assert "forgets less in 0: does not agree" in falling.verdict
     assert "in 0 of 8 pairs" in sharper.verdict and "does not agree" in sharper.verdict
+
+
+def test_regimes_are_compared_at_equal_batch_size() -> None:
+    """Stable SGD is flatter with either batch size, but not if its small batches are compared with large ones."""
+    factors = {16: 4.0, 64: 1.0}
+    parts = [
+        made_up(1.0).with_columns(pl.col("top", "at_end") * factor, batch_size=batch)
+        for batch, factor in factors.items()
+    ]
+    rows = pl.concat(parts)
+    assert "in 16 of 16 pairs and forgets less in 16: agrees" in get_study("flatness").summarize(rows).verdict
+    pairs = paired(rows)
+    assert (pairs["top"] == 2 * pairs["top_stable"]).all()
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:

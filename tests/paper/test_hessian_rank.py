@@ -116,6 +116,7 @@ def test_the_verdict_follows_the_rows() -> None:
     assert [row["exponent"] for row in slow.table] == pytest.approx([0.5, 0.5])
     assert slow.table[0]["after 1 task"] == 10 and slow.table[0]["after 5"] == pytest.approx(10 * 5**0.5)
     assert slow.table[0]["% of parameters"] == pytest.approx(5**0.5)
+    assert slow.table[0]["after 1 task, in √P"] == pytest.approx(10 / 1000**0.5)
     assert "By 2 of 2" in slow.verdict and "agrees" in slow.verdict
     assert "By 0 of 2" in fast.verdict and "does not agree" in fast.verdict
 

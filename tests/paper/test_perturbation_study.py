@@ -107,7 +107,7 @@ def test_a_solutions_loss_by_hand(name: str, statistics: str, measured: dict[str
 
 def test_the_batchs_statistics_are_measured_at_a_few_tasks() -> None:
     found = {name: [item["statistics"] for item in get_study(name).work_items(False)] for name in NAMES}
-    assert found == {NAMES[0]: ["running"] * 5 + ["batch"] * 3, NAMES[1]: ["none"] * 20}
+    assert found == {NAMES[0]: 3 * (["running"] * 5 + ["batch"] * 3), NAMES[1]: 3 * (["none"] * 20)}
 
 
 def test_scores_are_made_of_the_losses_in_the_rows(measured: dict[str, tuple[Path, list[Row]]]) -> None:

@@ -214,7 +214,7 @@ def agreement(holds: bool) -> str:
 
 def diverged_note(rows: pl.DataFrame, name: str) -> str:
     """Return a note on the runs whose column is not finite, to append to a verdict; "" if there are none."""
-    per_run = ("classes", "algorithm", "lr", "seed", "sequence", "radius")
+    per_run = ("classes", "algorithm", "batch_size", "lr", "seed", "sequence", "radius")
     keys = [key for key in per_run if key in rows.columns]
     runs = rows.unique(keys, keep="last")
     diverged = len(runs) - len(finite(runs, name))

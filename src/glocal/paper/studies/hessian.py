@@ -4,9 +4,10 @@ Perturbation score (Eq. score-ptb; §6.2, Figures 3 and 5): how far from a solut
 Hessian's eigenvectors than along random directions, for plain SGD at the learning rate with the lowest task losses.
 Far from its solution a network with BatchNorm depends on the statistics that it uses: the running statistics of
 training, as at test time, are used at all tasks, those of the current batch at a few. A score is a mean of ratios and
-becomes very large if the loss hardly changes along one random direction, so medians over tasks and directions are
-shown. The published figures compute the Hessian on a task's first 2,000 examples, and divide the sum of test losses by
-the number of training batches. Here examples are spread over the whole task, and losses are means over their examples.
+becomes very large if the loss hardly changes along one random direction, so medians over seeds, tasks and directions
+are shown. The published figures compute the Hessian on a task's first 2,000 examples, and divide the sum of test losses
+by the number of training batches. Here examples are spread over the whole task, and losses are means over their
+examples.
 
 Rank of the average Hessian \bar H_{<t} = (1/t) Σ_{o<t} H_o as tasks are learnt (§4.1; Figure 4): the dimension of the
 space in which an update forgets, for a network so small that Hessians are dense matrices in double precision. The rank
@@ -57,6 +58,7 @@ STATISTICS = {
     "batch": "BatchNorm with batch statistics",
     "none": "no BatchNorm",
 }
+SEEDS = table1.SEEDS[:3]  # of perturbation scores
 ABOUT_ONE = 3.0
 """A score between 1/3 and 3 counts as 1; curves span many decades."""
 
@@ -82,9 +84,10 @@ class PerturbationScore:
     )
 
     def work_items(self, demo: bool) -> list[WorkItem]:
-        base = self.small if demo else self.full
+        base, seeds = (self.small, SEEDS[:1]) if demo else (self.full, SEEDS)
         tasks = {self.statistics: base["tasks"], "batch": min(self.batch_tasks, 1 if demo else base["tasks"])}
-        return [base | {"statistics": s, "task": t} for s, count in tasks.items() for t in range(count)]
+        kinds = [{"statistics": s, "task": t} for s, count in tasks.items() for t in range(count)]
+        return [base | {"seed": seed} | kind for seed in seeds for kind in kinds]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         run = _train(item, context)
@@ -103,7 +106,9 @@ class PerturbationScore:
         figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
         for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
             own = rows.filter(statistics=kind)
-            radii, title = float32_radii(own), f"{own['task'].n_unique()} tasks, learning rate {own['lr'][0]:g}"
+            counts = (f"{own[name].n_unique()} {name}s" for name in ("seed", "task"))
+            rates = " or ".join(f"{lr:g}" for lr in distinct(own, "lr"))
+            radii, title = float32_radii(own), ", ".join([*counts, f"learning rate {rates}"])
             beyond = [radius for radius in distinct(own, "radius") if radius not in radii]
             note = f"\nfrom r = {beyond[0]:g} on losses exceed single precision" if beyond else ""
             section.suptitle(f"{STATISTICS[kind]}, {title}{note}")
@@ -125,7 +130,7 @@ class PerturbationScore:
 
 
 def radius_curve(rows: pl.DataFrame, name: str) -> Curve:
-    """Medians over tasks and directions for every radius, and the range of the middle 80 %."""
+    """Medians over seeds, tasks and directions for every radius, and the range of the middle 80 %."""
     radii = distinct(rows, "radius")
     low, middle, high = np.reshape([quantiles(column(rows.filter(radius=r), name)) for r in radii], (-1, 3)).T
     return Curve(np.array(radii), middle, low, high)
@@ -215,7 +220,7 @@ def _draw_curves(axes: Axes, rows: pl.DataFrame, name: str) -> None:
             one = radius_curve(own.filter(direction=direction), name)
             thin: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.6, "label": None if direction else "each eigenvector"}
             axes.plot(*drop_nonfinite(one.x, one.middle), color=style.colour, **thin)
-        label = f"{text}: median and 80 % of tasks and directions"
+        label = f"{text}: median and 80 % of seeds, tasks and directions"
         band.plot(axes, 0.16, **style.line(), **style.point(), markersize=4, label=label)
     common.log_axis(axes, "x")
     common.log_axis(axes)
@@ -242,7 +247,7 @@ def _item(column: table1.Column, examples: int, samples: int = 2_000, directions
     fields = ("challenge", "network", "tasks", "epochs", "batch_size", "precision")
     item: WorkItem = {name: getattr(column, name) for name in fields}
     sizes = {"eigenvectors": directions, "directions": directions, "samples": samples, "examples": examples}
-    return item | {"lrs": list(column.lrs), "seed": column.seeds[0]} | sizes
+    return item | {"lrs": list(column.lrs)} | sizes
 
 
 CIFAR10 = _item(replace(table1.COLUMNS["split-cifar10"], lrs=(0.01, 0.1)), examples=1_000)
@@ -325,7 +330,9 @@ class HessianRank(common.RecordedStudy):
             known = means > 0
             power = np.polyfit(np.log(tasks[known]), np.log(means[known]), 1)[0] if known.sum() > 1 else np.nan
             line: Row = {"definition": _label(own), "after 1 task": means[0], f"after {tasks[-1]:.0f}": means[-1]}
-            table.append(line | {"% of parameters": 100 * means[-1] / own["parameters"][0], "exponent": power})
+            parameters = own["parameters"][0]
+            line |= {"% of parameters": 100 * means[-1] / parameters, "after 1 task, in √P": means[0] / parameters**0.5}
+            table.append(line | {"exponent": power})
         exponents = finite(pl.DataFrame(table), "exponent")
         sublinear = int((exponents < 1).sum())
         verdict = (

@@ -2,8 +2,9 @@ r"""Stability and plasticity.
 
 Stable SGD (Figure 6; Mirzadeh et al. 2020): forgetting, accuracy and distance travelled of plastic SGD, without dropout
 and at a constant learning rate, and of stable SGD, with dropout of 0.5 and a learning rate that decays by 0.8 after
-every task. Both use batches of 10, hidden layers of 256 and five epochs per task. Dropout alone and decay alone
-separate the two effects. The authors' code also has momentum and a lower bound on the learning rate, left out here.
+every task. Both use batches of 10, hidden layers of 256 and five epochs per task. To separate the effects of dropout,
+of decay and of small batches, every combination of them is trained, with batches of 128, as in Table 1, as the large
+ones. The authors' code also has momentum and a lower bound on the learning rate, left out here.
 
 Tradeoff (§6.1): accuracy against forgetting, from low learning rates to high. The paper: higher learning rates make a
 network more plastic; global algorithms gain most, since their forgetting stays the same, and local ones pay with
@@ -33,7 +34,16 @@ from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.claims import interaction_by_seed
 from glocal.paper.studies import common
-from glocal.paper.studies.common import agreement, curve, distinct, diverged_note, mean, of_columns
+from glocal.paper.studies.common import (
+    MeanInterval,
+    agreement,
+    column,
+    curve,
+    distinct,
+    diverged_note,
+    mean,
+    of_columns,
+)
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, LineStyle, draw_path, legend
 from glocal.report.summary import PERCENT
@@ -44,7 +54,11 @@ REGIMES: dict[str, tuple[str, dict[str, float]]] = {
     "dropout alone": ("stable-sgd", {"dropout": 0.5, "decay": 1.0}),
     "decay alone": ("stable-sgd", {"dropout": 0.0, "decay": 0.8}),
 }
-FULL: WorkItem = common.TABLE1 | {"batch_size": 10, "hidden": [256, 256], "seeds": table1.SEEDS[:3]}
+BATCH_SIZES = (10, 128)
+"""The batch size of both regimes, and that of Table 1."""
+PARTS = {"dropout": ("dropout alone", "stable"), "decay": ("decay alone", "stable")}
+"""The regimes that have a part of stable SGD; small batches are the third part."""
+FULL: WorkItem = common.TABLE1 | {"hidden": [256, 256]}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 5, "epochs": 1, "hidden": [32, 32]}
 DEMO |= {"lrs": (0.01, 0.05, 0.2), "seeds": table1.SEEDS[:2]}
 AFTER_LAST_TASK = pl.col("t") == pl.col("t").max()
@@ -54,12 +68,13 @@ class Stability:
     """After every task: accuracy, forgetting, and the distances of θ_t from θ_0 and from θ_{t−1}."""
 
     name = "stable-sgd"
-    columns = "algorithm locality lr seed t acc forgetting learning_accuracy distance_from_init update_norm"
+    columns = "algorithm locality batch_size lr seed t acc forgetting learning_accuracy distance_from_init update_norm"
 
     def work_items(self, demo: bool) -> list[WorkItem]:
-        """One item per algorithm: its regimes differ in scalars only and train as one cohort."""
+        """One item per batch size and algorithm: its regimes differ in scalars only and train as one cohort."""
         size = DEMO if demo else FULL
-        return [{"regimes": [r for r, (a, _) in REGIMES.items() if a == b], **size} for b in ("sgd", "stable-sgd")]
+        regimes = [[r for r, (a, _) in REGIMES.items() if a == b] for b in ("sgd", "stable-sgd")]
+        return [size | {"regimes": own, "batch_size": batch} for batch in BATCH_SIZES for own in regimes]
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         algorithms = [REGIMES[regime] for regime in item["regimes"]]
@@ -78,7 +93,8 @@ class Stability:
         return rows
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """Top: forgetting and accuracy after the last task. Bottom: the distance from θ_0 over tasks."""
+        """With small batches, top: forgetting and accuracy at the end; bottom: the distance from θ_0 over tasks."""
+        rows = small_batches(rows)
         figure.set_size_inches(8.2, 5.8)
         (left, right), bottom = figure.subplots(2, 2)
         final, colours = rows.filter(AFTER_LAST_TASK), common.lr_colours(rows)
@@ -101,15 +117,35 @@ class Stability:
         final = rows.filter(AFTER_LAST_TASK)
         headings = {"forgetting": "forgetting", "final accuracy": "acc", "accuracy after learning": "learning_accuracy"}
         headings |= {"‖θ_T − θ_0‖": "distance_from_init", "‖θ_T − θ_{T−1}‖": "update_norm"}
-        table = common.group(final, ["algorithm", "lr"], of_columns(headings, mean))
-        plastic, stable = (curve(final.filter(algorithm=a), "forgetting") for a in ("plastic", "stable"))
+        table = common.group(final, ["batch_size", "algorithm", "lr"], of_columns(headings, mean))
+        small = small_batches(final)
+        plastic, stable = (curve(small.filter(algorithm=a), "forgetting") for a in ("plastic", "stable"))
         _, at_plastic, at_stable = np.intersect1d(plastic.x, stable.x, return_indices=True)
         less, total = int((stable.middle[at_stable] < plastic.middle[at_plastic]).sum()), len(at_plastic)
         verdict = (
             f"Stable SGD forgets less than plastic SGD at {less} of {total} learning rates: "
-            f"{agreement(less == total > 0)}."
+            f"{agreement(less == total > 0)}. Averaged over learning rates and the other parts, "
+            f"{'; '.join(f'{part} changes forgetting by {effect}' for part, effect in effects(final).items())} points."
         )
         return Summary(table, verdict + diverged_note(rows, "acc"))
+
+
+def small_batches(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("batch_size") == pl.col("batch_size").min())
+
+
+def effects(final: pl.DataFrame) -> dict[str, MeanInterval]:
+    """Return what each part of stable SGD adds to forgetting, over seeds: the mean with it minus the mean without it.
+
+    The means are over learning rates and all combinations of the other parts; a seed with a diverged run is left out.
+    """
+    has_part = {part: pl.col("algorithm").is_in(regimes) for part, regimes in PARTS.items()}
+    has_part["a small batch"] = pl.col("batch_size") == pl.col("batch_size").min()
+    forgotten, found = pl.col("forgetting"), {}
+    for part, having in has_part.items():
+        difference = forgotten.filter(having).mean() - forgotten.filter(~having).mean()
+        found[part] = MeanInterval.of(column(final.group_by("seed", maintain_order=True).agg(difference), "forgetting"))
+    return found
 
 
 COLUMN = {True: table1.DEMO, False: table1.COLUMNS["rotated-mnist"]}  # by whether it is the demo

@@ -49,7 +49,7 @@ DEMO_OPTIONS: dict[str, dict[str, Any]] = {
     "optimal-soft": {"samples": 500},
     **{name: {"slots": 500} for name in ("ogd", "ogd-gtl", "ogd-published")},
 }
-FULL: WorkItem = common.TABLE1 | {"tasks": 10, "examples": 2_000, "steps": 20}
+FULL: WorkItem = common.TABLE1 | {"examples": 2_000, "steps": 20}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "epochs": 2, "hidden": [22, 22]}
 DEMO |= {"lrs": (0.02, 0.1, 0.5), "seeds": FULL["seeds"][:2], "examples": 300, "steps": 10}
 FACTOR = 2.0
