@@ -175,6 +175,9 @@ def test_only_what_can_be_compared_is_marked() -> None:
     one, two = [fake_run("er", 0.1)], [fake_run("er", 0.1), fake_run("er", 0.2, lost=0.2)]
     assert "*" not in printed(one, 80) and "Bold" not in printed(one, 80)
     assert printed(two, 80).count("*") == 3, "accuracy, forgetting, and the note that explains the mark"
+    assert "\n*: the best values" in printed(two, 80) and "Bold" not in printed(two, 80)
+    for other in (printed(two, 80, color=True), text_of(two, "latex"), text_of(two, "markdown")):
+        assert "Bold: the best values" in other and "*:" not in other
 
 
 def test_options_may_differ_between_challenges() -> None:

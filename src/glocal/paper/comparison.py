@@ -224,7 +224,7 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
     if compared:
         borrowed = "; one seed borrows the published deviation" if single else ""
         notes.append(
-            f"Δ: ours − published in standard errors √(s²/(n−1) + s'²/(n'−1)){borrowed}. Bold or *: |Δ| > {MAX_Z:g}."
+            f"Δ: ours − published in standard errors √(s²/(n−1) + s'²/(n'−1)){borrowed}. Bold: |Δ| > {MAX_Z:g}."
         )
     if compared and name.startswith("rotated-"):
         published = all(angles_of(run) == "published" for row in rows for run in row.runs)

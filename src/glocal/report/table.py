@@ -111,7 +111,7 @@ class Table:
             yield self._rich(page, star)
             yield Text("")
         for note in self.notes:
-            yield Text(note, style="dim")
+            yield Text(note.replace("Bold: ", "*: ") if star else note, style="dim")
 
     def _rich(self, groups: Sequence[str], star: bool) -> rich_table.Table:
         """Build the part of the table that has the ungrouped columns and those of these groups."""
