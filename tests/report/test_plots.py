@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +193,15 @@ def test_an_option_that_is_no_number_or_zero_has_a_place_for_each_value() -> Non
 
 def test_options_to_compare_by_that_runs_do_not_have() -> None:
     runs = [fake_run("er"), fake_run("ewc", options={"penalty": 1.0})]
-    with pytest.raises(GlocalError, match=r"unknown option of er to compare its runs by: 'penalty'.*batch_size"):
+    with pytest.raises(GlocalError, match=r"er has no option 'penalty'.*--where algorithm=ewc,"):
         drawing(runs, "forgetting", over="penalty")
+    drawing(Runs(runs).where("algorithm=ewc"), "forgetting", over="penalty")
+    adam = replace(runs[0], config={**runs[0].config, "optimizer": {"name": "adam", "options": {"beta1": 0.9}}})
+    with pytest.raises(GlocalError, match=r"--where optimizer=adam,"):
+        drawing([runs[0], adam], "forgetting", over="beta1")
+    for missing in ("peanlty", "seed"):
+        with pytest.raises(GlocalError, match=f"unknown option of er to compare its runs by: '{missing}'.*batch_size"):
+            drawing(runs, "forgetting", over=missing)
 
 
 def overlapping(figure: Figure) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from glocal import tree
-from glocal.errors import unknown
+from glocal.errors import GlocalError, unknown
 from glocal.store.conditions import as_text, is_number
 from glocal.store.run import SETTINGS, Run
 
@@ -25,8 +25,9 @@ def label_runs(runs: Iterable[Run], over: str = "lr") -> list[tuple[str, str, Ru
     """
     encode, parts = json.JSONEncoder(sort_keys=True).encode, ("algorithm", "optimizer")
     entries: dict[tuple[Any, ...], Run] = {}
+    runs = list(runs)
     for run in runs:
-        config = run.config if over == "lr" else _without(run, over)
+        config = run.config if over == "lr" else _without(run, over, runs)
         shared = {k: v for k, v in config.items() if k not in {"seed", "lr", "parent", *parts}}
         shared |= {"after": run.after} if run.after else {}
         options = {k: config[k] for k in ("lr" if over != "lr" else "", *parts) if k in config}
@@ -49,8 +50,11 @@ def option_value(run: Run, over: str) -> Any:
     return value if is_number(value) else as_text(value)
 
 
-def _without(run: Run, option: str) -> dict[str, Any]:
-    """Return a run's configuration without one option of its algorithm, its optimiser or its training."""
+def _without(run: Run, option: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return a run's configuration without one option of its algorithm, its optimiser or its training.
+
+    If it does not have the option, the error says which of `runs` do.
+    """
     config = dict(run.config)
     for part in ("algorithm", "optimizer"):
         options = config.get(part, {}).get("options", {})
@@ -61,6 +65,15 @@ def _without(run: Run, option: str) -> dict[str, Any]:
     part, inside = {"tasks": ("challenge", "tasks"), "source": ("algorithm", "source")}.get(option, (option, "name"))
     if option in ("network", "optimizer", "tasks") or (option == "source" and option in run.settings):
         return config | {part: {k: v for k, v in config.get(part, {}).items() if k != inside}}
+    lacking = [other for other in runs if option not in other.settings]
+    for part in ("algorithm", "optimizer"):
+        having = {str(other.settings[part]) for other in runs if option in other.settings}
+        if having and lacking and having.isdisjoint(other.settings[part] for other in lacking):
+            where = f"{part}={','.join(sorted(having))}"
+            raise GlocalError(
+                f"{run.algorithm} has no option '{option}' to compare its runs by. Select the runs that have it: "
+                f"--where {where}, in Python runs.where('{where}')."
+            )
     own = [name for name in run.settings if name not in SETTINGS]
     allowed = ("lr", "epochs", "batch_size", "precision", "network", "optimizer", "tasks", *own)
     raise unknown(f"option of {run.algorithm} to compare its runs by:", option, allowed)
