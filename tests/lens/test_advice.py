@@ -42,6 +42,11 @@ def test_the_learning_rate_alone_decides(lr: float | None, advice: str | None) -
     assert examination(2, (math.nan,), lr).advice is None
 
 
+def test_a_recommendation_outside_the_measured_learning_rates_says_so() -> None:
+    outside = [lr for lr in (0.001, 0.003, 0.03, 0.1, 0.3) if "outside" in str(examination(2, (0.0,), lr))]
+    assert outside == [0.001, 0.3]
+
+
 def test_the_learning_rate_of_own_checkpoints() -> None:
     states = [{"weight": torch.full((1, 2), float(t)), "bias": torch.zeros(1)} for t in range(3)]
     parts: Any = (torch.nn.Linear(2, 1), "squared-error", [(torch.eye(2), torch.ones(2, 1))] * 2, states, 0.1)

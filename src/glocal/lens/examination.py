@@ -104,11 +104,13 @@ class Examination:
         lines = [self.finding]
         if self.advice:
             kind = {"local": "a local algorithm (ewc, laplace, ogd-gtl)", "replay": "replay (er)"}[self.advice]
+            measured = min(MEASURED_LRS) <= (self.lr or 0) <= max(MEASURED_LRS)
+            outside = "" if measured else ", outside the measured range"
             lines.append(
-                f"Recommended at learning rate {self.lr:g}: {kind}. The rule, local up to {MAX_LOCAL_LR:g} and replay "
-                f"above, is right in {NUM_CORRECT} of {NUM_SETTINGS} settings of an MLP on Rotated-MNIST (learning "
-                f"rates {', '.join(map(str, MEASURED_LRS))}, none between); always 'local' is right in {NUM_LOCAL}. "
-                "See docs/experiments/forecast.md."
+                f"Recommended at learning rate {self.lr:g}{outside}: {kind}. The rule, local up to {MAX_LOCAL_LR:g} "
+                f"and replay above, is right in {NUM_CORRECT} of {NUM_SETTINGS} settings of an MLP on Rotated-MNIST "
+                f"(learning rates {', '.join(map(str, MEASURED_LRS))}, none between); always 'local' is right in "
+                f"{NUM_LOCAL}. See docs/experiments/forecast.md."
             )
         return [*lines, *([self.warning] if self.warning else [])]
 
