@@ -20,11 +20,13 @@ from fake_runs import fake_run, sweep
 from torch import nn
 
 import glocal
+from glocal.challenges.datasets import digits_fingerprint
 from glocal.cli.main import _parse, main
 from glocal.cluster.status import Status
 from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
 from glocal.lens import examine
+from glocal.lens.record import is_built_in
 from glocal.report.html import page
 from glocal.report.html.content import Examined, StoreContent, changes, chart_data, joined_groups
 from glocal.report.html.page import render_page
@@ -339,10 +341,34 @@ def test_commands_tell_an_own_algorithm_from_a_built_in_one_of_the_same_name(tmp
     assert [requests(words[1:]).keys() for words in commands] == [own.keys() for own in wanted]
 
 
+def test_commands_tell_an_own_challenge_from_a_built_in_one_of_the_same_name(tmp_path: Path) -> None:
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import glocal, torch\n"
+        "def mine():\n    data = torch.arange(48.0).reshape(12, 1, 2, 2) % 5, torch.arange(12) % 2\n"
+        "    return glocal.from_tasks('rotated-digits', [(data, data)] * 5, 'domain')\n"
+    )
+
+    def requests(words: list[str]) -> dict[str, RunConfig]:
+        arguments = _parse(words).arguments() | {"store": tmp_path / "store"}
+        return {name: request.config for name, request in prepare(**arguments).requests.items()}
+
+    options = ["--algorithms", "er", "--lrs", "0.1", "--seeds", "1"]
+    wanted = [requests(["sweep", name, *options]) for name in ("rotated-digits", f"{code}:mine")]
+    configs = {name: config for own in wanted for name, config in own.items()}
+    runs = [Run(c.as_dict(), {}, {"setting": "domain"}, tmp_path / "store" / name) for name, c in configs.items()]
+    named, own = sweep_commands(runs)
+    assert named.notes == () and "FUNCTION" in " ".join(own.notes) and "'rotated-digits'" in " ".join(own.notes)
+    commands = [c.text.replace("PATH.py:FUNCTION", f"{code}:mine") for c in (named, own)]
+    assert [requests(shlex.split(text)[1:]).keys() for text in commands] == [own.keys() for own in wanted]
+    assert [is_built_in("challenge", run.config) for run in runs] == [True, False], "what the lens asks for"
+
+
 def test_commands_say_what_a_run_does_not_know(tmp_path: Path) -> None:
     network = {"name": "Net", "source": "0123", "made": "4567", "init": "89ab"}
     run = fake_run("er", network=network)
-    run = replace(run, config={**run.config, "parent": {"run": "cd", "after": 2}})
+    challenge = {**run.config["challenge"], "fingerprint": digits_fingerprint()}
+    run = replace(run, config={**run.config, "challenge": challenge, "parent": {"run": "cd", "after": 2}})
     (command,) = sweep_commands([run])
     assert {"PATH.py:Net", "FILE", "STORE"} <= {*shlex.split(command.text)}
     assert [

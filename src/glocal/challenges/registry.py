@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from glocal.challenges.challenge import Augment, Challenge, Normalise, Setting
 from glocal.challenges.datasets import (
     Dataset,
+    known_fingerprints,
     open_cifar10,
     open_cifar100,
     open_cifar100_superclasses,
@@ -141,6 +142,12 @@ def make(name: str, tasks: int | None = None, data: str | Path | None = None, **
     if tasks is None:
         tasks = _implied_tasks(dataset, **{**allowed, **options}) or default_tasks
     return replace(kind.build(name, dataset, tasks, **options), **source.training)
+
+
+def is_named(config: Mapping[str, Any]) -> bool:
+    """Return whether the challenge of a run is the named one: a user's own of the same name has other data."""
+    entry = _REGISTRY.get(str(config["name"]))
+    return entry is not None and str(config.get("fingerprint")) in known_fingerprints(entry[1].name)
 
 
 def default_options(name: str) -> dict[str, Any]:

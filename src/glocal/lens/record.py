@@ -21,6 +21,7 @@ from glocal.algorithms import ALGORITHMS
 from glocal.algorithms.algorithm import Algorithm, Memory
 from glocal.algorithms.partition import Partition
 from glocal.challenges.challenge import Challenge, Data
+from glocal.challenges.registry import is_named
 from glocal.engine import loop
 from glocal.engine.choose import Execution
 from glocal.engine.cohort import Cohort, Member
@@ -317,9 +318,10 @@ def _part(what: str, given: Any, config: Mapping[str, dict[str, str]]) -> Any:
 
 def is_built_in(what: str, config: Mapping[str, dict[str, Any]]) -> bool:
     """Return whether the challenge, network or algorithm of a run is one of glocal's."""
-    names: dict[str, Collection[str]]
-    names = {"network": NETWORKS, "algorithm": ALGORITHMS, "challenge": {c.name for c in challenges.catalogue()}}
-    return "source" not in config[what] and str(config[what]["name"]) in names[what]
+    if what == "challenge":
+        return is_named(config[what])
+    names: Collection[str] = NETWORKS if what == "network" else ALGORITHMS
+    return "source" not in config[what] and str(config[what]["name"]) in names
 
 
 def _request(missing: Sequence[str], optional: Collection[str], config: Mapping[str, dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from glocal.algorithms import ALGORITHMS
-from glocal.challenges.registry import catalogue, default_options
+from glocal.challenges.registry import catalogue, default_options, is_named
 from glocal.engine.config import PROTOCOL
 from glocal.networks import NETWORKS
 from glocal.optimizers import OPTIMIZERS
@@ -38,7 +38,7 @@ def sweep_commands(runs: Iterable[Run]) -> list[SweepCommand]:
     parts: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         config = run.config
-        shared = json.dumps([*_shared(run), config.get("optimizer")], sort_keys=True)
+        shared = json.dumps([*_shared(run), config["challenge"], config.get("optimizer")], sort_keys=True)
         parts.setdefault(shared, {}).setdefault(json.dumps(config["algorithm"], sort_keys=True), []).append(run)
     found = []
     for algorithms in parts.values():
@@ -93,6 +93,8 @@ def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Se
             "Replace PATH by the path of your own code. If it was a Python object, the runs are trained anew: "
             "a file has another hash."
         )
+    if challenge == "PATH.py:FUNCTION":
+        notes.append(f"FUNCTION is the one that returns your challenge '{first.challenge}'.")
     if "init" in first.config["network"]:
         notes.append(f"FILE is the checkpoint whose SHA-256 begins with {first.config['network']['init']}.")
     if first.after:
@@ -109,7 +111,7 @@ def _command(lrs: Sequence[float], seeds: Sequence[int], algorithms: Sequence[Se
 def _shared(run: Run) -> list[Any]:
     """Return the challenge and the flags of all but algorithm, optimiser, learning rate and seed."""
     config, challenge = run.config, run.config["challenge"]
-    known = CHALLENGES.get(run.challenge)
+    known = CHALLENGES[run.challenge] if is_named(challenge) else None
     values: dict[str, Any] = {name: config.get(name) for name in DEFAULTS if name in config}
     network = config["network"]
     built_in = "source" not in network and network["name"] in NETWORKS
@@ -121,7 +123,7 @@ def _shared(run: Run) -> list[Any]:
     values |= {"init": "FILE" if "init" in network else None, "after": "STORE" if run.after else None}
     flags = [(f"--{name.replace('_', '-')}", x) for name, x in values.items() if x != DEFAULTS[name]]
     kept = [name for name in ("parameters", "state") if run.path and (run.path / f"{name}.safetensors").exists()]
-    name = run.challenge if known is not None else f"PATH.py:{run.challenge}"
+    name = run.challenge if known is not None else "PATH.py:FUNCTION"
     return [name, *(text for flag in flags for text in flag), *(f"--keep-{what}" for what in kept)]
 
 
@@ -133,7 +135,7 @@ def _options(kind: type | None, options: dict[str, Any]) -> list[str]:
 
 def _python_options(run: Run) -> str:
     """Return the options of a built-in challenge that no flag can give."""
-    if run.challenge not in CHALLENGES:
+    if not is_named(run.config["challenge"]):
         return ""
     defaults = default_options(run.challenge) | {"setting": run.setting}
     own = run.config["challenge"]["options"]
