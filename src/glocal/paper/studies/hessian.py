@@ -152,7 +152,7 @@ def quantiles(values: np.ndarray) -> list[float]:
 def _train(item: WorkItem, context: Context) -> Run:
     """Return the run with the lowest training loss, averaged over tasks, each at its own solution."""
     options = {"network": _network(item), "progress": ProgressReporter()}
-    options |= {"tasks": item["tasks"], "precision": item["precision"], "keep_parameters": True}
+    options |= {name: item[name] for name in ("tasks", "setting", "precision")} | {"keep_parameters": True}
     runs = common.sweep_item(item | {"seeds": [item["seed"]]}, context, item["challenge"], ["sgd"], **options)
     finished = [run for run in runs if run.diverged is None]
     require(bool(finished), f"plain SGD diverged on {item['challenge']} at every learning rate of {item['lrs']}.")
@@ -244,7 +244,7 @@ def _verdict(rows: pl.DataFrame, expected: bool) -> str:
 
 
 def _item(column: table1.Column, examples: int, samples: int = 2_000, directions: int = 10) -> WorkItem:
-    fields = ("challenge", "network", "tasks", "epochs", "batch_size", "precision")
+    fields = ("challenge", "setting", "network", "tasks", "epochs", "batch_size", "precision")
     item: WorkItem = {name: getattr(column, name) for name in fields}
     sizes = {"eigenvectors": directions, "directions": directions, "samples": samples, "examples": examples}
     return item | {"lrs": list(column.lrs)} | sizes
