@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from claims_text import join
+from study_notes import part_effects
 
 from glocal.metrics import confidence_interval, summary
-from glocal.paper.studies.common import column, distinct, median, rank_correlation
+from glocal.paper.studies.common import column, distinct, mean, median, names, rank_correlation
 from glocal.paper.studies.locality import SHOWN_EPSILON
+from glocal.paper.studies.stability import AFTER_LAST_TASK, small_batches
 from glocal.paper.study import read_table
 from glocal.store.run import Run
 
@@ -72,20 +75,14 @@ def assumption(results: Path) -> str:
 
 
 def stable_sgd(results: Path) -> str:
-    """Say which part of stable SGD reduces forgetting."""
-    rows = read_table(results / "stable-sgd.parquet", ["algorithm", "t", "forgetting", "lr"])
-    final = rows.filter(rows["t"] == rows["t"].max())
-    mean = {name: float(np.nanmean(column(final.filter(algorithm=name), "forgetting"))) for name in REGIMES}
+    """Say which parts of stable SGD reduce forgetting."""
+    rows = read_table(results / "stable-sgd.parquet", ["algorithm", "batch_size", "t", "forgetting", "lr", "seed"])
+    final = small_batches(rows.filter(AFTER_LAST_TASK))
+    means = join(f"{mean(final.filter(algorithm=name), 'forgetting'):.1f} ({name})" for name in names(final))
     return (
-        "Stable SGD forgets less because its learning rate decays: averaged over learning rates and seeds, plain SGD "
-        f"forgets {mean['plastic']:.1f} points, with dropout alone {mean['dropout alone']:.1f}, with decay alone "
-        f"{mean['decay alone']:.1f}, with both {mean['stable']:.1f}."
-        if mean["decay alone"] < mean["plastic"] <= mean["dropout alone"]
-        else f"Forgetting of the parts of stable SGD, in points: {', '.join(f'{k} {v:.1f}' for k, v in mean.items())}."
+        "What each part of stable SGD does to forgetting, averaged over the others, in points with 95 % intervals over "
+        f"seeds: {part_effects(rows)} With batches of {final['batch_size'][0]}, forgetting is {means}."
     )
-
-
-REGIMES = ("plastic", "dropout alone", "decay alone", "stable")
 
 
 def _name(run: Run) -> str:

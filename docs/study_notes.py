@@ -24,8 +24,9 @@ from glocal.paper.studies.common import (
     names,
     rank_correlation,
 )
-from glocal.paper.studies.forgetting import PREDICTORS
+from glocal.paper.studies.forgetting import PREDICTORS, paired
 from glocal.paper.studies.hessian import float32_radii, radius_curve
+from glocal.paper.studies.stability import AFTER_LAST_TASK, effects
 from glocal.paper.studies.theorems import SIDES, variant_differences
 from glocal.paper.study import Row, read_table
 from glocal.report.table import signed
@@ -86,7 +87,7 @@ estimate does not know."""
 
 def perturbation_cifar10(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     kinds = names(rows, "statistics")
-    tasks = "; ".join(f"with {kind} statistics {_task_spread(rows.filter(statistics=kind))}" for kind in kinds)
+    solutions = "; ".join(f"with {kind} statistics {_solution_spread(rows.filter(statistics=kind))}" for kind in kinds)
     overflow = join(_overflow(rows, kind) for kind in kinds)
     return rf"""
 The paper: the score increases with the radius while that is small and drops to 1 after about 10³; the curve has much
@@ -94,7 +95,7 @@ the same shape for all tasks. The published figures compute the Hessian on a tas
 the sum of test losses by the number of training batches; here examples are spread over the whole task, losses are
 means over their own examples, and everything is in double precision. Losses leave the range of single precision
 {overflow}; a score computed from such losses in single precision is meaningless, so the figure ends before them, while
-the table and the verdict have all radii. Between tasks: {tasks}."""
+the table and the verdict have all radii. Between solutions: {solutions}."""
 
 
 def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -104,15 +105,24 @@ def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     compared = join(f"{value:.3g} ({kind} statistics)" for kind, value in highest.items())
     return rf"""
 The paper: the score does not converge to 1 as the radius grows, and is much lower than on Split CIFAR-10. The highest
-median score here is {_highest(table, "none"):.3g}, against {compared} on Split CIFAR-10. Between tasks:
-{_task_spread(rows)}."""
+median score here is {_highest(table, "none"):.3g}, against {compared} on Split CIFAR-10. Between solutions:
+{_solution_spread(rows)}."""
 
 
 def hessian_rank(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    return r"""
+    in_roots = {row["definition"]: row["after 1 task, in √P"] for row in table}
+    near = sum(0.1 <= value <= 10 for value in in_roots.values())
+    parameters = rows["parameters"][0]
+    return rf"""
 The paper: the rank of the average Hessian is small compared with P and grows sub-linearly with the tasks. What it
 calls effective rank is the number of eigenvalues above a threshold; here *effective rank* is exp(−Σ p log p) with p =
-|λ| / Σ|λ|, which needs no threshold. How small the rank is depends on what counts as zero."""
+|λ| / Σ|λ|, which needs no threshold. How small the rank is depends on what counts as zero.
+
+The paper also says (§4.1), by a theorem on deep linear networks, that the rank of one task's Hessian is of the order of
+√P, which is {parameters**0.5:.0f} for the {parameters:,} parameters here. After one task, the rank is
+{min(in_roots.values()):.2g} to {max(in_roots.values()):.2g} √P by the {len(in_roots)} definitions, of which {near} are
+within a factor of 10 of √P, and {in_roots["numerical rank"]:.2g} √P by the numerical rank. One network cannot show how
+the rank grows with P."""
 
 
 def flatness(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -122,11 +132,19 @@ def flatness(rows: pl.DataFrame, table: Sequence[Row]) -> str:
         f"{signed(within[name])} ({signed(everything[f'ρ with {name}'])} over all solutions) with {name}"
         for name in within
     )
+    sizes = distinct(rows, "batch_size")
+    pairs = {size: paired(rows.filter(batch_size=size)) for size in sizes}
+    counts = "; ".join(
+        f"with batches of {size:g} it is flatter in {(own['top'] > own['top_stable']).sum()} and forgets less in "
+        f"{(own['at_end'] > own['at_end_stable']).sum()} of {len(own)} pairs"
+        for size, own in pairs.items()
+    )
     return rf"""
 The paper: near a solution the quadratic approximation makes flat minima forget less, as long as learning is local. ρ
-is Spearman's rank correlation with forgetting after the last task. Its mean over regimes and learning rates is {parts};
-the last predictor includes the distance. Stable SGD uses batches of 16 and plain SGD batches of 64, as their authors
-do, so it makes four times as many steps."""
+is Spearman's rank correlation with forgetting after the last task. Its mean over regimes, batch sizes and learning
+rates is {parts}; the last predictor includes the distance. The authors of stable SGD give it smaller batches than plain
+SGD. Here both regimes are compared at equal batch sizes of {join(f"{size:g}" for size in sizes)}, so at equal numbers
+of steps. Stable SGD against plain SGD: {counts}."""
 
 
 def theorem1(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -172,16 +190,20 @@ Forgetting of OGD-GTL minus that of full OGD, in points with 95 % t-intervals ov
 
 
 def stable_sgd(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    lrs = distinct(rows, "lr")
-    forgetting = {(row["algorithm"], row["lr"]): row["forgetting"] for row in table}
+    lrs, small = distinct(rows, "lr"), distinct(rows, "batch_size")[0]
+    forgetting = {(row["algorithm"], row["lr"]): row["forgetting"] for row in table if row["batch_size"] == small}
     averages = {name: np.mean([forgetting[name, lr] for lr in lrs]) for name in names(rows)}
     worse = sum(forgetting["dropout alone", lr] > forgetting["plastic", lr] for lr in lrs)
     parts = join(f"{value:.1f} ({name})" for name, value in averages.items())
     return rf"""
 The paper observes less forgetting in the stable regime at all learning rates, more forgetting at higher rates in
 both, and a trajectory that soon stays in one region. The stable regime here is dropout of 0.5 and a rate that decays
-by 0.8 per task, without the momentum and the lower bound on the rate of its authors' code. Forgetting averaged over
-learning rates is {parts}. Dropout alone forgets more than plastic SGD at {worse} of {len(lrs)} rates."""
+by 0.8 per task, without the momentum and the lower bound on the rate of its authors' code. With batches of {small:g},
+as in the paper's figure, forgetting averaged over learning rates is {parts}, and dropout alone forgets more than
+plastic SGD at {worse} of {len(lrs)} rates.
+
+Every combination of dropout, decay and batch size was trained. What each part does, averaged over learning rates and
+the other parts, in points of forgetting with 95 % t-intervals over seeds: {part_effects(rows)}"""
 
 
 def tradeoff(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -211,6 +233,26 @@ NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
 }
 
 
+def part_effects(rows: pl.DataFrame) -> str:
+    """Say what each part of stable SGD does to forgetting, the most helpful first, and that small batches add steps."""
+    small, *_, large = distinct(rows, "batch_size")
+    final = rows.filter(AFTER_LAST_TASK)
+    found, lost = effects(final), distinct(final.filter(~pl.col("forgetting").is_finite()), "seed")
+    parts = (f"{part} {_direction(found[part])} ({found[part]})" for part in sorted(found, key=lambda x: found[x].mean))
+    without = f", leaving out seeds with a diverged run ({join(f'{seed:g}' for seed in lost)})" if lost else ""
+    return (
+        f"{join(parts)}{without}. Batches of {small:g} instead of {large:g} also make {large / small:.1f} times as "
+        "many steps."
+    )
+
+
+def _direction(effect: MeanInterval) -> str:
+    """Say what a part does to forgetting, by its interval."""
+    if effect.high < 0:
+        return "lowers it"
+    return "raises it" if effect.low > 0 else "has no clear effect"
+
+
 def _power(x: np.ndarray, y: np.ndarray) -> float:
     """Fit p of y ∝ xᵖ to the points that are finite."""
     known = np.isfinite(y)
@@ -221,15 +263,16 @@ def _highest(table: Sequence[Row], statistics: str) -> float:
     return max(row["eigen, train"] for row in table if row["BatchNorm statistics"] == statistics)
 
 
-def _task_spread(rows: pl.DataFrame) -> str:
-    """Compare the tasks' median scores of eigenvectors on training data."""
+def _solution_spread(rows: pl.DataFrame) -> str:
+    """Compare the median scores of eigenvectors on training data between all tasks of all seeds."""
     own = rows.filter(split="train", kind="eigen")
-    curves = np.stack([radius_curve(task, "score").middle for task in own.partition_by("task")])
+    curves = np.stack([radius_curve(part, "score").middle for part in own.partition_by("seed", "task")])
     factors = curves.max(0) / curves.min(0)
     alike = np.median([np.corrcoef(np.log(pair))[0, 1] for pair in combinations(curves, 2)])
     return (
-        f"the {len(curves)} tasks' median scores differ by a factor of {np.median(factors):.3g} at the median radius, "
-        f"{factors.max():.3g} at most; the median correlation of two tasks' curves, in logarithms, is {alike:.2f}"
+        f"median scores at {len(curves)} solutions ({own['seed'].n_unique()} seeds, {own['task'].n_unique()} tasks) "
+        f"differ by a factor of {np.median(factors):.3g} at the median radius, {factors.max():.3g} at most; the median "
+        f"correlation of two solutions' curves, in logarithms, is {alike:.2f}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -236,17 +237,17 @@ def test_runs_that_draw_other_random_numbers(page: ModuleType) -> None:
 
 
 def test_notes_follow_the_numbers(page: ModuleType) -> None:
-    """Scores of r, and 3 and 6 times as much in the second task; losses of 1e30 r leave single precision at r = 1e9."""
-    names = ("statistics", "split", "kind", "task", "radius", "score", "loss")
+    """Scores of r, and 3 and 6 times as much with the second seed; losses of 1e30 r leave single precision at 1e9."""
+    names = ("statistics", "split", "kind", "task", "seed", "radius", "score", "loss")
     values = [
-        (t, r, r * f, 1e30 * r)
-        for t, scale in enumerate(((1, 1), (3, 6)))
+        (0, seed, r, r * f, 1e30 * r)
+        for seed, scale in enumerate(((1, 1), (3, 6)))
         for r, f in zip((1.0, 1e9), scale, strict=True)
     ]
     rows = pl.DataFrame([("running", "train", "eigen", *x) for x in values], names, orient="row")
     text = page.NOTES["perturbation-cifar10"](rows, [])
     assert "single precision\nfrom r = 1e+09 on with running statistics;" in text
-    assert "the 2 tasks' median scores differ by a factor of 4.5 at the median radius, 6 at most" in text
+    assert "2 solutions (2 seeds, 1 tasks) differ by a factor of 4.5 at the median radius, 6 at most" in text
     assert "is 1.00." in text
 
     def table(low: float, high: float) -> list[dict[str, Any]]:
@@ -256,6 +257,24 @@ def test_notes_follow_the_numbers(page: ModuleType) -> None:
     rates = pl.DataFrame({"lr": [0.1, 1.0]})
     assert "at the highest 50 % and 50 %: the theorem is nearer" in page.NOTES["theorem2"](rates, table(0.2, 1.0))
     assert page.NOTES["theorem2"](rates, table(1.0, 0.2)).endswith("at the highest 10 % and 10 %.")
+
+
+@pytest.mark.parametrize(("decay", "words"), [(-9.0, "decay lowers it (−9.00"), (9.0, "decay raises it (+9.00")])
+def test_words_on_stable_sgd_follow_the_effects(page: ModuleType, tmp_path: Path, decay: float, words: str) -> None:
+    """Dropout adds −1 or 1, by seed, and a small batch 5."""
+    regimes = {"plastic": (0, 0), "stable": (1, 1), "dropout alone": (1, 0), "decay alone": (0, 1)}
+    rows = [
+        {"algorithm": name, "batch_size": size, "lr": 0.1, "seed": seed, "t": t}
+        | {"forgetting": 30 + (2 * seed - 1) * dropped + decay * decayed + 5 * (size == 10)}
+        for name, (dropped, decayed) in regimes.items()
+        for size in (10, 128)
+        for seed in (0, 1)
+        for t in (1, 2)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "stable-sgd.parquet")
+    text = sys.modules["other_findings"].stable_sgd(tmp_path)
+    assert words in text and "dropout has no clear effect (+0.00 [" in text and "a small batch raises it (+5.00" in text
+    assert "12.8 times as many steps" in text and "forgetting is 35.0 (plastic)" in text
 
 
 def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:
