@@ -277,6 +277,27 @@ def test_words_on_stable_sgd_follow_the_effects(page: ModuleType, tmp_path: Path
     assert "12.8 times as many steps" in text and "forgetting is 35.0 (plastic)" in text
 
 
+@pytest.mark.parametrize(
+    ("moved", "answer"),
+    [
+        (1.0, "Yes: 2 of 2 numbers are equivalent within ±2 points"),
+        (2.0, "Not shown for all of them: 0 of 2 numbers are equivalent within ±2 points, 0 different and 2 undecided"),
+        (-3.0, "No: 0 of 2 numbers are equivalent within ±2 points, 2 different"),
+    ],
+)
+def test_the_line_on_retraining_follows_the_intervals(page: ModuleType, moved: float, answer: str) -> None:
+    cell = COLUMNS["rotated-mnist"].published_cell(COLUMNS["rotated-mnist"].row("er"), 0.01)
+    assert cell is not None
+    rows = [
+        {"challenge": "rotated-mnist", "algorithm": "er", "locality": "global", "lr": 0.01, "seed": i, "sequence": j}
+        | {name: cell[f"{name}_mean"] + moved + 0.1 * (i - 4.5) for name in ("acc", "forgetting")}
+        for i in range(10)
+        for j in range(5)
+    ]
+    text = page.experiment_notes.LINES["retraining"](pl.DataFrame(rows))
+    assert answer in text and f"{page.signed(moved)} [" in text and "0 of 0 are equivalent" in text
+
+
 def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:
     assert page.further(Runs([])) == ""
     told = page.further(Runs([short("sgd", 0.1), short("icarl", 0.1), short("icarl", 0.5)]))
