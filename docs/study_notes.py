@@ -25,7 +25,7 @@ from glocal.paper.studies.common import (
     rank_correlation,
 )
 from glocal.paper.studies.forgetting import PREDICTORS, paired
-from glocal.paper.studies.hessian import float32_radii, radius_curve
+from glocal.paper.studies.hessian import SEEDS, float32_radii, radius_curve
 from glocal.paper.studies.stability import AFTER_LAST_TASK, effects
 from glocal.paper.studies.theorems import SIDES, variant_differences
 from glocal.paper.study import Row, read_table
@@ -95,7 +95,7 @@ the same shape for all tasks. The published figures compute the Hessian on a tas
 the sum of test losses by the number of training batches; here examples are spread over the whole task, losses are
 means over their own examples, and everything is in double precision. Losses leave the range of single precision
 {overflow}; a score computed from such losses in single precision is meaningless, so the figure ends before them, while
-the table and the verdict have all radii. Between solutions: {solutions}."""
+the table and the verdict have all radii. Between solutions: {solutions}.{_missing_seeds(rows)}"""
 
 
 def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -106,7 +106,7 @@ def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     return rf"""
 The paper: the score does not converge to 1 as the radius grows, and is much lower than on Split CIFAR-10. The highest
 median score here is {_highest(table, "none"):.3g}, against {compared} on Split CIFAR-10. Between solutions:
-{_solution_spread(rows)}."""
+{_solution_spread(rows)}.{_missing_seeds(rows)}"""
 
 
 def hessian_rank(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -210,10 +210,11 @@ def tradeoff(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     return r"""
 The paper says that higher learning rates make networks more plastic, and that global algorithms gain more by it,
 since local ones pay with forgetting. Changes are from the two lowest learning rates to the two highest, in points.
-The best final accuracy and its learning rate are chosen on test data. The verdict counts all rows, with the paper's
-classes; [the claims](../reproduction.md#the-papers-claims-each-tested) are tested on the paper's rows, and with the
-measured classes too. In the figure, error bars are one standard deviation over seeds, and only the last point of a
-path has them, the highest learning rate with a run that did not diverge."""
+The best final accuracy and its learning rate are chosen on test data. The verdict counts all rows but those that are
+told the task of a test input, with the paper's classes;
+[the claims](../reproduction.md#the-papers-claims-each-tested) are tested on the paper's rows, and with the measured
+classes too. In the figure, error bars are one standard deviation over seeds, and only the last point of a path has
+them, the highest learning rate with a run that did not diverge."""
 
 
 NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
@@ -270,10 +271,15 @@ def _solution_spread(rows: pl.DataFrame) -> str:
     factors = curves.max(0) / curves.min(0)
     alike = np.median([np.corrcoef(np.log(pair))[0, 1] for pair in combinations(curves, 2)])
     return (
-        f"median scores at {len(curves)} solutions ({own['seed'].n_unique()} seeds, {own['task'].n_unique()} tasks) "
-        f"differ by a factor of {np.median(factors):.3g} at the median radius, {factors.max():.3g} at most; the median "
-        f"correlation of two solutions' curves, in logarithms, is {alike:.2f}"
+        f"median scores at {len(curves)} solutions differ by a factor of {np.median(factors):.3g} at the median "
+        f"radius, {factors.max():.3g} at most; the median correlation of two solutions' curves, in logarithms, is "
+        f"{alike:.2f}"
     )
+
+
+def _missing_seeds(rows: pl.DataFrame) -> str:
+    seeds = rows["seed"].n_unique()
+    return f" Measured so far with {seeds} of {len(SEEDS)} seeds." if seeds < len(SEEDS) else ""
 
 
 def _overflow(rows: pl.DataFrame, statistics: str) -> str:

@@ -247,7 +247,7 @@ def test_notes_follow_the_numbers(page: ModuleType) -> None:
     rows = pl.DataFrame([("running", "train", "eigen", *x) for x in values], names, orient="row")
     text = page.NOTES["perturbation-cifar10"](rows, [])
     assert "single precision\nfrom r = 1e+09 on with running statistics;" in text
-    assert "2 solutions (2 seeds, 1 tasks) differ by a factor of 4.5 at the median radius, 6 at most" in text
+    assert "2 solutions differ by a factor of 4.5 at the median radius, 6 at most" in text
     assert "is 1.00." in text
 
     def table(low: float, high: float) -> list[dict[str, Any]]:

@@ -106,9 +106,9 @@ class PerturbationScore:
         figure.set_size_inches(1.2 + 6.2 * len(kinds), 6.2)
         for kind, section in zip(kinds, figure.subfigures(1, len(kinds), squeeze=False)[0], strict=True):
             own = rows.filter(statistics=kind)
-            counts = (f"{own[name].n_unique()} {name}s" for name in ("seed", "task"))
+            solutions = len(own.unique(["seed", "task"]))
             rates = " or ".join(f"{lr:g}" for lr in distinct(own, "lr"))
-            radii, title = float32_radii(own), ", ".join([*counts, f"learning rate {rates}"])
+            radii, title = float32_radii(own), f"{solutions} solutions, learning rate {rates}"
             beyond = [radius for radius in distinct(own, "radius") if radius not in radii]
             note = f"\nfrom r = {beyond[0]:g} on losses exceed single precision" if beyond else ""
             section.suptitle(f"{STATISTICS[kind]}, {title}{note}")
