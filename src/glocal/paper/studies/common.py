@@ -48,7 +48,8 @@ def make_challenge(item: WorkItem, context: Context) -> Challenge:
 
     The runs of a cohort share the tasks of a seed, so the tasks are cached.
     """
-    options = {"angles": table1.published_angles("sgd")} if item.get("angles") == "published" else {}
+    options: dict[str, Any] = {"setting": item["setting"]} if "setting" in item else {}
+    options |= {"angles": table1.published_angles("sgd")} if item.get("angles") == "published" else {}
     challenge = challenges.make(item["challenge"], item["tasks"], context.data, **options)
     return replace(challenge, make_task=lru_cache(maxsize=challenge.tasks)(challenge.make_task))
 
