@@ -13,7 +13,17 @@ from matplotlib.figure import Figure
 from glocal import load
 from glocal.lens.examination import MAX_LOCAL_LR, MEASURED_LRS, NUM_CORRECT, NUM_LOCAL, NUM_SETTINGS
 from glocal.paper import get_study
-from glocal.paper.studies.forecast import EARLY, LENS, LOCAL, SETTING, auc, leave_one_out, r_squared, settings_table
+from glocal.paper.studies.forecast import (
+    EARLY,
+    IMPLICIT,
+    LENS,
+    LOCAL,
+    SETTING,
+    auc,
+    leave_one_out,
+    r_squared,
+    settings_table,
+)
 from glocal.paper.study import Context, read_table
 
 STUDY = get_study("forecast")
@@ -61,6 +71,27 @@ def test_rows_of_a_small_setting(tmp_path: Path) -> None:
     (setting,) = settings_table(rows).rows(named=True)
     best = max(rows.filter(algorithm=name)["acc"][0] for name in LOCAL)
     assert setting["gain"] == pytest.approx(best - rows.filter(algorithm="er")["acc"][0])
+    (setting,) = settings_table(rows, implicit=True).rows(named=True)
+    best = max(rows.filter(algorithm=name)["acc"][0] for name in ("ewc", "ogd-gtl", IMPLICIT))
+    assert setting["gain"] == pytest.approx(best - rows.filter(algorithm="er")["acc"][0])
+    trained = [run.config["algorithm"]["options"]["implicit"] for run in load(tmp_path) if "laplace" in run.algorithm]
+    assert sorted(trained) == [False, True]
+
+
+def test_implicit_steps_replace_explicit_ones() -> None:
+    """A local algorithm wins with implicit steps alone: at rates up to 0.01, or at all."""
+    base: dict[str, object] = {**dict.fromkeys(STUDY.columns.split(), 1.0), "seed": 11}
+    for highest, expected in ((0.01, "the highest AUC is that of"), (1.0, "no predictor is needed")):
+        rows = []
+        for number, lr in enumerate(np.geomspace(0.001, 0.1, 24)):
+            acc = {"sgd": 60.0, "er": 80.0, **dict.fromkeys(LOCAL, 70.0), IMPLICIT: 90.0 if lr < highest else 75.0}
+            values = base | dict(zip(SETTING, (lr, 1, 30, 8), strict=True)) | {"distance": 1.0 + number}
+            rows += [values | {"algorithm": name, "acc": value} for name, value in acc.items()]
+        table = pl.DataFrame(rows)
+        assert (settings_table(table)["gain"] < 0).all()
+        wins = sum(lr < highest for lr in np.geomspace(0.001, 0.1, 24))
+        verdict = STUDY.summarize(table).verdict
+        assert f"wins in {wins} of 24 settings" in verdict and expected in verdict
 
 
 def test_the_accuracy_of_the_recommendation() -> None:
