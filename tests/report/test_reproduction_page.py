@@ -16,6 +16,7 @@ from fake_runs import fake_run, published_runs
 
 from glocal.paper import results
 from glocal.paper.table1 import COLUMNS
+from glocal.report.table import signed
 from glocal.store.run import Run, Runs
 
 TINY = COLUMNS["split-tinyimagenet"]
@@ -30,8 +31,9 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "HERE", tmp_path)
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    for part in (module, module.split_text):
+        monkeypatch.setattr(part, "HERE", tmp_path)
+        monkeypatch.setattr(part, "RESULTS", tmp_path)
     return module
 
 
@@ -88,11 +90,11 @@ def test_a_number_that_one_seed_put_far_off_is_told_with_what_more_seeds_say(
     """Published: 54.01 ± 1.99, an unbiased variance of 4.95. One seed borrows it: 6.99 / √(4.95 (1 + 1/5)) = 2.87. Two
     have their own, 72 or 0.5: 0.99 / √(72 / 2 + 0.99) = 0.16, or 6.49 / √(0.5 / 2 + 0.99) = 5.83."""
     runs = Runs([cifar(11, 0.61), cifar(13, second)])
-    _, told = page.by_more_seeds(runs, page.compare(runs))
+    _, told = page.split_text.by_more_seeds(runs, page.compare(runs))
     assert said in told and "forgetting" not in told and "seed 11 is 1.0 deviations from our mean" in told
-    assert page.by_more_seeds(runs[:1], page.compare(runs[:1])) == []
+    assert page.split_text.by_more_seeds(runs[:1], page.compare(runs[:1])) == []
     near = Runs([cifar(11, 0.55), cifar(13, second)])
-    assert page.by_more_seeds(near, page.compare(near)) == []
+    assert page.split_text.by_more_seeds(near, page.compare(near)) == []
 
 
 def test_projected_cost(page: ModuleType) -> None:
@@ -110,7 +112,7 @@ def test_projected_cost(page: ModuleType) -> None:
             short("icarl", 0.1, 4.0, 120, pace=0.02),
         ]
     )
-    text = page.projection(runs, TINY)
+    text = page.split_text.projection(runs, TINY)
     assert "| `sgd` | 10.00 | 21.7 | 0.5 | 0.4 |" in text
     assert "| `icarl` | 20.00 | 44.7 | 0.8 | 0.7 |" in text
     assert "median epoch of 4 to 8 runs trained" in text and "tasks have 12.5 times as many examples" in text
@@ -118,19 +120,19 @@ def test_projected_cost(page: ModuleType) -> None:
         "2 rows of 5 learning rates and 5 seeds, 313,000 steps a run without exemplars, would take 67.6 hours" in text
     )
     assert "without `agem`, `er`, `si`, `ewc`, `ogd-published`, `ogd-gtl`, of which" in text
-    more = page.projection(Runs([*runs, short("icarl-random", 0.1, 4.0, 120, pace=0.02)]), TINY)
+    more = page.split_text.projection(Runs([*runs, short("icarl-random", 0.1, 4.0, 120, pace=0.02)]), TINY)
     assert "| `icarl-random` | 20.00 | 44.7 |" in more
-    assert "median epoch of 4 runs trained" in page.projection(runs[:2], TINY)
+    assert "median epoch of 4 runs trained" in page.split_text.projection(runs[:2], TINY)
 
 
 def test_algorithms_without_a_row_are_told_of_once(page: ModuleType, tmp_path: Path) -> None:
     """Task 1 loses 0.1, half of that among its own classes: 0.05; the mean of 0.9 and 0.95 is 0.925. Among all classes
     that of 0.8 and 0.9 is 0.85."""
     table = Runs([short("sgd", 0.1), short("er", 0.1)])
-    assert page.others(table, "split-tinyimagenet") == []
+    assert page.split_text.others(table, "split-tinyimagenet") == []
     more = Runs([short("derpp", 0.01, 9.4, pace=0.0084), short("gem", 0.01, 17.6, pace=0.01)])
     results.add(more, tmp_path / "split-tinyimagenet-others.parquet")
-    told, lines = page.others(table, "split-tinyimagenet")
+    told, lines = page.split_text.others(table, "split-tinyimagenet")
     assert "each once, at learning rate 0.01 and with seed 11: 2 runs took 27 s together" in told
     absent = told.partition("Not run yet: ")[2]
     assert "`hat`, `ewc`, `laplace`" in absent
@@ -145,7 +147,7 @@ def test_class_incremental_accuracy(page: ModuleType) -> None:
     """Over two tasks, after which the first has lost `lost`: learnt − lost / 2; one task alone would give 50 %."""
     made = [("er", 0.1, 1, 0.2), ("er", 0.1, 2, 0.4), ("er", 0.5, 1, 0.6), ("sgd", 0.1, 1, 0.8)]
     runs = Runs([fake_run(name, lr, seed, setting="task", tasks=2, lost=lost) for name, lr, seed, lost in made])
-    text = page.class_incremental(runs)
+    text = page.split_text.class_incremental(runs)
     assert "| `er` | 75.00 ± 5.00 (2) | 60.00 (1) |\n| `sgd` | 50.00 (1) | – |" in text
     assert "among all 10 classes" in text and "at most 50 %; `er` reach more." in text
 
@@ -162,12 +164,12 @@ def test_split_columns_have_their_figures(page: ModuleType, tmp_path: Path) -> N
     random = [short("icarl-random", lr) for lr in (0.01, 0.1)]
     for runs, both in ((herding, False), ([*herding, *random], True)):
         results.write(runs, tmp_path / "split-tinyimagenet.parquet")
-        text = page.split("split-tinyimagenet")
+        text = page.split_text.split("split-tinyimagenet")
         assert "](images/split-tinyimagenet-distance.png)" in text and "| `icarl` | 200.00 |" in text
         assert ("](images/split-tinyimagenet-icarl-buffer.png)" in text) is both
         assert (tmp_path / "images" / "split-tinyimagenet-icarl-buffer.png").exists() is both
         assert (tmp_path / "images" / "split-tinyimagenet-distance.png").exists()
-    assert page.split("split-cifar10") == ""
+    assert page.split_text.split("split-cifar10") == ""
 
 
 @pytest.mark.parametrize(
@@ -182,17 +184,17 @@ def test_split_columns_have_their_figures(page: ModuleType, tmp_path: Path) -> N
 def test_the_sentence_follows_the_numbers(
     page: ModuleType, lowest: float, highest: float, shown: bool, said: str
 ) -> None:
-    assert said in page.thesis(lowest, highest, shown)
+    assert said in page.rotated_text.thesis(lowest, highest, shown)
 
 
 def test_differences_by_rate(page: ModuleType) -> None:
     """Forgetting over T−1 = 4 tasks is 62.5 % of `lost`: 20 and 15 points, 10 and 25."""
     lost = {("sgd", 0.1): 0.32, ("sgd", 0.5): 0.24, ("ogd-gtl", 0.1): 0.16, ("ogd-gtl", 0.5): 0.40, ("er", 0.9): 0.5}
     runs = Runs([fake_run(name, lr, tasks=5, lost=x) for (name, lr), x in lost.items()])
-    text = page.by_rates(page.compare(runs), runs)
+    text = page.rotated_text.by_rates(page.compare(runs), runs)
     assert ", is in points: -10.0 at 0.1, +10.0 at 0.5. One seed gives no verdict." in text
     alone = Runs([run for run in runs if run.algorithm != "sgd"])
-    assert page.by_rates(page.compare(alone), alone) == ""
+    assert page.rotated_text.by_rates(page.compare(alone), alone) == ""
 
 
 @pytest.mark.parametrize(("alike", "rising"), [(True, True), (True, False), (False, True)])
@@ -204,12 +206,12 @@ def test_what_the_papers_test_makes_of_ogd(page: ModuleType, alike: bool, rising
             sgd = 0.1 + (0.04 * i if rising else 0.0) + 0.004 * (seed - 2) * (1 + i)
             lost = {"sgd": sgd, "ogd-published": sgd if alike else 0.1, "ogd-gtl": sgd / 2}
             runs += [fake_run(name, lr, seed, tasks=5, lost=x) for name, x in lost.items()]
-    text = page.tested(page.compare(Runs(runs)))
+    text = page.rotated_text.tested(page.compare(Runs(runs)))
     same = "−7.50 (`ogd-published`), −7.50 (SGD) and −3.75" in text  # 0.12 × 62.5, from 0.5 of a step to 3.5
     assert same is (alike and rising)
     assert ("The published row is that of SGD" in text) is alike
     assert ("passes the test of local algorithms" in text) is (alike and rising)
-    assert page.tested(page.compare(Runs([run for run in runs if run.algorithm != "sgd"]))) == ""
+    assert page.rotated_text.tested(page.compare(Runs([run for run in runs if run.algorithm != "sgd"]))) == ""
 
 
 def test_tasks_in_which_runs_diverge(page: ModuleType) -> None:
@@ -218,22 +220,25 @@ def test_tasks_in_which_runs_diverge(page: ModuleType) -> None:
         fake_run("laplace", lr, seed, diverged=step) for lr, seed, step in ((0.1, 1, 11), (0.1, 2, 21), (0.01, 1, 30))
     ]
     runs = [replace(run, info={**run.info, "steps": 30}) for run in (*made, fake_run("laplace", 0.01, 2))]
-    text = page.divergence(Runs(runs))
+    text = page.rotated_text.divergence(Runs(runs))
     assert "`laplace` at 0.01 in task 3 (1 of 2 runs) and at 0.1 in task 2 to 3 (2 of 2 runs). A gradient" in text
     assert "which they do here" in text
     later = [replace(run, config={**run.config, "lr": 1.0}) for run in runs if run.lr == 0.01]
-    assert "which they do not always here" in page.divergence(Runs([*later, *runs[:2]]))
+    assert "which they do not always here" in page.rotated_text.divergence(Runs([*later, *runs[:2]]))
     arrays = {name: np.array(x) for name, x in {"distance_from_init": (4, 4, 99.6), "update_norm": (4, 4, 96)}.items()}
     exploded = replace(runs[-1], arrays={k: v for k, v in runs[-1].arrays.items() if k != "epoch_loss"} | arrays)
-    assert "`laplace` at 0.01 with seed 2, whose distance from θ_0 jumps from 4 to 100." in page.divergence([exploded])
-    assert page.divergence(Runs(runs[-1:])) == ""
+    assert (
+        "`laplace` at 0.01 with seed 2, whose distance from θ_0 jumps from 4 to 100."
+        in page.rotated_text.divergence([exploded])
+    )
+    assert page.rotated_text.divergence(Runs(runs[-1:])) == ""
 
 
 def test_runs_that_draw_other_random_numbers(page: ModuleType) -> None:
     runs = [fake_run("er", seed=seed) for seed in range(3)]
-    assert page.other_draws(Runs(runs)) == ""
+    assert page.split_text.other_draws(Runs(runs)) == ""
     other = [replace(run, config={**run.config, "protocol": 2}) for run in runs[:2]]
-    assert page.other_draws(Runs([*runs, *other])).endswith(": seeds 0 and 1 of `er`.")
+    assert page.split_text.other_draws(Runs([*runs, *other])).endswith(": seeds 0 and 1 of `er`.")
 
 
 def test_notes_follow_the_numbers(page: ModuleType) -> None:
@@ -254,7 +259,7 @@ def test_notes_follow_the_numbers(page: ModuleType) -> None:
         forms = {("ogd", 0.1): low, ("ogd", 1.0): high, ("sgd", 0.1): 2.0, ("sgd", 1.0): 2.0}
         return [{"algorithm": a, "lr": lr, "Δᵀ G Δ": x, "E(t)": x / 2} for (a, lr), x in forms.items()]
 
-    rates = pl.DataFrame({"lr": [0.1, 1.0]})
+    rates = pl.DataFrame({"lr": [0.1, 1.0], "t": [20, 20]})
     assert "at the highest 50 % and 50 %: the theorem is nearer" in page.NOTES["theorem2"](rates, table(0.2, 1.0))
     assert page.NOTES["theorem2"](rates, table(1.0, 0.2)).endswith("at the highest 10 % and 10 %.")
 
@@ -295,12 +300,12 @@ def test_the_line_on_retraining_follows_the_intervals(page: ModuleType, moved: f
         for j in range(5)
     ]
     text = page.experiment_notes.LINES["retraining"](pl.DataFrame(rows))
-    assert answer in text and f"{page.signed(moved)} [" in text and "0 of 0 are equivalent" in text
+    assert answer in text and f"{signed(moved)} [" in text and "0 of 0 are equivalent" in text
 
 
 def test_further_rows_have_a_sentence_of_their_own(page: ModuleType) -> None:
-    assert page.further(Runs([])) == ""
-    told = page.further(Runs([short("sgd", 0.1), short("icarl", 0.1), short("icarl", 0.5)]))
+    assert page.rotated_text.further(Runs([])) == ""
+    told = page.rotated_text.further(Runs([short("sgd", 0.1), short("icarl", 0.1), short("icarl", 0.5)]))
     assert told.startswith(" The rows of `sgd` and `icarl` were trained beside") and "3 runs took 6 s" in told
 
 
@@ -314,7 +319,7 @@ def test_gradients_a_task_are_those_of_the_runs(page: ModuleType) -> None:
             for (name, lr), x in lost.items()
         ]
     )
-    text = page.orthogonal(page.compare(runs), runs)
+    text = page.rotated_text.orthogonal(page.compare(runs), runs)
     assert (
         "At lr 0.1 plain SGD forgets 20.0 points, `ogd-published` 20.0, and `ogd-gtl`, with 2 gradients a task" in text
     )
@@ -330,21 +335,21 @@ def test_precisions_are_compared_seed_by_seed(page: ModuleType) -> None:
         for seed, accuracy in enumerate(accuracies)
         for lr, away in ((0.1, 0.0), (0.2, 0.01 * (name == "bf16")))
     }
-    assert page.differences(found, "bf16", "acc") == pytest.approx([-2, -4])
-    assert page.differences(found, "bf16", "learning_accuracy") == pytest.approx([-1.5, -3.5])
-    told = page.costs(found, "bf16")
+    assert page.split_text.differences(found, "bf16", "acc") == pytest.approx([-2, -4])
+    assert page.split_text.differences(found, "bf16", "learning_accuracy") == pytest.approx([-1.5, -3.5])
+    told = page.split_text.costs(found, "bf16")
     assert "by −2.50 points right after learning (95 % interval −15.21 to +10.21)" in told
     assert "by −3.00 points in the end (95 % interval −15.71 to +9.71)." in told
     del found["fp32", 0.1, 1], found["fp32", 0.2, 1]
-    assert page.differences(found, "bf16", "acc") == pytest.approx([-2])
+    assert page.split_text.differences(found, "bf16", "acc") == pytest.approx([-2])
 
 
 def test_the_section_on_precision(page: ModuleType, tmp_path: Path) -> None:
-    assert page.precision() == ""
+    assert page.split_text.precision() == ""
     plain = [short("sgd", lr) for lr in (0.01, 0.1)]
     half = [replace(run, config={**run.config, "precision": "bf16"}) for run in plain]
     results.write([*plain, *half[:1]], tmp_path / "precision.parquet")
-    text = page.precision()
+    text = page.split_text.precision()
     assert "--lrs 0.01 0.1 --seeds 11 --precision" in text and "3 runs took 6 s together" in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[:2] for row in rows] == [["| `fp32`", "0.01"], ["| `fp32`", "0.1"], ["| `bf16`", "0.01"]]

@@ -1,0 +1,279 @@
+"""Pages of the split challenges and of precision. Every number about our results is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import get_args
+
+from claims_text import agreement, compared, join
+from run_text import chosen, cost
+
+from glocal.algorithms import ALGORITHMS
+from glocal.metrics import confidence_interval, summary
+from glocal.paper import results
+from glocal.paper.comparison import MAX_Z, Comparison, compare, relabel, render
+from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
+from glocal.precision import Precision
+from glocal.report.table import ABSENT, mean_std, signed
+from glocal.store.run import Run, Runs
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
+
+SPLIT = {
+    "split-cifar10": """Five tasks of two classes, fifty epochs each, batch 32, ResNet-18 of 11,173,962 parameters in
+bf16, the published hyperparameters; accuracy among the task's own classes. Up to three rows were trained at a
+time on one GPU, so that their seconds include waiting for each other.""",
+    "split-tinyimagenet": """ResNet-18 in bf16 on the part of the data at hand, two tasks of twenty classes with 200
+images each, three epochs: short runs, which show that every row of the table trains, and what the whole column would
+cost.""",
+}
+PRECISION = """# Precision
+
+Split CIFAR-10 by plain SGD with three epochs a task, multiplied as `--precision` says: `glocal paper table1 --challenge
+split-cifar10 --algorithms sgd --epochs 3 --lrs {rates} --seeds {seeds} --precision …`. {cost}
+
+{table}
+
+{verdict}
+
+"""
+EXACT = "fp32"
+MEANS = """Means over seeds, in percent. Differences are taken at the same learning rate and seed, and their intervals
+over seeds: of few seeds they only tell what a precision may cost at most. The split challenges are trained with
+`bf16`, the fastest, because of these differences alone; the agreement with published numbers is no argument for it."""
+FILLING = ("ogd", "ogd-ave", "ogd-gtl")
+"""Algorithms whose steps are slower the more they remember."""
+MEASURED = ("split-tinyimagenet",)
+"""Columns that are too short to compare, and whose cost is projected."""
+
+
+def split(challenge: str) -> str:
+    """A section for a split challenge, where its results are."""
+    file = RESULTS / f"{challenge}.parquet"
+    if not file.exists():
+        return ""
+    runs = results.read(file)
+    made = compare(runs)
+    parts = [f"# {challenge}", f"{SPLIT[challenge]}{other_draws(runs)} {cost(runs)}"]
+    if any(row.acc.z is not None for row in made.rows):
+        parts += [agreement(made), *by_more_seeds(runs, made)]
+    if challenge in MEASURED:
+        parts += [projection(runs, COLUMNS[challenge]), *others(runs, challenge)]
+    parts += figures(runs, challenge)
+    parts += exemplars(made)
+    parts += [str(render(made, "markdown")).strip(), class_incremental(runs)]
+    return "\n\n".join(parts) + "\n\n"
+
+
+def class_incremental(runs: Runs) -> str:
+    """Tabulate the final accuracy among all classes, by learning rate, with the seeds of each cell."""
+    rows = compare(runs, scope="class", published=False).rows
+    lrs = sorted({row.lr for row in rows})
+    cells: dict[str, dict[float, str]] = {}
+    best: dict[str, float] = {}
+    for row in rows:
+        if (ours := row.acc.ours) is None:
+            continue
+        cells.setdefault(row.algorithm, {})[row.lr] = f"{mean_std(ours.mean, ours.std)} ({ours.seeds})"
+        best[row.algorithm] = max(ours.mean, best.get(row.algorithm, 0.0))
+    lines = [["algorithm", *(f"lr {lr:g}" for lr in lrs)], ["---", *["---:"] * len(lrs)]]
+    lines += [[f"`{name}`", *(own.get(lr, ABSENT) for lr in lrs)] for name, own in cells.items()]
+    tasks, outputs = runs[0].tasks, runs[0].config["challenge"]["outputs"]
+    most = 100 / tasks
+    above = [f"`{name}`" for name, value in best.items() if value > most]
+    told = (
+        f"The same runs, where an image is classified among all {outputs} classes instead of those of its task: final "
+        "accuracy in percent, mean ± standard deviation, and in brackets the number of seeds. A network that knows the "
+        f"classes of one task only has at most {most:.0f} %{f'; {join(above)} reach more' if above else ''}."
+    )
+    return "\n\n".join(["## Class-incremental accuracy", told, "\n".join(f"| {' | '.join(x)} |" for x in lines)])
+
+
+def figures(runs: Runs, challenge: str) -> list[str]:
+    """The distances of all runs, and iCaRL with both kinds of exemplars where both are there."""
+    drawn = HERE / "images" / f"{challenge}-distance.png"
+    relabel(runs).plot("distance", drawn)
+    parts = [f"![Distance from the initialisation by learning rate, and relative to plain SGD](images/{drawn.name})"]
+    buffers = runs.where(lambda run: run.config["algorithm"]["name"] in ICARL_ALGORITHMS)
+    if {run.config["algorithm"]["name"] for run in buffers} == set(ICARL_ALGORITHMS):
+        drawn = HERE / "images" / f"{challenge}-icarl-buffer.png"
+        relabel(buffers).plot("forgetting", drawn)
+        parts.append(f"![Forgetting of iCaRL with herding and with random exemplars](images/{drawn.name})")
+    return parts
+
+
+def exemplars(made: Comparison) -> list[str]:
+    """What the figure of iCaRL's buffers shows, beside what the paper says of it."""
+    tests = {row.algorithm: row.trend for row in made.trends if row.algorithm in ICARL_ALGORITHMS}
+    more = {name: -trend.difference for name, trend in tests.items()}
+    if set(more) != set(ICARL_ALGORITHMS):
+        return []
+    seeds = " and ".join(f"{trend.seeds} for `{name}`" for name, trend in tests.items())
+    herding, random = (more[name] for name in ICARL_ALGORITHMS)
+    unsure = f" Seeds: {seeds}; the table of low against high rates below has intervals where there are several."
+    return [
+        "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
+        "exemplars about as much at both. From the two lowest rates to the two highest, forgetting changes by "
+        f"{herding:+.1f} points with herding and by {random:+.1f} with random exemplars.{unsure}"
+    ]
+
+
+def precision() -> str:
+    """Accuracies by how exactly the network multiplies."""
+    file = RESULTS / "precision.parquet"
+    if not file.exists():
+        return ""
+    runs = results.read(file)
+    found = {(run.config["precision"], run.lr, run.seed): summary(run) for run in runs}
+    rates, seeds = (sorted({key[i] for key in found}) for i in (1, 2))
+    lines = [
+        "| precision | learning rate | right after learning | in the end | forgetting |",
+        "| --- |" + " ---: |" * 4,
+    ]
+    names = [name for name in get_args(Precision) if any(key[0] == name for key in found)]
+    for name, lr in product(names, rates):
+        own = [found[name, lr, seed] for seed in seeds if (name, lr, seed) in found]
+        if not own:
+            continue
+        cells = (f"{100 * mean(one[what] for one in own):.1f}" for what in ("learning_accuracy", "acc", "forgetting"))
+        lines.append(f"| `{name}` | {lr:g} | {' | '.join(cells)} |")
+    told = " ".join(costs(found, name) for name in names if name != EXACT)
+    given = {"rates": " ".join(f"{lr:g}" for lr in rates), "seeds": " ".join(map(str, seeds))}
+    return PRECISION.format(**given, cost=cost(runs), table="\n".join(lines), verdict=f"{MEANS} {told}")
+
+
+def costs(found: Mapping[tuple[str, float, int], Mapping[str, float]], name: str) -> str:
+    """How far from exact products a precision's accuracies are, by seeds, and what that excludes."""
+    parts = []
+    for what, words in (("learning_accuracy", "right after learning"), ("acc", "in the end")):
+        apart = differences(found, name, what)
+        low, high = confidence_interval(apart)
+        parts.append(f"{signed(mean(apart))} points {words} (95 % interval {signed(low)} to {signed(high)})")
+    return f"`{name}` differs from `{EXACT}` by {' and by '.join(parts)}."
+
+
+def differences(found: Mapping[tuple[str, float, int], Mapping[str, float]], name: str, what: str) -> list[float]:
+    """For every seed the mean over the learning rates, in points."""
+    own = [key for key in found if key[0] == name and (EXACT, *key[1:]) in found]
+    by_seed = {seed: [key for key in own if key[2] == seed] for _, _, seed in own}
+    return [100 * mean(found[key][what] - found[EXACT, *key[1:]][what] for key in keys) for keys in by_seed.values()]
+
+
+def projection(runs: Runs, column: Column) -> str:
+    """What a step of every row took and what was beside the steps, and what the whole column would take so."""
+    lines = [
+        "| row | ms a step | hours of steps | s a task beside | hours beside |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    batches = min(run.info["steps"] / (run.tasks * run.config["epochs"]) for run in runs)  # of an epoch, not replayed
+    larger = column.steps / (column.tasks * column.epochs) / batches
+    there = len(column.lrs) * len(column.seeds) / 3600
+    hours, absent = 0.0, []
+    for row in column.all_rows:
+        own = [run for run in runs if column.find_row(*chosen(run)) == row]
+        if not own and row in column.rows:
+            absent.append(f"`{row.algorithm}`")
+        if not own:
+            continue
+        pace = median(run.info["cost"]["step_seconds"] for run in own)
+        steps = column.steps + mean(_replayed(run, batches) for run in own) * column.epochs * (column.tasks - 1)
+        beside = mean((run.info["cost"]["seconds"] - pace * run.info["steps"]) / run.tasks for run in own)
+        both = pace * steps * there, larger * beside * column.tasks * there
+        lines.append(f"| `{row.algorithm}` | {1000 * pace:.2f} | {both[0]:.1f} | {beside:.1f} | {both[1]:.1f} |")
+        hours += sum(both)
+    sizes = sorted({run.info["cost"]["cohort_runs"] for run in runs})
+    told = (
+        f"A step's time is that of the median epoch of {' to '.join(map(str, sizes[:: max(1, len(sizes) - 1)]))} runs "
+        "trained together, which share it. Beside its steps a run spends time on start-up, consolidation and "
+        f"measuring; where tasks have {larger:.1f} times as many examples it is taken to be as many times as long, "
+        f"which is too much for start-up.{unfilled(runs)} {len(lines) - 2} rows of {len(column.lrs)} learning rates "
+        f"and {len(column.seeds)} seeds, {column.steps:,} steps a run without exemplars, would take {hours:.1f} hours"
+    )
+    told += f", without {', '.join(absent)}, of which there are no runs." if absent else "."
+    return "\n".join([*lines, "", told])
+
+
+def others(runs: Runs, challenge: str) -> list[str]:
+    """Every algorithm that the table has no row of, one short run each."""
+    file = RESULTS / f"{challenge}-others.parquet"
+    if not file.exists():
+        return []
+    more = results.read(file)
+    ((lr, seed),) = {(run.lr, run.seed) for run in more}
+    lines = ["| algorithm | ACC | FGT | class-incremental ACC | ms a step | s in all |", "| --- |" + " ---: |" * 5]
+    for run in sorted(more, key=lambda run: list(ALGORITHMS).index(chosen(run)[0])):
+        found, took = summary(run), run.info["cost"]
+        values = (found["acc"], found["forgetting"], summary(run, "class")["acc"])
+        accuracies = " | ".join("diverged" if run.diverged else f"{100 * value:.2f}" for value in values)
+        lines.append(
+            f"| `{run.info['label']}` | {accuracies} | {1000 * took['step_seconds']:.2f} | {took['seconds']:.0f} |"
+        )
+    here = {chosen(run)[0] for run in (*runs, *more)}
+    absent = [f"`{name}`" for name in ALGORITHMS if name not in here]
+    told = f" Not run yet: {', '.join(absent)}." if absent else ""
+    about = f"The other algorithms, each once, at learning rate {lr:g} and with seed {seed}: "
+    given = " `hat`, `packnet` and `pnn` are given the task of an image, in class-incremental accuracy as well."
+    return [f"{about}{cost(more)}{told}{given}", "\n".join(lines)]
+
+
+def unfilled(runs: Runs) -> str:
+    """Whose memories slow steps down by what is in them: of the first of two tasks nothing was."""
+    names = [f"`{name}`" for name in dict.fromkeys(chosen(run)[0] for run in runs) if name in FILLING]
+    if not names:
+        return ""
+    return (
+        f" Steps of {' and '.join(names)} are slower with more in memory, which was empty for half of these epochs: "
+        "their hours are too few."
+    )
+
+
+def _replayed(run: Run, batches: float) -> float:
+    """By how many steps exemplars among the data lengthen an epoch of every task but the first."""
+    epochs = run.config["epochs"]
+    return (run.info["steps"] - batches * run.tasks * epochs) / (epochs * (run.tasks - 1))
+
+
+def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
+    """What became of the numbers that the seed which all cells have put further than 2 standard errors from ours."""
+    common = set.intersection(*({run.seed for run in row.finished} for row in made.rows))
+    first = next((seed for seed in SEEDS if seed in common), None)
+    if first is None or max(row.seeds for row in made.rows) == 1:
+        return []
+    every, parts = compared(made), []
+    for where, alone in compared(compare(run for run in runs if run.seed == first)).items():
+        now = every[where]
+        if not alone.differs or now.ours is None or now.published is None or now.ours.seeds == 1:
+            continue
+        assert alone.z is not None and alone.ours is not None and now.z is not None
+        apart = abs(alone.ours.mean - now.ours.mean) / now.ours.std
+        parts.append(
+            f"- {where[0].upper()}{where[1:]}: {signed(alone.z)} by seed {first}, {signed(now.z)} by "
+            f"{now.ours.seeds} seeds. Ours deviate by {now.ours.std:.1f} points, the published ones by "
+            f"{now.published.std:.1f}, of which one seed's standard error was made; seed {first} is {apart:.1f} "
+            "deviations from our mean."
+        )
+    if not parts:
+        return []
+    single = sum(row.seeds == 1 for row in made.rows)
+    return [
+        f"By seed {first} alone these were further than {MAX_Z:g} standard errors from the published number, and more "
+        f"seeds were trained to find out why. {single} of {len(made.rows)} cells have one seed and had no such second "
+        "look.",
+        "\n".join(parts),
+    ]
+
+
+def other_draws(runs: Runs) -> str:
+    """Say which runs draw other random numbers than most: those of another protocol."""
+    usual, _ = Counter(run.config.get("protocol") for run in runs).most_common(1)[0]
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        if run.config.get("protocol") != usual:
+            seeds.setdefault(chosen(run)[0], set()).add(run.seed)
+    told = join(f"seeds {join(map(str, sorted(own)))} of `{name}`" for name, own in seeds.items()) if seeds else ""
+    return f" Trained later, with other random numbers of the same distributions: {told}." if told else ""
