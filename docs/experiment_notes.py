@@ -5,12 +5,12 @@ Lines and notes are functions of an experiment's rows, and every number in them 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
 import polars as pl
+import retraining_text
 from claims_text import join
 
 from glocal.paper.studies import ball as ball_study
@@ -18,7 +18,6 @@ from glocal.paper.studies import choosing as choosing_study
 from glocal.paper.studies import common
 from glocal.paper.studies import forecast as forecast_study
 from glocal.paper.studies import implicit as implicit_study
-from glocal.paper.studies import retraining as retraining_study
 from glocal.paper.studies.common import MeanInterval, column, distinct, finite, names
 from glocal.paper.study import Row
 from glocal.report.table import signed
@@ -158,38 +157,12 @@ include how the choice would vary with other seeds. The highest rate, {highest:g
 cells: with higher rates the protocols might differ more. τ is at most 1; t-intervals do not know that."""
 
 
-def retraining(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    found, margin, level = _retrained(rows), retraining_study.MARGIN, 100 * retraining_study.LEVEL
-    halves = {name: (cell.high - cell.low) / 2 for name, cell in found.items()}
-    wide = [name for name, half in halves.items() if half > margin]
-    decidable = f"too wide to be equivalent: {join(wide)}" if wide else f"none is wider than ±{margin:g} points"
-    apart = sum(cell.low > 0 or cell.high < 0 for cell in found.values())
-    angles = join(
-        f"{100 * np.nanmedian([row[f'{title}, share of angles'] for row in table]):.0f} % for {title}"
-        for title in ("ACC", "FGT")
-    )
-    passed, compared = _passing_impostors(rows)
-    return rf"""
-Differences are in points, with {level:.0f} % intervals. A number is *equivalent* to the published one if its interval
-lies within ±{margin:g} points, *different* if it lies outside. Only initialisation, order and memory count as noise,
-and the published runs are assumed to vary as ours do. Of the variance over the runs of a cell, the angles make {angles}
-(medians over cells).
-
-The largest difference is {_largest_difference(found)}. Half of an interval is {min(halves.values()):.2f} to
-{max(halves.values()):.2f} points; {decidable}. {apart} of {len(found)} intervals do not contain 0, where about
-{len(found) * (1 - retraining_study.LEVEL):.0f} would not by chance alone. They share seeds and angles, so they are not
-independent.
-
-Not registered: if our numbers are compared with the published ones of other rows, {passed} of {compared} are
-equivalent. These the test cannot tell apart."""
-
-
 NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
     "ball": ball,
     "implicit": implicit,
     "forecast": forecast,
     "choosing": choosing,
-    "retraining": retraining,
+    "retraining": retraining_text.note,
 }
 
 
@@ -247,64 +220,13 @@ def choosing_line(rows: pl.DataFrame) -> str:
     )
 
 
-def retraining_line(rows: pl.DataFrame) -> str:
-    found = _retrained(rows)
-    kinds = Counter(map(retraining_study.verdict_of, found.values()))
-    answer = "Not shown for all of them" if kinds["undecided"] else "Yes"
-    passed, compared = _passing_impostors(rows)
-    return (
-        "**Are our numbers of Table 1 on Rotated-MNIST the paper's, if only initialisation and order count as noise?** "
-        f"{'No' if kinds['different'] else answer}: {retraining_counts(rows)}. The largest difference is "
-        f"{_largest_difference(found)} ({100 * retraining_study.LEVEL:.0f} % interval). Compared with other rows' "
-        f"published numbers, {passed} of {compared} are equivalent."
-    )
-
-
 LINES: dict[str, Callable[[pl.DataFrame], str]] = {
     "ball": ball_line,
     "implicit": implicit_line,
     "forecast": forecast_line,
     "choosing": choosing_line,
-    "retraining": retraining_line,
+    "retraining": retraining_text.line,
 }
-
-
-def retraining_counts(rows: pl.DataFrame) -> str:
-    """Count the verdicts on ours minus the published numbers."""
-    found = _retrained(rows)
-    kinds = Counter(map(retraining_study.verdict_of, found.values()))
-    return (
-        f"{kinds['equivalent']} of {len(found)} numbers are equivalent within ±{retraining_study.MARGIN:g} points, "
-        f"{kinds['different']} different and {kinds['undecided']} undecided"
-    )
-
-
-def _retrained(rows: pl.DataFrame) -> dict[str, MeanInterval]:
-    """Return ours minus the published numbers, by what they are, where there are intervals."""
-    return {
-        f"{title} of `{name}` at {lr:g}": cell
-        for measure, title in (("acc", "ACC"), ("forgetting", "FGT"))
-        for (name, lr), cell in retraining_study.differences(rows, measure).items()
-        if np.isfinite(cell.low)
-    }
-
-
-def _largest_difference(found: Mapping[str, MeanInterval]) -> str:
-    name = max(found, key=lambda name: abs(found[name].mean))
-    return f"{found[name]} points, {name}"
-
-
-def _passing_impostors(rows: pl.DataFrame) -> tuple[int, int]:
-    """Compare our numbers with other rows' published ones; return how many are equivalent, and how many there are."""
-    published, passed, compared = retraining_study.COLUMN, 0, 0
-    for measure in ("acc", "forgetting"):
-        for (name, lr), own in retraining_study.differences(rows, measure).items():
-            cells = {other: published.published_cell(published.row(other), lr) for other in names(rows)}
-            values = {other: cell[f"{measure}_mean"] for other, cell in cells.items() if cell}
-            for shift in (values[name] - value for other, value in values.items() if other != name):
-                compared += 1
-                passed += retraining_study.verdict_of(MeanInterval(*(x + shift for x in own))) == "equivalent"
-    return passed, compared
 
 
 def _local(rows: pl.DataFrame) -> set[str]:

@@ -80,8 +80,9 @@ def stable_sgd(results: Path) -> str:
     final = small_batches(rows.filter(AFTER_LAST_TASK))
     means = join(f"{mean(final.filter(algorithm=name), 'forgetting'):.1f} ({name})" for name in names(final))
     return (
-        "What each part of stable SGD does to forgetting, averaged over the others, in points with 95 % intervals over "
-        f"seeds: {part_effects(rows)} With batches of {final['batch_size'][0]}, forgetting is {means}."
+        "What each part of stable SGD does to forgetting, averaged over learning rates and the other parts, in points "
+        f"with 95 % intervals over seeds: {part_effects(rows)} With batches of {final['batch_size'][0]}, forgetting "
+        f"averaged over learning rates is {means}."
     )
 
 

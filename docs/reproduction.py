@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import experiment_notes  # noqa: E402
+import retraining_text  # noqa: E402
 import rotated_text  # noqa: E402
 import split_text  # noqa: E402
 from claims_text import abstract, agreement, board, details  # noqa: E402
@@ -37,6 +38,8 @@ from study_notes import NOTES  # noqa: E402
 RESULTS = HERE.parent / "results"
 ALL_NOTES = NOTES | experiment_notes.NOTES
 ROTATED = "rotated-mnist"
+TRADEOFF = [row.algorithm for row in COLUMNS[ROTATED].rows]
+"""The rows of `glocal paper tradeoff`; the file of results has more."""
 TEXT = """# The paper's tables and figures, made again
 
 {abstract}
@@ -145,7 +148,7 @@ def study(name: str) -> str:
         return ""
     experiment, measured = STUDIES[name], get_study(name)
     rows, cost = read_table(file, measured.columns.split(), f"a table of {name}"), read_cost(file)
-    rows = rows.filter(~pl.col("algorithm").is_in(rotated_text.TOLD_THE_TASK)) if name == "tradeoff" else rows
+    rows = rows.filter(pl.col("algorithm").is_in(TRADEOFF)) if name == "tradeoff" else rows
     summary = measured.summarize(rows)
     picture = draw(measured, rows, HERE / "images" / f"{name}.png")
     took = "" if cost is None else f" {cost.seconds:.0f} s on {cost.device}, finished on {cost.finished[:10]}."
@@ -192,10 +195,10 @@ def equivalence(folder: str) -> str:
     """What the standard errors on Rotated-MNIST include, and what retraining finds without it; "" if it was not run."""
     if not table_of("retraining").exists():
         return ""
-    counts = experiment_notes.retraining_counts(read_table(table_of("retraining")))
+    counts = retraining_text.counts(read_table(table_of("retraining")))
     return (
-        "On Rotated-MNIST the errors include the spread of the angles, which both sides share. Without it, "
-        f"{counts}: see [retraining]({folder}experiments.md#retraining)."
+        "On Rotated-MNIST the errors include the spread of the angles, which both sides share. If it is left out of "
+        f"them, {counts}: see [retraining]({folder}experiments.md#retraining)."
     )
 
 

@@ -83,7 +83,7 @@ def test_the_figure(measured: list[Row], tmp_path: Path) -> None:
     with matplotlib.rc_context(RC):
         figure = Figure(layout="constrained")
         study.draw(pl.DataFrame(measured), figure)
-    assert len(figure.axes) == 3
+    assert len(figure.axes) == 4
     for axes in figure.axes:
         assert len(axes.collections) == 4  # regimes, learning rates
         assert sum(len(np.asarray(part.get_offsets())) for part in axes.collections) == 4  # the last has no forgetting

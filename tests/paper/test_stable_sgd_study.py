@@ -132,3 +132,5 @@ def test_effects_of_the_parts() -> None:
     half = 12.706 * np.std([1, 3], ddof=1) / 2**0.5  # the quantile of Student's t with one degree of freedom
     assert found["dropout"].high == pytest.approx(3 + half, rel=1e-4)
     assert found["a small batch"].low == pytest.approx(3)
+    twice = pl.DataFrame(rows).with_columns(acc=-2 * pl.col("forgetting"))
+    assert effects(twice, "acc")["decay"].mean == pytest.approx(18)

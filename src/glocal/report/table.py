@@ -242,7 +242,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     return polars.DataFrame(records, infer_schema_length=None).write_csv() if records else ""
 
 
-def mean_std(mean: float | None, std: float | None, marked: bool = False, spec: str = ".2f") -> Cell:
+def mean_std(mean: float | None, std: float | None, marked: bool = False, spec: str = "z.2f") -> Cell:
     """Make a cell of a mean and a standard deviation in a format; None or NaN is absent."""
     if mean is None or math.isnan(mean):
         return Cell(ABSENT)

@@ -155,6 +155,7 @@ PREDICTORS = {
         r"$\frac{1}{2}\lambda_{\max}\Vert\theta_T-\theta_o\Vert^2$",
         pl.col("top") * pl.col("moved") ** 2 / 2,
     ),
+    "‖θ_T − θ_o‖": (r"$\Vert\theta_T-\theta_o\Vert$", pl.col("moved")),
 }
 """Symbol and value of every predictor of forgetting."""
 
@@ -173,8 +174,8 @@ class FlatMinima(RecordedStudy):
         return [{"task": o} | {k: float(v[o]) for k, v in columns.items()} for o in range(item["tasks"])]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """A point for each solution: forgetting after the last task against three predictors."""
-        figure.set_size_inches(11.2, 4.2)
+        """A point for each solution: forgetting after the last task against its predictors."""
+        figure.set_size_inches(14.2, 4.2)
         panels = figure.subplots(1, len(PREDICTORS), sharey=True)
         for axes, (symbol, value) in zip(panels, PREDICTORS.values(), strict=True):
             _scatter(axes, rows.filter(pl.col("at_end").is_finite()).with_columns(x=value))
@@ -198,7 +199,8 @@ class FlatMinima(RecordedStudy):
         verdict = (
             f"Sharper solutions forget more (ρ with λ_max > 0) in {positive} of {len(table)} combinations of regime, "
             f"batch size and learning rate; at equal batch size stable SGD is flatter than plain SGD in {flatter} of "
-            f"{len(pairs)} pairs and forgets less in {less}: {agreement(2 * min(flatter, less) > len(pairs))} on it."
+            f"{len(pairs)} pairs and forgets less in {less}: {agreement(2 * min(flatter, less) > len(pairs))} on "
+            "that."
         )
         return Summary([*table, everything], verdict)
 

@@ -104,28 +104,32 @@ class Estimate(NamedTuple):
     freedom: float
 
 
-def estimate(rows: pl.DataFrame, measure: str) -> Estimate:
+def estimate(rows: pl.DataFrame, measure: str, ratio: float = 1.0) -> Estimate:
     """Return the mean over sequences, and the error of its difference from a mean of one run for each sequence.
 
-    The error assumes that these runs vary as ours do. Sequences with fewer than two finite runs are left out.
+    These runs are assumed to have `ratio` times the variance of ours. Sequences with fewer than two finite runs are
+    left out.
     """
     parts = [column(own, measure) for own in rows.partition_by("sequence", maintain_order=True)]
     parts = [own[np.isfinite(own)] for own in parts]
     parts = [own for own in parts if len(own) > 1]
     if not parts:
         return Estimate(np.nan, np.nan, np.nan)
-    variances = np.array([(1 + 1 / len(own)) * own.var(ddof=1) for own in parts]) / len(parts) ** 2
+    variances = np.array([(ratio + 1 / len(own)) * own.var(ddof=1) for own in parts]) / len(parts) ** 2
     freedom = variances.sum() ** 2 / sum(v**2 / (len(own) - 1) for v, own in zip(variances, parts, strict=True))
     return Estimate(float(np.mean([own.mean() for own in parts])), float(np.sqrt(variances.sum())), float(freedom))
 
 
-def differences(rows: pl.DataFrame, measure: str) -> dict[tuple[str, float], MeanInterval]:
-    """Return ours minus the published number of every cell; NaN where nothing was published."""
+def differences(rows: pl.DataFrame, measure: str, ratio: float = 1.0) -> dict[tuple[str, float], MeanInterval]:
+    """Return ours minus the published number of every cell; NaN where nothing was published.
+
+    `ratio` is the variance of published runs over that of ours.
+    """
     found = {}
     published = set(names(rows, "challenge")) == {COLUMN.challenge}
     for name in names(rows):
         for lr in common.distinct(rows.filter(algorithm=name), "lr"):
-            ours = estimate(rows.filter(algorithm=name, lr=lr), measure)
+            ours = estimate(rows.filter(algorithm=name, lr=lr), measure, ratio)
             cell = COLUMN.published_cell(COLUMN.row(name), lr) if published else None
             difference = ours.mean - (cell[f"{measure}_mean"] if cell else np.nan)
             half = float(stats.t.ppf((1 + LEVEL) / 2, ours.freedom)) * ours.error

@@ -43,6 +43,7 @@ from glocal.paper.studies.common import (
     diverged_note,
     mean,
     of_columns,
+    rank_correlation,
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, LineStyle, draw_path, legend
@@ -119,12 +120,15 @@ class Stability:
         headings |= {"‖θ_T − θ_0‖": "distance_from_init", "‖θ_T − θ_{T−1}‖": "update_norm"}
         table = common.group(final, ["batch_size", "algorithm", "lr"], of_columns(headings, mean))
         small = small_batches(final)
-        plastic, stable = (curve(small.filter(algorithm=a), "forgetting") for a in ("plastic", "stable"))
+        regimes = {name: curve(small.filter(algorithm=name), "forgetting") for name in ("plastic", "stable")}
+        plastic, stable = regimes.values()
         _, at_plastic, at_stable = np.intersect1d(plastic.x, stable.x, return_indices=True)
         less, total = int((stable.middle[at_stable] < plastic.middle[at_plastic]).sum()), len(at_plastic)
+        orders = (f"{rank_correlation(own.x, own.middle):.2f} ({name})" for name, own in regimes.items())
         verdict = (
             f"Stable SGD forgets less than plastic SGD at {less} of {total} learning rates: "
-            f"{agreement(less == total > 0)}. Averaged over learning rates and the other parts, "
+            f"{agreement(less == total > 0)} on that. Rank correlation of forgetting with the learning rate: "
+            f"{', '.join(orders)}. Averaged over learning rates and the other parts, "
             f"{'; '.join(f'{part} changes forgetting by {effect}' for part, effect in effects(final).items())} points."
         )
         return Summary(table, verdict + diverged_note(rows, "acc"))
@@ -134,17 +138,17 @@ def small_batches(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("batch_size") == pl.col("batch_size").min())
 
 
-def effects(final: pl.DataFrame) -> dict[str, MeanInterval]:
-    """Return what each part of stable SGD adds to forgetting, over seeds: the mean with it minus the mean without it.
+def effects(final: pl.DataFrame, name: str = "forgetting") -> dict[str, MeanInterval]:
+    """Return what each part of stable SGD adds to a column, over seeds: the mean with it minus the mean without it.
 
     The means are over learning rates and all combinations of the other parts; a seed with a diverged run is left out.
     """
     has_part = {part: pl.col("algorithm").is_in(regimes) for part, regimes in PARTS.items()}
     has_part["a small batch"] = pl.col("batch_size") == pl.col("batch_size").min()
-    forgotten, found = pl.col("forgetting"), {}
+    values, found = pl.col(name), {}
     for part, having in has_part.items():
-        difference = forgotten.filter(having).mean() - forgotten.filter(~having).mean()
-        found[part] = MeanInterval.of(column(final.group_by("seed", maintain_order=True).agg(difference), "forgetting"))
+        difference = values.filter(having).mean() - values.filter(~having).mean()
+        found[part] = MeanInterval.of(column(final.group_by("seed", maintain_order=True).agg(difference), name))
     return found
 
 
