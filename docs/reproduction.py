@@ -54,7 +54,8 @@ TEXT = """# The paper's tables and figures, made again
 
 ## Experiments beyond the paper
 
-Question, statistic and decision of each were registered before it was run. Brackets: 95 % intervals.
+Question, statistic and decision of each were registered before it was run. Brackets: 95 % intervals, where nothing else
+is said.
 
 {beyond}
 
