@@ -187,7 +187,8 @@ def beyond() -> str:
     for name, line in experiment_notes.LINES.items():
         if not table_of(name).exists():
             continue
-        links = f"[Result](reproduction/experiments.md#{name}), [registration](experiments/{name}.md)."
+        registration = STUDIES[name].reference.rpartition("docs/")[2]
+        links = f"[Result](reproduction/experiments.md#{name}), [registration]({registration})."
         lines.append(f"- {line(read_table(table_of(name)))} {links}")
     return "\n".join(lines)
 
