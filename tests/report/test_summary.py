@@ -19,6 +19,7 @@ from rich.console import Console
 from glocal.errors import GlocalError
 from glocal.report import summary
 from glocal.report.summary import View
+from glocal.report.table import mean_std
 from glocal.store.run import Run
 
 LRS = (0.001, 0.01, 0.1)
@@ -279,6 +280,10 @@ def test_markdown_holds_every_number_and_the_cost(runs: list[Run]) -> None:
             line = lines[row["algorithm"]]
             assert f"{row['acc_mean']:.2f}" in line and f"{row['forgetting_mean']:.2f}" in line
             assert row["locality"] in line and "1.5 kB" in line and "2 s" in line
+
+
+def test_a_mean_that_rounds_to_zero_has_no_sign() -> None:
+    assert str(mean_std(-0.001, 0.002)).startswith("0.00") and str(mean_std(-0.01, None)).startswith("-0.01")
 
 
 def test_the_papers_test_with_one_verdict_per_algorithm() -> None:
