@@ -40,7 +40,7 @@ IMPLICIT = "laplace-implicit"
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 10, "batch_size": 128, "examples": 2_000}
 FULL |= {"lrs": [0.003, 0.01, 0.03, 0.1], "seeds": list(table1.SEEDS[:3])}
 DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "batch_size": 64, "examples": 200}
-DEMO |= {"lrs": [0.03, 0.1, 0.3], "seeds": [11]}
+DEMO |= {"lrs": [0.03, 0.3], "seeds": [11]}
 GRID = {False: ((1, 5), (30, 90, 180), (100, 400)), True: ((1,), (30, 180), (16,))}
 """Epochs, ranges of angles in degrees, and widths, by whether it is the demo."""
 SETTING = ["lr", "epochs", "angles", "width"]

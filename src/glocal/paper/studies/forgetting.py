@@ -146,7 +146,7 @@ REGIMES: dict[str, dict[str, float]] = {"sgd": {}, "stable-sgd": {"dropout": 0.5
 BATCH_SIZES = (16, 64)
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 5, "epochs": 5, "hidden": [100, 100], "examples": 2_000}
 FULL |= {"lrs": [0.001, 0.005, 0.01, 0.05, 0.1], "seeds": sorted(SEEDS), "steps": 30, "probes": 20}
-DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 4, "epochs": 3, "hidden": [50, 50], "examples": 500}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "epochs": 2, "hidden": [32, 32], "examples": 200}
 DEMO |= {"lrs": [0.01, 0.05, 0.2], "seeds": sorted(SEEDS[:2]), "steps": 20, "probes": 10}
 PREDICTORS = {
     "λ_max": (r"$\lambda_{\max}(H_o)$", pl.col("top")),
@@ -229,4 +229,4 @@ def _scatter(axes: Axes, rows: pl.DataFrame) -> None:
     axes.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
     by_rate = group(rows, ["algorithm", "batch_size", "lr"], common.of_columns({"rho": "x"}, _correlation))
     within = mean(pl.DataFrame(by_rate, schema_overrides={"rho": pl.Float64}), "rho") if by_rate else np.nan
-    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within rates {within:+.2f}")
+    axes.set_title(f"rank correlation {_correlation(rows, 'x'):+.2f}, within settings {within:+.2f}")
