@@ -82,7 +82,7 @@ def made_up(stable: float, diverged: bool = False) -> pl.DataFrame:
                     who: Row = {"algorithm": regime, "locality": "global", "lr": lr, "seed": seed, "t": t}
                     rows.append(who | dict(numbers))
     small = pl.DataFrame(rows).with_columns(batch_size=10)
-    return pl.concat([small, small.with_columns(pl.col("forgetting") * 2, batch_size=128)])
+    return pl.concat([small, small.with_columns(pl.col("forgetting", "distance_from_init") * 2, batch_size=128)])
 
 
 def test_the_summary_follows_the_rows() -> None:
