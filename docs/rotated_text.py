@@ -26,8 +26,8 @@ def told_the_task(runs: Runs) -> str:
     names = dict.fromkeys(f"`{chosen(run)[0]}`" for run in told)
     most = max(abs(100 * summary(run)["forgetting"]) for run in told)
     return (
-        f"\n{join(names)} are told which task a test input is from, and are built not to forget: at most {most:.2f} "
-        "points. They are in the table, but in no comparison, figure or claim.\n"
+        f"\n{join(names)} know which task a test input is from and are built not to forget; they forget at most "
+        f"{most:.2f} points. They are in the table, but left out of all comparisons, figures and claims.\n"
     )
 
 
