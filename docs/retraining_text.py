@@ -135,11 +135,11 @@ def _after_learning(rows: pl.DataFrame) -> str:
         found["T"].append(ours - cell["acc_mean"] - cell["forgetting_mean"])
     if not found["T"]:
         return "Nothing was published to compare accuracies right after learning with."
-    ranges = join(f"by {signed(min(x))} to {signed(max(x))} points if it averages over {k}" for k, x in found.items())
+    ranges = join(f"by {signed(min(x))} to {signed(max(x))} points if FGT averages over {k}" for k, x in found.items())
     nearer = min(found, key=lambda name: max(map(abs, found[name])))
     return (
-        "ACC and FGT together tell the accuracy right after learning, which varies much less. Ours differs from the "
-        f"published one {ranges} tasks: the published forgetting averages over {nearer}. The paper's formula has T."
+        "ACC and FGT together tell the accuracy right after learning. Ours differs from the published one "
+        f"{ranges} tasks. {nearer} is nearer; the paper's formula has T."
     )
 
 

@@ -1,7 +1,7 @@
 """Notes of docs/reproduction/studies.md: what the paper says, how to read the table, and caveats.
 
-A note is a function of a study's rows and of its summary table. Every number about our results is computed; those that
-stand in a text are settings, or the paper's.
+A note is a function of a study's rows and of its summary table. Every number and every conclusion about our results is
+computed; those that stand in a text are settings, or the paper's.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def locality(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     return rf"""
 Definition 3.1 calls an approximation local if it depends on the solution θ_o. *explained* is the share of the
 variance of \hat L_o that θ_o explains, *information* an estimate in nats, *p_value* that of a permutation test, which
-decides. Called global by the paper and found local: {join(differ)}. For `si` the paper argues that its centre θ_{{t−1}}
-moves with every task, but after one task that is θ_o. For `pnn`, `packnet` and `hat` it argues that the derivative is
-taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their
-\hat L_o is a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local
-because of herding; with random exemplars θ_o explains {100 * random:.0f} %, through the targets that its network
-generates. Where information is 0 and the verdict local ({where}), θ_o acts together with the memory's draws, which the
-estimate does not know."""
+decides. Called global by the paper and found local: {join(differ or ["none"])}. For `si` the paper argues that its
+centre θ_{{t−1}} moves with every task, but after one task that is θ_o. For `pnn`, `packnet` and `hat` it argues that
+the derivative is taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their \hat L_o
+is a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local because of
+herding; with random exemplars θ_o can still act through the targets that its network generates, and explains
+{100 * random:.0f} %. Where information is 0 and the verdict local ({where}), θ_o may act together with the memory's
+draws, which the estimate does not know."""
 
 
 def perturbation_cifar10(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -167,9 +167,9 @@ def theorem1(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     )
     return rf"""
 Theorem 4.1 states E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that are close to each other, if nothing was forgotten before. The
-last premise holds after the second task, which the table is about. After later tasks it does not: the largest |E|
-before them is {before:.1f} in the median. Within an algorithm, over learning rates and seeds, the rank correlation of
-E(2) with the quadratic form is {join(parts)}.{_missing_tasks(rows)}"""
+last premise holds after the second task, which the table is about. For later tasks, the largest |E| before them, which
+would have to be 0, is {before:.1f} in the median. Within an algorithm, over learning rates and seeds, the rank
+correlation of E(2) with the quadratic form is {join(parts)}.{_missing_tasks(rows)}"""
 
 
 def theorem2(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -196,7 +196,7 @@ def ogd_gtl(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     return rf"""
 The appendix says that the true label's entry of ∇²_f ℓ exceeds the others by a factor of the order of K, K − 1 if a
 confident network's other labels are equal. In trained networks it is {most["entry / next"]:.1f} times the next entry at
-K = {most["classes"]}, since the other labels do not share the rest equally. It never has more than half of the trace.
+K = {most["classes"]}. It never has more than half of the trace.
 Forgetting of OGD-GTL minus that of full OGD, in points with 95 % t-intervals over seeds: {differences}."""
 
 
@@ -216,8 +216,8 @@ forgetting averaged over learning rates is {parts}, and dropout alone forgets mo
 {len(lrs)} rates.
 
 Every combination of dropout, decay and batch size was trained. What each part does to forgetting, averaged over
-learning rates and the other parts, in points with 95 % t-intervals over seeds: {part_effects(rows)} The accuracy right
-after learning and the final accuracy change too: {_learning(rows)}. {_equal_learning(rows)}"""
+learning rates and the other parts, in points with 95 % t-intervals over seeds: {part_effects(rows)} Changes
+of the accuracy right after learning and of the final accuracy: {_learning(rows)}. {_decay_or_lower_rate(rows)}"""
 
 
 def tradeoff(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -257,7 +257,7 @@ def part_effects(rows: pl.DataFrame) -> str:
     for part in sorted(found, key=lambda x: found[x].mean):
         rates = {lr: own[part] for lr, own in by_rate.items()}
         low, high = (f(rates, key=lambda lr: rates[lr].mean) for f in (min, max))
-        told = f"{part} {_direction(found[part])} ({found[part]})"
+        told = f"{part} {found[part].phrase('raises it', 'lowers it', 'has no clear effect')} ({found[part]})"
         if rates[low].mean < 0 < rates[high].mean:
             ends = " and ".join(f"by {rates[lr]} at {lr:g}" for lr in (low, high))
             told = f"{part} changes it {ends}, on average by {found[part]}"
@@ -273,30 +273,24 @@ def _learning(rows: pl.DataFrame) -> str:
     """Say what the parts of stable SGD do to accuracies."""
     final = rows.filter(AFTER_LAST_TASK)
     learning, end = effects(final, "learning_accuracy"), effects(final, "acc")
-    return "; ".join(f"{part} by {learning[part]} and {end[part]}" for part in learning)
+    return "; ".join(f"{part} {learning[part]} and {end[part]}" for part in learning)
 
 
-def _equal_learning(rows: pl.DataFrame) -> str:
-    """Compare a decaying rate with a lower constant one that learns as much."""
+def _decay_or_lower_rate(rows: pl.DataFrame) -> str:
+    """Compare a decaying rate with a lower constant one."""
     final = rows.filter(AFTER_LAST_TASK, pl.col("batch_size") == pl.col("batch_size").max())
     low, high = distinct(final, "lr")[:2]
     sides = [final.filter(algorithm=a, lr=lr).sort("seed") for a, lr in (("decay alone", high), ("plastic", low))]
     decay, plain = sides
-    parts = {name: MeanInterval.of(column(decay, name) - column(plain, name)) for name in ("learning_accuracy", "acc")}
-    lost = MeanInterval.of(column(decay, "forgetting") - column(plain, "forgetting"))
-    return (
-        f"With batches of {final['batch_size'][0]}, a rate that decays from {high:g} learns about as much as a "
-        f"constant one of {low:g}: the accuracy right after learning differs by {parts['learning_accuracy']}. "
-        f"Forgetting differs by {lost} and the final accuracy by {parts['acc']}; this pair was chosen after seeing "
-        "the results."
+    learnt, lost, acc = (
+        MeanInterval.of(column(decay, name) - column(plain, name))
+        for name in ("learning_accuracy", "forgetting", "acc")
     )
-
-
-def _direction(effect: MeanInterval) -> str:
-    """Say what a part does to forgetting, by its interval."""
-    if effect.high < 0:
-        return "lowers it"
-    return "raises it" if effect.low > 0 else "has no clear effect"
+    return (
+        f"With batches of {final['batch_size'][0]}, a rate that decays from {high:g} differs from a constant one of "
+        f"{low:g} by {learnt} in the accuracy right after learning, by {lost} in forgetting and by {acc} in the final "
+        "accuracy; this pair was chosen after seeing the results."
+    )
 
 
 def _power(x: np.ndarray, y: np.ndarray) -> float:

@@ -55,7 +55,7 @@ def test_where_explicit_steps_diverge_implicit_ones_do_not(tmp_path: Path) -> No
         ([0.5, -0.5, 0.2, 0.0], "one of the explicit step"),
         ([-5.0, -5.5, -5.2, -4.9], "not one of the step"),
         ([-5.0, 3.0, 0.5, -1.0], "does not decide"),
-        ([0.5, np.nan, 0.2, 0.0], "diverged"),
+        ([0.5, np.nan, 0.2, 0.0], "1 of 4 pairs diverged: its failure is not one of the step"),
     ],
 )
 def test_verdicts_are_those_registered(found: list[float], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import torch
 
 from glocal.errors import GlocalError
 from glocal.paper import STUDIES, get_study
-from glocal.paper.studies.common import split_seeds
+from glocal.paper.studies.common import MeanInterval, split_seeds
 from glocal.paper.study import (
     Context,
     Cost,
@@ -194,3 +195,11 @@ def test_the_listed_cost_counts_the_runs(name: str) -> None:
     runs = sum(len(item["lrs"]) * len(item["seeds"]) * n for item, n in zip(items, variants, strict=True))
     if runs:
         assert f"{runs} runs of" in STUDIES[name].cost
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "phrase"),
+    [(0.1, 1.0, "more"), (-1.0, -0.1, "less"), (-1.0, 1.0, "unclear"), (math.nan, math.nan, "unclear")],
+)
+def test_a_phrase_follows_its_interval(low: float, high: float, phrase: str) -> None:
+    assert MeanInterval((low + high) / 2, low, high).phrase("more", "less", "unclear") == phrase

@@ -178,7 +178,7 @@ class BallStudy:
         labellings = [interactions(rows, set(chosen))[0].mean for chosen in combinations(algorithms, len(local))]
         as_large = sum(value >= distance.mean - 1e-9 for value in labellings)
         verdict = (
-            "At equal learning rate and learning accuracy, a doubling of the distance raises forgetting by "
+            "At equal learning rate and learning accuracy, a doubling of the distance changes forgetting by "
             f"{by_class[0]['local']} points for local algorithms and by {by_class[0]['global']} for global ones, a "
             f"difference of {distance}: by the registered rule the hypothesis is "
             f"{'supported' if distance.low > 0 else 'not supported'}. With {ALSO_LOCAL} counted as local, the "

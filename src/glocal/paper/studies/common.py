@@ -208,6 +208,10 @@ class MeanInterval(NamedTuple):
         bounds = f" [{signed(self.low)}, {signed(self.high)}]" if np.isfinite(self.low) else ""
         return f"{signed(self.mean)}{bounds}"
 
+    def phrase(self, above: str, below: str, unclear: str) -> str:
+        """Return the phrase for an interval above 0, below 0, or neither; `unclear` also if there is no interval."""
+        return above if self.low > 0 else below if self.high < 0 else unclear
+
 
 def agreement(holds: bool) -> str:
     return f"{'agrees' if holds else 'does not agree'} with the paper"
