@@ -285,7 +285,7 @@ def main() -> None:
         "told": rotated_text.told_the_task(published),
         "diverged": rotated_text.divergence(published),
         "orthogonal": rotated_text.orthogonal(made, published),
-        "by_rates": rotated_text.by_rates(tables["split-cifar10"], split_runs),
+        "by_rates": rotated_text.by_rates(split_runs),
         "seed_cost": cost(own),
         "over_all": f"{own[0].tasks - 1}/{own[0].tasks}",
         "own": str(render(compare(own, published=False), "markdown")),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import mean
 
+import numpy as np
 from claims_text import join
 from run_text import chosen, cost
 
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import summary
 from glocal.paper.comparison import Comparison
+from glocal.paper.studies.common import MeanInterval
 from glocal.report.table import signed
 from glocal.store.run import Runs, exploded_task
 
@@ -121,20 +123,24 @@ def tested(made: Comparison) -> str:
     return told
 
 
-def by_rates(made: Comparison, runs: Runs) -> str:
-    """How much less ogd-gtl forgets than sgd at every rate, where there are runs of both."""
+def by_rates(runs: Runs) -> str:
+    """How much more ogd-gtl forgets than sgd at every learning rate, over the seeds that both have."""
     found = {
-        (row.algorithm, row.lr): ours.mean for row in made.rows if (ours := row.forgetting[made.over].ours) is not None
+        (chosen(run)[0], run.lr, run.seed): 100 * summary(run)["forgetting"]
+        for run in runs
+        if chosen(run)[0] in ("ogd-gtl", "sgd")
     }
-    rates = sorted(lr for name, lr in found if name == "ogd-gtl" and ("sgd", lr) in found)
-    if not rates:
+    pairs = sorted((lr, seed) for name, lr, seed in found if name == "ogd-gtl" and ("sgd", lr, seed) in found)
+    if not pairs:
         return ""
-    told = ", ".join(f"{found['ogd-gtl', lr] - found['sgd', lr]:+.1f} at {lr:g}" for lr in rates)
-    seeds = len({run.seed for run in runs if chosen(run)[0] == "ogd-gtl"})
-    verdict = " One seed gives no verdict." if seeds == 1 else ""
+    parts = {}
+    for lr, own in groupby(pairs, key=lambda pair: pair[0]):
+        parts[lr] = MeanInterval.of(np.array([found["ogd-gtl", *pair] - found["sgd", *pair] for pair in own]))
+    told = ", ".join(f"{difference} at {lr:g}" for lr, difference in parts.items())
+    verdict = " One seed gives no verdict." if len({seed for _, seed in pairs}) == 1 else ""
     return (
-        f"On {runs[0].challenge} the forgetting of `ogd-gtl`, less that of SGD, is in points: {told}.{verdict} "
-        "`ogd-published` also overwrites BatchNorm's statistics there, by those of single images."
+        f"On {runs[0].challenge} the forgetting of `ogd-gtl`, less that of SGD with the same seed, is in points: "
+        f"{told}.{verdict} `ogd-published` also overwrites BatchNorm's statistics there, by those of single images."
     )
 
 

@@ -27,7 +27,6 @@ from glocal.paper.studies.common import (
 from glocal.paper.studies.forgetting import PREDICTORS, paired
 from glocal.paper.studies.hessian import SEEDS, float32_radii, radius_curve
 from glocal.paper.studies.stability import AFTER_LAST_TASK, REGIMES, effects
-from glocal.paper.studies.theorems import FULL as THEOREMS
 from glocal.paper.studies.theorems import SIDES, variant_differences
 from glocal.paper.study import Row, read_table
 from glocal.report.table import signed
@@ -107,7 +106,7 @@ def perturbation_mnist(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     return rf"""
 The paper: the score does not converge to 1 as the radius grows, and is much lower than on Split CIFAR-10. The highest
 median score here is {_highest(table, "none"):.3g}, against {compared} on Split CIFAR-10. Between solutions:
-{_solution_spread(rows)}.{_missing_seeds(rows)}"""
+{_solution_spread(rows)}."""
 
 
 def hessian_rank(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -169,7 +168,7 @@ def theorem1(rows: pl.DataFrame, table: Sequence[Row]) -> str:
 Theorem 4.1 states E(t) = ½ Δᵀ H̄ Δ ≥ 0 at minima that are close to each other, if nothing was forgotten before. The
 last premise holds after the second task, which the table is about. For later tasks, the largest |E| before them, which
 would have to be 0, is {before:.1f} in the median. Within an algorithm, over learning rates and seeds, the rank
-correlation of E(2) with the quadratic form is {join(parts)}.{_missing_tasks(rows)}"""
+correlation of E(2) with the quadratic form is {join(parts)}."""
 
 
 def theorem2(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -184,7 +183,7 @@ def theorem2(rows: pl.DataFrame, table: Sequence[Row]) -> str:
 Theorem 5.1: updates orthogonal to the gradients of old outputs have Δᵀ G Δ = 0, and with it Δᵀ H Δ ≈ 0 and no
 forgetting, if the functional part is negligible. The constraint holds on the stored inputs; the table measures all of
 them. At the lowest learning rate OGD keeps {kept[low][0]:.0f} % of SGD's Δᵀ G Δ and {kept[low][1]:.0f} % of its
-forgetting, at the highest {kept[high][0]:.0f} % and {kept[high][1]:.0f} %{verdict}.{_missing_tasks(rows)}"""
+forgetting, at the highest {kept[high][0]:.0f} % and {kept[high][1]:.0f} %{verdict}."""
 
 
 def ogd_gtl(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -319,11 +318,6 @@ def _solution_spread(rows: pl.DataFrame) -> str:
 def _missing_seeds(rows: pl.DataFrame) -> str:
     seeds = rows["seed"].n_unique()
     return f" Measured so far with {seeds} of {len(SEEDS)} seeds." if seeds < len(SEEDS) else ""
-
-
-def _missing_tasks(rows: pl.DataFrame) -> str:
-    tasks = rows["t"].max()
-    return f" Measured so far with {tasks} tasks." if tasks < THEOREMS["tasks"] else ""
 
 
 def _overflow(rows: pl.DataFrame, statistics: str) -> str:

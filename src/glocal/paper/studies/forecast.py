@@ -102,11 +102,13 @@ class Forecast:
         figure.set_size_inches(13.2, 3.5)
         table = settings_table(rows)
         *panels, forgotten = figure.subplots(1, 4)
+        _scatter(panels[0], settings_table(rows, implicit=True).with_columns(pl.col("lr") * 1.25), "lr", "gain", False)
         for axes, name in zip(panels, ("lr", "distance", "error"), strict=True):
             axes.axhline(0, color=FAINT, linewidth=0.9)
             _scatter(axes, table, name, "gain")
             axes.set_title("best local − er, final accuracy (points)")
         _scatter(forgotten, table, "radius_over_travel", "sgd_forgetting")
+        panels[0].set_xlabel(f"{LABELS['lr']} (hollow: implicit steps of laplace)")
         forgotten.set_title("forgetting of sgd (points)")
         legend(figure, [f"angles within {angles:g}°" for angles in common.distinct(table, "angles")])
 
@@ -142,9 +144,7 @@ class Forecast:
 
 
 def _with_implicit_steps(rows: pl.DataFrame) -> str:
-    """Say who wins and what predicts it if the steps of `laplace` are implicit; "" without such runs."""
-    if rows.filter(algorithm=IMPLICIT).is_empty():
-        return ""
+    """Say who wins and what predicts it if the steps of `laplace` are implicit."""
     table = settings_table(rows, implicit=True)
     wins, total = int((table["gain"] > 0).sum()), len(table)
     told = f" With implicit steps of laplace, a local algorithm wins in {wins} of {total} settings"
@@ -155,12 +155,17 @@ def _with_implicit_steps(rows: pl.DataFrame) -> str:
     return f"{told}; the highest AUC is that of {best}, {interval(areas[best], total)}."
 
 
-def _scatter(axes: Axes, table: pl.DataFrame, name: str, target: str) -> None:
-    """Draw a target against a predictor, a colour for each range of angles."""
+def _scatter(axes: Axes, table: pl.DataFrame, name: str, target: str, filled: bool = True) -> None:
+    """Draw a target against a predictor, a colour for each range of angles, which have labels if they are filled."""
     for number, angles in enumerate(common.distinct(table, "angles")):
-        own = table.filter(angles=angles)
+        own, color = table.filter(angles=angles), f"C{number}"
         axes.scatter(
-            np.exp(_predictor(own, name)), own[target], s=18, color=f"C{number}", label=f"angles within {angles:g}°"
+            np.exp(_predictor(own, name)),
+            own[target],
+            s=18,
+            edgecolors=color,
+            facecolors=color if filled else "none",
+            label=f"angles within {angles:g}°" if filled else None,
         )
     axes.set(xlabel=LABELS[name], xscale="log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
