@@ -156,26 +156,18 @@ def _wins_by_rate(settings: pl.DataFrame) -> str:
     return join(f"{int(own.sum())} of {len(own)} settings at {lr:g}" for lr, own in wins.items())
 
 
-def _implicit_leads(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return by how many points `laplace` with implicit steps ends above `er`, means over seeds, for every setting."""
-    compared = rows.filter(pl.col("algorithm").is_in([forecast_study.IMPLICIT, forecast_study.REPLAY]))
-    means = compared.group_by(*forecast_study.SETTING, "algorithm").agg(pl.col("acc").mean())
-    wide = means.pivot(on="algorithm", index=forecast_study.SETTING, values="acc").sort(forecast_study.SETTING)
-    return wide.with_columns(lead=pl.col(forecast_study.IMPLICIT) - pl.col(forecast_study.REPLAY))
-
-
 def _won(rows: pl.DataFrame) -> int:
-    return int((_implicit_leads(rows)["lead"] > 0).sum())
+    return int((forecast_study.leads(rows)["lead"] > 0).sum())
 
 
 def _leads(rows: pl.DataFrame) -> dict[float, MeanInterval]:
-    leads = _implicit_leads(rows)
+    leads = forecast_study.leads(rows)
     return {lr: MeanInterval.of(column(leads.filter(lr=lr), "lead")) for lr in distinct(leads, "lr")}
 
 
 def _lead_change(rows: pl.DataFrame) -> MeanInterval:
     """Return the lead at the highest learning rate minus that at the lowest, paired by the rest of the setting."""
-    leads = _implicit_leads(rows)
+    leads = forecast_study.leads(rows)
     low, *_, high = (column(leads.filter(lr=lr), "lead") for lr in distinct(leads, "lr"))
     return MeanInterval.of(high - low)
 
