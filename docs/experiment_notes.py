@@ -125,6 +125,9 @@ def forecast(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     parts = join(f"after {100 * share:g} %: {found}" for share, found in zip(forecast_study.SHARES, early, strict=True))
     leads = join(f"{lead} at {lr:g}" for lr, lead in _leads(rows).items())
     memory = _memory()
+    missing = ""
+    if rows.filter(algorithm=forecast_study.LARGE_REPLAY).is_empty():
+        missing = " The runs at equal memory, registered last, are still missing."
     return rf"""
 AUC is the probability that a predictor ranks a setting in which a local algorithm wins above one in which none does:
 0.5 is chance, 1 is perfect. A local algorithm ends with a higher accuracy than replay of 500 examples in {told}.
@@ -148,7 +151,7 @@ forgetting itself could be measured. True forecasts, from the first part of the 
 `rise`, the rise of the first task's loss, was added.
 
 The intervals treat the settings as independent, though they are a grid. These are MLPs on Rotated-MNIST with plain SGD;
-nothing is known about other settings."""
+nothing is known about other settings.{missing}"""
 
 
 def _wins_by_rate(settings: pl.DataFrame) -> str:
