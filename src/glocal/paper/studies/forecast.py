@@ -41,7 +41,7 @@ LARGE_REPLAY = "er-large"
 """`er` with as many examples as take the memory of `laplace` with implicit steps."""
 FULL: WorkItem = {"challenge": "rotated-mnist", "tasks": 10, "batch_size": 128, "examples": 2_000}
 FULL |= {"lrs": [0.003, 0.01, 0.03, 0.1], "seeds": list(table1.SEEDS[:3])}
-DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "batch_size": 64, "examples": 200}
+DEMO: WorkItem = FULL | {"challenge": "rotated-digits", "tasks": 3, "batch_size": 128, "examples": 200}
 DEMO |= {"lrs": [0.03, 0.3], "seeds": [11]}
 GRID = {False: ((1, 5), (30, 90, 180), (100, 400)), True: ((1,), (30, 180), (16,))}
 """Epochs, ranges of angles in degrees, and widths, by whether it is the demo."""
@@ -155,7 +155,7 @@ def _with_implicit_steps(rows: pl.DataFrame) -> str:
     wins, total = int((table["gain"] > 0).sum()), len(table)
     told = f" With implicit steps of laplace, a local algorithm wins in {wins} of {total} settings"
     if not MIN_WINS <= wins <= total - MIN_WINS:
-        return f"{told}, so no predictor is needed."
+        return f"{told}, which leaves too little to predict."
     areas = {name: auc(table, name) for name in (*LENS, *RIVALS)}
     best = max(areas, key=lambda name: areas[name](np.arange(total)))
     return f"{told}; the highest AUC is that of {best}, {interval(areas[best], total)}."
