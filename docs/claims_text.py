@@ -60,25 +60,28 @@ def abstract(
         changed = sum(claim.paper.kind != claim.measured.kind for claim in claims)
         others = join(f"`{name}`" for name in moved)
         findings.append(
-            f"The paper's Definition 3.1, made an experiment, moves {others} to the other class. With the classes that "
-            f"it gives, {changed} of these verdicts change."
+            f"Tested by experiment, the paper's Definition 3.1 puts {others} in the other class than the paper does. "
+            f"With these measured classes, {changed} of the {len(claims)} verdicts change."
         )
     findings += filter(None, (rising(name, own) for name, own in rows.items()))
     rise = [claim for claim in claims if claim.claim.startswith("Forgetting rises more with the lr in local")]
-    differences = "; ".join(f"{x.column}: {x.paper.ours}, with measured classes {x.measured.ours}" for x in rise)
-    findings.append(f"How much more forgetting rises in local rows than in global ones, in points: {differences}.")
+    differences = "; ".join(f"{x.paper.ours} on {x.column} (measured classes: {x.measured.ours})" for x in rise)
+    findings.append(
+        "By how many points forgetting rises more in local rows than in global ones, from low to high rates: "
+        f"{differences}."
+    )
     units = [claim.paper.kind for claim in claims if "algorithms as units" in claim.claim]
     findings.append(
-        f"With algorithms as units, so for algorithms in general, {units.count(REPRODUCED)} of {len(units)} columns "
-        f"show it; {units.count(UNTESTABLE)} have too few algorithms to show it at all."
+        f"Would other algorithms of these classes show it too? {units.count(REPRODUCED)} of {len(units)} columns say "
+        f"so; {units.count(UNTESTABLE)} have too few algorithms for any answer."
     )
     split = [claim.paper.kind for claim in claims if claim.column.startswith("split-")]
     findings.append(f"On Split CIFAR-10, {split.count(UNTESTABLE)} of {len(split)} tests lack seeds or algorithms.")
     pairs = [passes(made) for made in tables.values()]
     right, wrong = ([sum(pair[i][j] for pair in pairs) for j in (0, 1)] for i in (0, 1))
     findings.append(
-        f"{right[0]} of {right[1]} of our numbers are within {MAX_Z:g} standard errors of the published ones. Of other "
-        f"rows' published numbers, {wrong[0]} of {wrong[1]} are."
+        f"{right[0]} of {right[1]} of our numbers are within {MAX_Z:g} standard errors of the published ones. As a "
+        f"check of this test: of comparisons with another row's published numbers, {wrong[0]} of {wrong[1]} pass too."
     )
     return ABSTRACT.format(findings="\n".join(f"- {text}" for text in findings))
 

@@ -14,6 +14,7 @@ import retraining_text
 from claims_text import join
 from study_notes import RESULTS
 
+from glocal.lens.examination import MAX_LR, MIN_LR
 from glocal.paper.studies import ball as ball_study
 from glocal.paper.studies import choosing as choosing_study
 from glocal.paper.studies import common
@@ -124,10 +125,10 @@ def forecast(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     early = [_highest(settings, forecast_study.EARLY, f"early_{{}}_{share:g}", 1)[0] for share in forecast_study.SHARES]
     parts = join(f"after {100 * share:g} %: {found}" for share, found in zip(forecast_study.SHARES, early, strict=True))
     leads = join(f"{lead} at {lr:g}" for lr, lead in _leads(rows).items())
-    memory = _memory()
-    missing = ""
+    change, memory, missing = _lead_changes(rows), _memory(), ""
     if rows.filter(algorithm=forecast_study.LARGE_REPLAY).is_empty():
-        missing = " The runs at equal memory, registered last, are still missing."
+        runs = len(rows.filter(algorithm=forecast_study.IMPLICIT))
+        missing = f" The {runs} runs at equal memory, registered last, are still missing."
     return rf"""
 AUC is the probability that a predictor ranks a setting in which a local algorithm wins above one in which none does:
 0.5 is chance, 1 is perfect. A local algorithm ends with a higher accuracy than replay of 500 examples in {told}.
@@ -138,9 +139,11 @@ learning rate predicts the winner partly because of how the penalty is trained.
 Registered after this result: with implicit steps of `laplace`, a local algorithm wins in {told_solved}. `laplace` with
 implicit steps alone has a higher mean accuracy than `er` in {_won(rows)} of {len(solved)} settings. Its mean lead in
 points, with 95 % t-intervals over settings: {leads}. Not registered: from the lowest learning rate to the highest, the
-lead changes by {_lead_change(rows)}. For layers of 100 units it keeps {memory["laplace"]:.1f} MB and `er`
-{memory["er"]:.1f} MB; in [implicit](#implicit), where `er` has {memory["implicit"]:.1f} MB, its lead is
-{_lead_with_more_memory()}.
+lead changes by {change[0]} over settings, and by {change[1]} over the {rows["seed"].n_unique()} seeds.
+
+This is against replay with little memory: for layers of 100 units, `laplace` with implicit steps keeps
+{memory["laplace"]:.1f} MB and `er` {memory["er"]:.1f} MB. In [implicit](#implicit), with 20 tasks, `er` has
+{memory["implicit"]:.1f} MB, and the lead is {_leads_over_more_memory()}.
 
 Not registered: without `laplace`, a local algorithm (`ewc` or `ogd-gtl`) wins in {int((rest["gain"] > 0).sum())} of
 {len(rest)} settings, and AUC is {without}.
@@ -168,11 +171,15 @@ def _leads(rows: pl.DataFrame) -> dict[float, MeanInterval]:
     return {lr: MeanInterval.of(column(leads.filter(lr=lr), "lead")) for lr in distinct(leads, "lr")}
 
 
-def _lead_change(rows: pl.DataFrame) -> MeanInterval:
-    """Return the lead at the highest learning rate minus that at the lowest, paired by the rest of the setting."""
-    leads = forecast_study.leads(rows)
-    low, *_, high = (column(leads.filter(lr=lr), "lead") for lr in distinct(leads, "lr"))
-    return MeanInterval.of(high - low)
+def _lead_changes(rows: pl.DataFrame) -> list[MeanInterval]:
+    """Return the lead at the highest learning rate minus that at the lowest, over settings and over seeds."""
+
+    def changes(own: pl.DataFrame) -> np.ndarray:
+        low, *_, high = (column(part, "lead") for part in forecast_study.leads(own).partition_by("lr"))
+        return np.asarray(high - low)
+
+    by_seed = np.array([changes(own).mean() for own in rows.partition_by("seed")])
+    return [MeanInterval.of(changes(rows)), MeanInterval.of(by_seed)]
 
 
 def _memory() -> dict[str, float]:
@@ -182,11 +189,12 @@ def _memory() -> dict[str, float]:
     return {key: common.mean(own.filter(algorithm=name), "memory_bytes") / 1e6 for key, (own, name) in parts.items()}
 
 
-def _lead_with_more_memory() -> MeanInterval:
-    """Return by how many points `laplace` with implicit steps ends above `er` in `implicit`, each at its best rate."""
-    trained = read_table(RESULTS / "implicit.parquet").filter(pl.col("sharpness").is_null())
-    solved, replay = (implicit_study.best(trained, name)[1] for name in ("laplace-implicit", "er"))
-    return MeanInterval.of(solved - replay)
+def _leads_over_more_memory() -> str:
+    """Say how `laplace` with implicit steps compares with `er` in `implicit`, at the rates that the lens covers."""
+    rows = read_table(RESULTS / "implicit.parquet").filter(pl.col("sharpness").is_null())
+    solved, replay = (implicit_study.complete(rows, name) for name in ("laplace-implicit", "er"))
+    rates = [lr for lr in solved if MIN_LR <= lr <= MAX_LR and lr in replay]
+    return join(f"{MeanInterval.of(solved[lr] - replay[lr])} at {lr:g}" for lr in rates)
 
 
 def choosing(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -279,11 +287,11 @@ def forecast_line(rows: pl.DataFrame) -> str:
         f"`glocal lens` made by ε-regions has an AUC of {area['advice']:.2f}, where 0.5 is chance and 1 perfect; the "
         f"distance that the parameters move has {area['distance']:.2f}, a difference of "
         f"{_auc_difference(settings, 'advice', 'distance')}, and the learning rate {area['lr']:.2f}. With implicit "
-        f"steps of `laplace` nothing is left to predict: it beats replay of 500 examples in {_won(rows)} of "
-        f"{len(settings)} settings, by {leads[low]} points at {low:g} and {leads[high]} at {high:g}. So "
-        "`glocal lens` recommends it, as registered. For layers of 100 units it keeps "
-        f"{memory['laplace'] / memory['er']:.0f} times the memory of replay; against replay with more "
-        f"([implicit](experiments/implicit.md)), its lead is {_lead_with_more_memory()}."
+        f"steps, `laplace` beats replay of 500 examples in {_won(rows)} of {len(settings)} settings, by {leads[low]} "
+        f"points at {low:g} and {leads[high]} at {high:g} (intervals over settings), so `glocal lens` recommends it "
+        f"over such replay, as registered. But replay has {100 * memory['er'] / memory['laplace']:.0f} % of its memory "
+        f"there. Against replay with {100 * memory['implicit'] / memory['laplace']:.0f} %, with 20 tasks, its lead is "
+        f"{_leads_over_more_memory()}."
     )
 
 

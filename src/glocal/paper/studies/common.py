@@ -217,6 +217,11 @@ def agreement(holds: bool) -> str:
     return f"{'agrees' if holds else 'does not agree'} with the paper"
 
 
+def complete_runs(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return the rows of those runs whose column is finite in every row: of the ones that did not diverge."""
+    return rows.filter(pl.col(name).is_finite().all().over("algorithm", "lr", "seed"))
+
+
 def diverged_note(rows: pl.DataFrame, name: str) -> str:
     """Return a note on the runs whose column is not finite, to append to a verdict; "" if there are none."""
     per_run = ("classes", "algorithm", "batch_size", "lr", "seed", "sequence", "radius")

@@ -101,7 +101,7 @@ class Theorem1Study(TheoremStudy):
         common.lr_colour_bar(figure, colours, panels, rows)
 
     def summarize(self, rows: pl.DataFrame) -> Summary:
-        known = rows.filter(pl.col("measured").is_finite())
+        known = common.complete_runs(rows, "measured")
         second, later = known.filter(t=2), known.filter(pl.col("t") != 2)
         table = group(
             second.sort("lr", maintain_order=True),
