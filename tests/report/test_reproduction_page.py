@@ -259,11 +259,13 @@ def test_notes_follow_the_numbers(page: ModuleType) -> None:
 
     def table(low: float, high: float) -> list[dict[str, Any]]:
         forms = {("ogd", 0.1): low, ("ogd", 1.0): high, ("sgd", 0.1): 2.0, ("sgd", 1.0): 2.0}
-        return [{"algorithm": a, "lr": lr, "Δᵀ G Δ": x, "E(t)": x / 2} for (a, lr), x in forms.items()]
+        part = "functional part (%)"
+        return [{"algorithm": a, "lr": lr, "Δᵀ G Δ": x, "E(t)": x / 2, part: 7 * x} for (a, lr), x in forms.items()]
 
     rates = pl.DataFrame({"lr": [0.1, 1.0], "t": [20, 20]})
-    assert "at the highest 50 % and 50 %: the theorem is nearer" in page.NOTES["theorem2"](rates, table(0.2, 1.0))
-    assert page.NOTES["theorem2"](rates, table(1.0, 0.2)).endswith("at the highest 10 % and 10 %.")
+    text = " ".join(page.NOTES["theorem2"](rates, table(0.2, 1.0)).split())
+    assert "keeps 10 % of SGD's Δᵀ G Δ and 10 % of its forgetting, at the highest 50 % and 50 %." in text
+    assert "is 1 % of OGD's curvature at the lowest rate and 7 % at the highest" in text
 
 
 @pytest.mark.parametrize(("decay", "words"), [(-9.0, "decay lowers it (−9.00"), (9.0, "decay raises it (+9.00")])
@@ -413,10 +415,10 @@ def test_the_findings_are_those_of_the_runs(page: ModuleType, tmp_path: Path) ->
     pl.DataFrame(table).write_parquet(tmp_path / "locality.parquet")
     made = page.compare([run for name in names for run in published_runs(name)])
     parts = page.claims_parts({"rotated-mnist": made})
-    assert "moves `si` to the other class" in parts["abstract"]
+    assert "puts `si` in the other class" in parts["abstract"]
     assert "in 2 of 2 local rows and 2 of 3 global rows." in parts["abstract"]
     # (4.26 + 9.98) / 2 − (2.87 + 4.85 − 5.86) / 3, and with si among the first three.
-    assert "rotated-mnist: +6.50 [+6.50, +6.50], with measured classes −1.07 [−1.07, −1.07]." in parts["abstract"]
+    assert "+6.50 [+6.50, +6.50] on rotated-mnist (measured classes: −1.07 [−1.07, −1.07])." in parts["abstract"]
     assert "50 of 50 of our numbers" in parts["abstract"] and "they differ for `si`" in parts["board"]
     assert (
         "| `si` | global | local | 0.1 | 5 of 5 | −0.70 [−0.70, −0.70] | +5.86 [+5.86, +5.86] | 5 | 0 |"
