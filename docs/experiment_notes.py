@@ -163,7 +163,7 @@ def _wins_by_rate(settings: pl.DataFrame) -> str:
 
 
 def _won(rows: pl.DataFrame) -> int:
-    return int((forecast_study.leads(rows)["lead"] > 0).sum())
+    return int((column(forecast_study.leads(rows), "lead") > 0).sum())
 
 
 def _leads(rows: pl.DataFrame) -> dict[float, MeanInterval]:

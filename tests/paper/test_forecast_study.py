@@ -105,12 +105,23 @@ def test_implicit_steps_replace_explicit_ones() -> None:
         assert f"At equal memory, laplace with implicit steps beats replay in {wins} of 24 settings" in verdict
 
 
+def test_a_diverged_run_loses() -> None:
+    runs = {IMPLICIT: [80.0, np.nan, 80.0], REPLAY: [np.nan, 70.0, 70.0]}
+    rows = [
+        dict(zip(SETTING, (lr, 1, 30, 8), strict=True)) | {"algorithm": name, "acc": acc[i], "seed": seed}
+        for name, acc in runs.items()
+        for i, lr in enumerate((0.01, 0.02, 0.03))
+        for seed in (1, 2)
+    ]
+    np.testing.assert_array_equal(column(leads(pl.DataFrame(rows)), "lead"), [np.inf, np.nan, 10.0])
+
+
 def test_what_the_recommendation_rests_on() -> None:
     """The numbers that `glocal lens` shows are those of the committed rows."""
     results = Path(__file__).parents[2] / "results"
     rows = read_table(results / "forecast.parquet")
     found = leads(rows)
-    assert (len(found), (found["lead"] > 0).sum()) == (NUM_SETTINGS, NUM_WON)
+    assert (len(found), (column(found, "lead") > 0).sum()) == (NUM_SETTINGS, NUM_WON)
     assert (found["lr"].min(), found["lr"].max()) == (MIN_LR, MAX_LR)
     stored = {"implicit": IMPLICIT, "rotated-mnist": REPLAY}
     solved, replay = (

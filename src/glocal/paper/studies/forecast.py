@@ -175,10 +175,14 @@ def equal_memory(width: int) -> int:
 
 
 def leads(rows: pl.DataFrame, replay: str = REPLAY) -> pl.DataFrame:
-    """Return by how many points `laplace` with implicit steps ends above replay in every setting, means over seeds."""
+    """Return by how many points `laplace` with implicit steps ends above replay in every setting, means over seeds.
+
+    Infinite if a run of replay diverged, which counts as a win; NaN if one of `laplace` did.
+    """
     means = rows.group_by(*SETTING, "algorithm").agg(pl.col("acc").mean())
     wide = [means.filter(algorithm=name).rename({"acc": name}).drop("algorithm") for name in (IMPLICIT, replay)]
-    return wide[0].join(wide[1], SETTING).with_columns(lead=pl.col(IMPLICIT) - pl.col(replay)).sort(SETTING)
+    lead = pl.col(IMPLICIT) - pl.col(replay).fill_nan(-math.inf)
+    return wide[0].join(wide[1], SETTING).with_columns(lead=lead).sort(SETTING)
 
 
 def _scatter(axes: Axes, table: pl.DataFrame, name: str, target: str, filled: bool = True) -> None:
