@@ -90,8 +90,9 @@ class Theorem1Study(TheoremStudy):
         return _task_rows(vars(sides) | premises | {"second_order": recursion(forgetting(run.trace)).predicted})
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
-        """A panel for each algorithm: E(t) against the quadratic form."""
-        algorithms = rows.partition_by("algorithm", maintain_order=True)
+        """A panel for each algorithm: E(t) against the quadratic form, in runs that did not diverge."""
+        known = common.complete_runs(rows, "measured")
+        algorithms = (rows if known.is_empty() else known).partition_by("algorithm", maintain_order=True)
         figure.set_size_inches(2.3 * len(algorithms) + 1.0, 2.9)
         panels, colours = figure.subplots(1, len(algorithms), squeeze=False)[0], common.lr_colours(rows)
         for axes, own in zip(panels, algorithms, strict=True):
