@@ -32,10 +32,11 @@ def optimal_against_replay(runs: Sequence[Run], results: Path) -> str:
     for lr in sorted({run.lr for run in runs}):
         pairs = [(acc["optimal-soft", lr, s], acc["er", lr, s]) for n, r, s in acc if (n, r) == ("optimal-soft", lr)]
         gain = np.array([ours - other for ours, other in pairs])
-        if np.isfinite(gain).all() and len(gain) > 1:
+        diverged = len(gain) - np.isfinite(gain).sum()
+        if diverged:
+            unstable.append(f"{diverged} of {len(gain)} runs at {lr:g}")
+        elif len(gain) > 1:
             gains[lr] = MeanInterval.of(gain)
-        else:
-            unstable.append(f"{np.isnan(gain).sum()} of {len(gain)} runs at {lr:g}")
     size = {_name(run): run.info["cost"]["memory_bytes"] for run in runs}
     better = sum(gain.low > 0 for gain in gains.values())
     return (
