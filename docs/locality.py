@@ -21,7 +21,7 @@ from checkpoints import make_training  # noqa: E402
 
 import glocal  # noqa: E402
 from glocal.lens import Examination, examine, open_run, training_errors  # noqa: E402
-from glocal.lens.examination import MAX_LR, MIN_LR, NUM_SETTINGS, NUM_WON  # noqa: E402
+from glocal.lens.examination import MAX_LR, MEMORY_FACTOR, MIN_LR, NUM_SETTINGS, NUM_WON  # noqa: E402
 from glocal.report.lens_figures import errors_table, examination_table  # noqa: E402
 from glocal.report.table import Table  # noqa: E402
 
@@ -137,9 +137,9 @@ of a run. In [this experiment](reproduction/experiments.md#forecast), `laplace` 
 accuracy than such replay in {won} of {settings} settings of an MLP on ten tasks of Rotated-MNIST, whatever the
 ε-regions were.
 
-Do not trust it far. It keeps 15 times the memory of that replay or more; the experiment's page has its lead over replay
-with more memory, which is smaller and at low rates negative. Nothing was measured between the four learning rates or
-outside of them, nor for other networks, data and optimisers. Costs such as time and privacy are ignored.
+Do not trust it far. It keeps {factor} times the memory of that replay or more; the experiment's page has its lead over
+replay with more memory, which is smaller and at low rates negative. Nothing was measured between the four learning
+rates or outside of them, nor for other networks, data and optimisers. Costs such as time and privacy are ignored.
 
 The ε-regions recommend nothing: with explicit steps of `laplace`, they predicted the winner less well than the learning
 rate or the distance, and with implicit steps `laplace` always beats replay of 500 examples. What they predict best is
@@ -239,7 +239,7 @@ def main() -> None:
         result.plot(HERE / "images" / f"lens-{name}.png")
         outputs[name] = "\n".join([*str(result).splitlines()[: -len(result.closing)], *wrapped_closing(result)])
     outputs["command"] = as_command()
-    counts = {"min_lr": MIN_LR, "max_lr": MAX_LR, "settings": NUM_SETTINGS, "won": NUM_WON}
+    counts = {"min_lr": MIN_LR, "max_lr": MAX_LR, "settings": NUM_SETTINGS, "won": NUM_WON} | {"factor": MEMORY_FACTOR}
     lrs = {"near_lr": NEAR_LR, "far_lr": FAR_LR, "steps_lr": NEAR_LR}
     (HERE / "locality.md").write_text(TEMPLATE.format(**lrs, **counts, **outputs))
 

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from glocal import load
-from glocal.lens.examination import MAX_LR, MIN_LR, NUM_SETTINGS, NUM_WON
+from glocal.lens.examination import MAX_LR, MEMORY_FACTOR, MIN_LR, NUM_SETTINGS, NUM_WON
 from glocal.paper import get_study
 from glocal.paper.studies.common import column
 from glocal.paper.studies.forecast import (
@@ -129,7 +129,7 @@ def test_what_the_recommendation_rests_on() -> None:
         column(read_table(results / f"{file}.parquet").filter(algorithm=name), "memory_bytes").mean()
         for file, name in stored.items()
     )
-    assert round(solved / replay) == 15
+    assert round(solved / replay) == MEMORY_FACTOR
 
 
 def test_the_decision_follows_the_interval() -> None:

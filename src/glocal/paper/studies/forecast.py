@@ -108,7 +108,8 @@ class Forecast:
         figure.set_size_inches(13.2, 3.5)
         table = settings_table(rows)
         *panels, forgotten = figure.subplots(1, 4)
-        _scatter(panels[0], settings_table(rows, implicit=True).with_columns(pl.col("lr") * 1.25), "lr", "gain", False)
+        beside = settings_table(rows, implicit=True).with_columns(pl.col("lr") * 1.25)
+        _scatter(panels[0], beside, "lr", "gain", filled=False)
         for axes, name in zip(panels, ("lr", "distance", "error"), strict=True):
             axes.axhline(0, color=FAINT, linewidth=0.9)
             _scatter(axes, table, name, "gain")
@@ -163,7 +164,7 @@ def _with_implicit_steps(rows: pl.DataFrame) -> str:
 
 def _at_equal_memory(rows: pl.DataFrame) -> str:
     """Say how often `laplace` with implicit steps beats replay with as much memory; "" without such runs."""
-    lead = leads(rows, LARGE_REPLAY)["lead"].to_numpy()
+    lead = column(leads(rows, LARGE_REPLAY), "lead")
     wins = f"{(lead > 0).sum()} of {len(lead)} settings, by {MeanInterval.of(lead)} points."
     return f" At equal memory, laplace with implicit steps beats replay in {wins}" if len(lead) else ""
 
