@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from glocal.lens.training_trace import TrainingTrace
 from glocal.paper import get_study
-from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES
+from glocal.paper.studies.approximation_error import OPTIONS, STRUCTURES, skill
 from glocal.paper.studies.common import column, record_item
 from glocal.paper.study import Context
 from glocal.tree import from_vector, to_vector
@@ -123,6 +123,27 @@ def test_the_summary_follows_the_rows(rows: pl.DataFrame) -> None:
     assert "does not agree" in STUDY.summarize(opposite).verdict
     void = STUDY.summarize(grown.with_columns(true=pl.col("error") / 0.95)).verdict  # \hat L_o is 5 % of the loss
     assert "at 0.2 it is 95 % and 95 % of that loss" in void and "agree" not in void
+
+
+def test_skill_is_against_the_constant_of_the_same_seed(rows: pl.DataFrame) -> None:
+    """Two seeds with errors of 4 and 8 for the constant: half of both is 0.5, twice both −1, and 1 and 12 are 0.75 and
+    −0.5, whose t-interval (12.706 standard errors of 0.625) includes 0."""
+    seeds = [rows.filter(algorithm="sgd").with_columns(seed=pl.lit(seed, pl.Int64)) for seed in (0, 1)]
+    errors = {"order 0": (4, 8), "order 1": (8, 16), "diagonal": (1, 12)}
+    made = [
+        own.with_columns(error=pl.col("approximation").replace_strict({k: v[i] for k, v in errors.items()}, default=v))
+        for i, (own, v) in enumerate(zip(seeds, (2.0, 4.0), strict=True))
+    ]
+    given = pl.concat([*made, rows.filter(algorithm="ewc")])
+    found = skill(given, 0.2)
+    assert "order 0" not in found and "ewc" not in found
+    assert found["order 1"] == pytest.approx((-1, -1, -1)) and found["order 2, whole"] == pytest.approx((0.5, 0.5, 0.5))
+    assert found["order 2, diagonal"] == pytest.approx((0.125, 0.125 - 12.7062 * 0.625, 0.125 + 12.7062 * 0.625))
+    summary = STUDY.summarize(given)
+    told = summary.verdict.partition("L_o(θ_o) at 0.2, ")[2]
+    assert told == "better: kronecker, low-rank, whole; worse: order 1; not shown to differ: diagonal."
+    cells = {row["approximation"]: row["skill at 0.2"] for row in summary.table}
+    assert cells["order 1"] == "−1.00 [−1.00, −1.00]" and cells["order 0"] is None and cells["ewc"] is None
 
 
 def test_diverged_runs_are_marked_in_the_figure(rows: pl.DataFrame) -> None:

@@ -39,7 +39,15 @@ from glocal.lens.record import RecordedRun, Snapshot
 from glocal.lens.taylor import exact_taylor, taylor
 from glocal.lens.training_trace import Checkpoint, TrainingTrace
 from glocal.paper.studies import common
-from glocal.paper.studies.common import agreement, column, finite_median, integer_ticks, medians_by, plot_medians
+from glocal.paper.studies.common import (
+    MeanInterval,
+    agreement,
+    column,
+    finite_median,
+    integer_ticks,
+    medians_by,
+    plot_medians,
+)
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import COOL, DASHES, FAINT, MARKERS, WARM, LineStyle
 
@@ -107,12 +115,15 @@ class ApproximationError(common.RecordedStudy):
     def summarize(self, rows: pl.DataFrame) -> Summary:
         low, *_, high = common.distinct(rows, "lr")
         table: list[Row] = []
+        skills = {lr: skill(rows, lr) for lr in (low, high)}
         for s in series_of(rows):
             first, last = (float(s.errors(lr)[1].mean()) for lr in (low, high))
             line: Row = {"approximation": s.label, "locality": s.locality, "own": s.own}
             line |= {f"error at {low:g}": first, f"error at {high:g}": last}
             line |= {"growth": last / first if first > 0 else np.nan}
             line |= {f"error / old loss at {lr:g}": s.relative_error(lr) for lr in (low, high)}
+            known = {lr: None if s.own else skills[lr].get(s.label) for lr in skills}
+            line |= {f"skill at {lr:g}": None if value is None else str(value) for lr, value in known.items()}
             table.append(line | {f"r^p at {lr:g}": s.exponent(lr) for lr in (low, high)})
         own = pl.DataFrame(table).filter(own=True)
         growth, relative = (
@@ -131,7 +142,30 @@ class ApproximationError(common.RecordedStudy):
             )
         else:
             verdict += f": {agreement(growth['local'] > growth['global'])}."
-        return Summary(table, verdict)
+        return Summary(table, verdict + "".join(f" {_skill_sentence(skills[lr], lr)}" for lr in skills))
+
+
+def skill(rows: pl.DataFrame, lr: float) -> dict[str, MeanInterval]:
+    r"""1 − Σ_t error / Σ_t error of the constant \hat L_o = L_o(θ_o) for every expansion, over seeds of plain SGD.
+
+    The constant, order 0, has skill 0, and an exact approximation 1.
+    """
+    means = rows.filter(pl.col("approximation") != "own", pl.col("task").is_null(), ray=False, lr=lr)
+    errors = {s.label: s.rows.group_by("seed").agg(pl.col("error").sum()).sort("seed") for s in series_of(means)}
+    constant = column(errors.pop("order 0"), "error")
+    return {label: MeanInterval.of(1 - column(own, "error") / constant) for label, own in errors.items()}
+
+
+def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
+    """Name the expansions whose interval is above 0, below 0, or neither."""
+    words = {name: value.phrase("better", "worse", "not shown to differ") for name, value in skills.items()}
+    kinds = ("better", "worse", "not shown to differ")
+    parts = {
+        kind: ", ".join(name.removeprefix("order 2, ") for name, word in words.items() if word == kind)
+        for kind in kinds
+    }
+    told = "; ".join(f"{kind}: {members}" for kind, members in parts.items() if members)
+    return f"Expansions against the constant L_o(θ_o) at {lr:g}, {told}."
 
 
 STUDIES = (ApproximationError(),)
