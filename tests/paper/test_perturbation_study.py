@@ -19,7 +19,7 @@ from glocal import challenges
 from glocal.lens.perturbation import with_batch_statistics
 from glocal.networks import mlp
 from glocal.paper import get_study
-from glocal.paper.studies.hessian import float32_radii, quantiles, radius_curve, small_resnet18
+from glocal.paper.studies.hessian import float32_radii, float32_scores, quantiles, radius_curve, small_resnet18
 from glocal.paper.study import Context, Row, Study, WorkItem, draw, run
 from glocal.report.style import RC
 from glocal.store.store import load
@@ -180,6 +180,20 @@ def test_the_figure_ends_where_single_precision_does() -> None:
     get_study(NAMES[0]).draw(rows, figure)
     assert all(np.max(np.asarray(line.get_xdata(), dtype=float)) <= 10 for axes in figure.axes for line in axes.lines)
     assert "from r = 100 on losses exceed single precision" in str(figure.subfigs[0].get_suptitle())
+
+
+def test_scores_of_losses_in_single_precision() -> None:
+    """With a loss of 0 at the solution scores are ratios of losses. Out of range are both of the last radius, and the
+    eigenvector's of the one before, whose largest number is then divided by 2."""
+    rows = made_up(NAMES[0], [8.0, 8.0, 8.0], "running").with_columns(base=pl.lit(0.0))
+    eigen = pl.col("kind") == "eigen"
+    losses = {1.0: (8.0, 2.0), 10.0: (1e39, 2.0), 100.0: (1e60, 1e39)}
+    for radius, (high, low) in losses.items():
+        given = pl.when(eigen).then(high).otherwise(low)
+        rows = rows.with_columns(loss=pl.when(pl.col("radius") == radius).then(given).otherwise("loss"))
+    found = float32_scores(rows, saturate=False)
+    assert found.x.tolist() == list(losses) and found.middle[:2].tolist() == [4, np.inf] and np.isnan(found.middle[2])
+    np.testing.assert_allclose(float32_scores(rows, saturate=True).middle, [4, 3.4028235e38 / 2, 1], rtol=1e-6)
 
 
 def test_medians_of_what_is_known() -> None:

@@ -142,6 +142,23 @@ def float32_radii(rows: pl.DataFrame) -> list[float]:
     return [radius for radius, _ in takewhile(lambda pair: not pair[1] > torch.finfo(torch.float32).max, largest)]
 
 
+def float32_scores(rows: pl.DataFrame, saturate: bool) -> Curve:
+    """Return what the scores of eigenvectors on training data would be if losses were rounded to single precision.
+
+    A loss out of range becomes inf, or the largest number if `saturate`. inf / inf is NaN, as in `lens.perturbation`.
+    """
+    own = rows.filter(split="train")
+    own = own.with_columns(pl.col("loss").clip(upper_bound=torch.finfo(torch.float32).max)) if saturate else own
+    scores: list[Row] = []
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for part in own.partition_by("seed", "task", "radius", maintain_order=True):
+            base = np.float32(part["base"][0])
+            eigen, random = (np.abs(column(part.filter(kind=kind), "loss").astype(np.float32) - base) for kind in KINDS)
+            means = torch.from_numpy(eigen[:, None] / random).nanmean(1).tolist()
+            scores += [{"radius": part["radius"][0], "score": score} for score in means]
+    return radius_curve(pl.DataFrame(scores), "score")
+
+
 def quantiles(values: np.ndarray) -> list[float]:
     """Return the 10 %, 50 % and 90 % quantiles of the values that are not NaN, without interpolation, since there is
     no middle between a number and infinity."""
