@@ -245,15 +245,23 @@ def test_runs_that_draw_other_random_numbers(page: ModuleType) -> None:
 
 def test_notes_follow_the_numbers(page: ModuleType) -> None:
     """Scores of r, and 3 and 6 times as much with the second seed; losses of 1e30 r leave single precision at 1e9."""
-    names = ("statistics", "split", "kind", "task", "seed", "radius", "score", "loss")
+    names = ("statistics", "split", "kind", "task", "seed", "radius", "score", "loss", "base")
     values = [
-        (0, seed, r, r * f, 1e30 * r)
+        (0, seed, r, r * f, 1e30 * r, 0.0)
         for seed, scale in enumerate(((1, 1), (3, 6)))
         for r, f in zip((1.0, 1e9), scale, strict=True)
     ]
-    rows = pl.DataFrame([("running", "train", "eigen", *x) for x in values], names, orient="row")
-    text = page.NOTES["perturbation-cifar10"](rows, [])
-    assert "single precision\nfrom r = 1e+09 on with running statistics;" in text
+    eigen = [("running", "train", "eigen", *x) for x in values]
+    random = [("running", "train", "random", *x[:4], 1e30, 0.0) for x in values]
+    text = page.NOTES["perturbation-cifar10"](pl.DataFrame([*eigen, *random], names, orient="row"), [])
+    assert "single precision\nfrom r = 1e+09 on with running statistics, so" in text
+    assert "that is not the radius after which" in text and "score is infinite at r = 1,000,000,000; if" in text
+    assert "instead, it is not about 1 at the largest radius." in text  # but 3.4e38 / 1e30
+    both = pl.DataFrame([*eigen, *((*x[:7], x[5] * 1e31, 0.0) for x in random)], names, orient="row")
+    both = both.with_columns(radius=pl.when(pl.col("radius") > 1).then(1e3).otherwise(1.0))
+    text = page.NOTES["perturbation-cifar10"](both, [])
+    assert "that is the radius after which" in text and "score is undefined (∞/∞) at r = 1,000; if" in text
+    assert "instead, it is about 1 from r = 1,000 on." in text
     assert "2 solutions differ by a factor of 4.5 at the median radius, 6 at most" in text
     assert "is 1.00." in text
 
@@ -262,9 +270,18 @@ def test_notes_follow_the_numbers(page: ModuleType) -> None:
         part = "functional part (%)"
         return [{"algorithm": a, "lr": lr, "Δᵀ G Δ": x, "E(t)": x / 2, part: 7 * x} for (a, lr), x in forms.items()]
 
-    rates = pl.DataFrame({"lr": [0.1, 1.0], "t": [20, 20]})
+    # At once: OGD's median of 1, 1 and 4 is 1, and of 3, 3 and 2 it is 3, SGD's 5 and 4.
+    numbers = {("ogd", 0.1): (1, 1, 4), ("ogd", 1.0): (3, 3, 2), ("sgd", 0.1): (5, 5, 6), ("sgd", 1.0): (4, 3, 9)}
+    rates = pl.DataFrame(
+        [
+            {"algorithm": a, "lr": lr, "outer": float(x), "forgetting": x / 2}
+            for (a, lr), own in numbers.items()
+            for x in own
+        ]
+    )
     text = " ".join(page.NOTES["theorem2"](rates, table(0.2, 1.0)).split())
     assert "keeps 10 % of SGD's Δᵀ G Δ and 10 % of its forgetting, at the highest 50 % and 50 %." in text
+    assert "they are 20 % and 20 % at the lowest rate, 75 % and 75 % at the highest." in text
     assert "is 1 % of OGD's curvature at the lowest rate and 7 % at the highest" in text
 
 
