@@ -14,7 +14,6 @@ import retraining_text
 from claims_text import join
 from study_notes import RESULTS
 
-from glocal.lens.examination import MAX_LR, MIN_LR
 from glocal.paper.studies import ball as ball_study
 from glocal.paper.studies import choosing as choosing_study
 from glocal.paper.studies import common
@@ -125,10 +124,7 @@ def forecast(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     early = [_highest(settings, forecast_study.EARLY, f"early_{{}}_{share:g}", 1)[0] for share in forecast_study.SHARES]
     parts = join(f"after {100 * share:g} %: {found}" for share, found in zip(forecast_study.SHARES, early, strict=True))
     leads = join(f"{lead} at {lr:g}" for lr, lead in _leads(rows).items())
-    change, memory, missing = _lead_changes(rows), _memory(), ""
-    if rows.filter(algorithm=forecast_study.LARGE_REPLAY).is_empty():
-        runs = len(rows.filter(algorithm=forecast_study.IMPLICIT))
-        missing = f" The {runs} runs at equal memory, registered last, are still missing."
+    change, memory = _lead_changes(rows), _memory()
     return rf"""
 AUC is the probability that a predictor ranks a setting in which a local algorithm wins above one in which none does:
 0.5 is chance, 1 is perfect. A local algorithm ends with a higher accuracy than replay of 500 examples in {told}.
@@ -142,8 +138,10 @@ points, with 95 % t-intervals over settings: {leads}. Not registered: from the l
 lead changes by {change[0]} over settings, and by {change[1]} over the {rows["seed"].n_unique()} seeds.
 
 This is against replay with little memory: for layers of 100 units, `laplace` with implicit steps keeps
-{memory["laplace"]:.1f} MB and `er` {memory["er"]:.1f} MB. In [implicit](#implicit), with 20 tasks, `er` has
-{memory["implicit"]:.1f} MB, and the lead is {_leads_over_more_memory()}.
+{memory["laplace"]:.1f} MB and `er` {memory["er"]:.1f} MB. Registered after this result: replay with equal memory,
+{_examples(rows)}. {_decision(rows)}
+
+{_at_equal_memory(rows)}
 
 Not registered: without `laplace`, a local algorithm (`ewc` or `ogd-gtl`) wins in {int((rest["gain"] > 0).sum())} of
 {len(rest)} settings, and AUC is {without}.
@@ -154,7 +152,7 @@ forgetting itself could be measured. True forecasts, from the first part of the 
 `rise`, the rise of the first task's loss, was added.
 
 The intervals treat the settings as independent, though they are a grid. These are MLPs on Rotated-MNIST with plain SGD;
-nothing is known about other settings.{missing}"""
+nothing is known about other settings."""
 
 
 def _wins_by_rate(settings: pl.DataFrame) -> str:
@@ -162,8 +160,46 @@ def _wins_by_rate(settings: pl.DataFrame) -> str:
     return join(f"{int(own.sum())} of {len(own)} settings at {lr:g}" for lr, own in wins.items())
 
 
-def _won(rows: pl.DataFrame) -> int:
-    return int((column(forecast_study.leads(rows), "lead") > 0).sum())
+def _won(rows: pl.DataFrame, replay: str = forecast_study.REPLAY) -> int:
+    return int((column(forecast_study.leads(rows, replay), "lead") > 0).sum())
+
+
+def _examples(rows: pl.DataFrame) -> str:
+    """Say of how many examples replay with equal memory is."""
+    sizes = {width: forecast_study.equal_memory(int(width)) for width in distinct(rows, "width")}
+    return join(f"{slots:,} examples for layers of {width:g} units" for width, slots in sizes.items())
+
+
+def _at_equal_memory(rows: pl.DataFrame) -> str:
+    """Return a table of how often and by how much `laplace` with implicit steps beats replay with equal memory."""
+    found = forecast_study.leads(rows, forecast_study.LARGE_REPLAY)
+    parts = {"all": found}
+    parts |= {f"learning rate {lr:g}": found.filter(lr=lr) for lr in distinct(found, "lr")}
+    parts |= {f"layers of {width:g} units": found.filter(width=width) for width in distinct(found, "width")}
+    lines = [f"| {name} | {_won_of(own)} | {_lead(own)} |" for name, own in parts.items()]
+    return "\n".join(["| settings | won by `laplace` | its mean lead in points |", "| --- | --- | --- |", *lines])
+
+
+def _won_of(leads: pl.DataFrame) -> str:
+    return f"{int((column(leads, 'lead') > 0).sum())} of {len(leads)}"
+
+
+def _lead(leads: pl.DataFrame) -> MeanInterval:
+    return MeanInterval.of(column(leads, "lead"))
+
+
+def _decision(rows: pl.DataFrame) -> str:
+    """Say what the registered rule makes of the settings won at equal memory."""
+    total = len(forecast_study.leads(rows, forecast_study.LARGE_REPLAY))
+    won, limit = _won(rows, forecast_study.LARGE_REPLAY), forecast_study.MIN_WINS
+    if won > total - limit:
+        return "By the registered rule, `glocal lens` recommends it at equal memory."
+    if won < limit:
+        return "By the registered rule, `glocal lens` recommends replay."
+    return (
+        f"By the registered rule, `glocal lens` recommends neither: it would recommend one if the other won in fewer "
+        f"than {limit} settings."
+    )
 
 
 def _leads(rows: pl.DataFrame) -> dict[float, MeanInterval]:
@@ -183,18 +219,10 @@ def _lead_changes(rows: pl.DataFrame) -> list[MeanInterval]:
 
 
 def _memory() -> dict[str, float]:
-    """Return the MB of `laplace` with implicit steps, and of `er` in this experiment and in `implicit`."""
+    """Return the MB of `laplace` with implicit steps and of `er`, for layers of 100 units."""
     trained, table1 = (read_table(RESULTS / f"{name}.parquet") for name in ("implicit", "rotated-mnist"))
-    parts = {"laplace": (trained, "laplace-implicit"), "er": (table1, "er"), "implicit": (trained, "er")}
+    parts = {"laplace": (trained, "laplace-implicit"), "er": (table1, "er")}
     return {key: common.mean(own.filter(algorithm=name), "memory_bytes") / 1e6 for key, (own, name) in parts.items()}
-
-
-def _leads_over_more_memory() -> str:
-    """Say how `laplace` with implicit steps compares with `er` in `implicit`, at the rates that the lens covers."""
-    rows = read_table(RESULTS / "implicit.parquet").filter(pl.col("sharpness").is_null())
-    solved, replay = (implicit_study.complete(rows, name) for name in ("laplace-implicit", "er"))
-    rates = [lr for lr in solved if MIN_LR <= lr <= MAX_LR and lr in replay]
-    return join(f"{MeanInterval.of(solved[lr] - replay[lr])} at {lr:g}" for lr in rates)
 
 
 def choosing(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -280,18 +308,15 @@ def implicit_line(rows: pl.DataFrame) -> str:
 def forecast_line(rows: pl.DataFrame) -> str:
     settings = forecast_study.settings_table(rows)
     area = {name: forecast_study.auc(settings, name)(np.arange(len(settings))) for name in ("advice", "distance", "lr")}
-    leads, memory = _leads(rows), _memory()
-    low, *_, high = leads
+    found = forecast_study.leads(rows, forecast_study.LARGE_REPLAY)
     return (
         "**Do measurements of plain SGD predict whether a local algorithm will beat replay?** The recommendation that "
         f"`glocal lens` made by ε-regions has an AUC of {area['advice']:.2f}, where 0.5 is chance and 1 perfect; the "
         f"distance that the parameters move has {area['distance']:.2f}, a difference of "
         f"{_auc_difference(settings, 'advice', 'distance')}, and the learning rate {area['lr']:.2f}. With implicit "
-        f"steps, `laplace` beats replay of 500 examples in {_won(rows)} of {len(settings)} settings, by {leads[low]} "
-        f"points at {low:g} and {leads[high]} at {high:g} (intervals over settings), so `glocal lens` recommends it "
-        f"over such replay, as registered. But replay has {100 * memory['er'] / memory['laplace']:.0f} % of its memory "
-        f"there. Against replay with {100 * memory['implicit'] / memory['laplace']:.0f} %, with 20 tasks, its lead is "
-        f"{_leads_over_more_memory()}."
+        f"steps, `laplace` beats replay of 500 examples in {_won(rows)} of {len(settings)} settings, and replay with "
+        f"equal memory in {_won_of(found)}, over which its mean lead is {_lead(found)} points (interval over "
+        f"settings). {_decision(rows)}"
     )
 
 

@@ -45,8 +45,9 @@ class Lens:
 
     TARGET is path.py:function, your function that returns (module, loss, tasks, checkpoints): the network, its loss (a
     name or a function), (x, y) or a DataLoader for every task, and state dicts θ_0, θ_1, …; or STORE/runs/HASH, a run
-    that was trained with --keep-parameters. The result is a table and a figure, and a recommendation
-    for a run of plain SGD at learning rates from 0.003 to 0.1.
+    that was trained with --keep-parameters. The result is a table and a figure. No algorithm is
+    recommended: of 48 settings of an MLP on Rotated-MNIST, laplace with implicit=true was more accurate than replay
+    (er) of 500 examples in 48, and than replay with as much memory as its own in 6.
     With --show other instruments measure it instead: error, assumption, forgetting, recursion, theorem1, theorem2,
     ground-truth, perturbation, flatness, rank, spectrum; each writes a table, a figure and a Parquet file.
     With --retrace a stored run is trained again and measured along the way, also by its algorithm's own approximation.

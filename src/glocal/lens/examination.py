@@ -5,15 +5,13 @@ r"""Measure how local a training was, from a network, its loss, the tasks' data 
     forgetting  predicted by Eq. forgetting-quadratic, and measured
     curvature   the largest eigenvalues of H_o and its trace
 
-and, for plain SGD at learning rates as in docs/experiments/forecast.md, recommend the algorithm that beat replay of few
-examples there. It did so in every setting, so no measurement above is needed to choose it.
+It recommends no algorithm, as docs/experiments/forecast.md decides.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from torch import Tensor, nn
 from glocal.curvature.lanczos import lanczos
 from glocal.curvature.network import AnyLoss, explain_missing_derivatives
 from glocal.curvature.spectrum import trace as estimate_trace
-from glocal.errors import require
 from glocal.lens.approximation_error import rounding_error
 from glocal.lens.checkpoints import TaskData, trace_checkpoints
 from glocal.lens.forgetting import Forgetting, forgetting
@@ -34,11 +31,6 @@ from glocal.lens.taylor import exact_taylor
 from glocal.lens.training_trace import MAX_EXAMPLES, TrainingTrace, require_positive
 from glocal.precision import full_precision
 
-MIN_LR, MAX_LR = 0.003, 0.1
-"""The range of learning rates of docs/experiments/forecast.md."""
-NUM_SETTINGS, NUM_WON, MEMORY_FACTOR = 48, 48, 15
-"""Settings there, those in which `laplace` with implicit steps ended with a higher accuracy than `er`, and how many
-times as much memory it had at least."""
 NUM_RANDOM_DIRECTIONS = 5
 """Random directions in which the radius of a region is measured."""
 
@@ -60,7 +52,6 @@ class Examination:
     eigenvalues: Tensor  # the largest in magnitude first, (N, k)
     trace: Tensor
     trace_error: Tensor  # the standard error of the trace
-    lr: float | None = None  # of plain SGD at a constant rate; None if unknown or trained otherwise
 
     @property
     def later(self) -> Tensor:
@@ -91,22 +82,9 @@ class Examination:
         return f"Training left the ε-region of an earlier task in {outside} of {len(errors)} pairs of tasks."
 
     @property
-    def recommendation(self) -> str | None:
-        """What to train instead of plain SGD; None outside the range of measured learning rates, or if it diverged."""
-        measured = self.lr is not None and MIN_LR <= self.lr <= MAX_LR
-        if not measured or not bool(self.error[self.later].isfinite().all()):
-            return None
-        return (
-            f"Recommended over replay of 500 examples (er): laplace with implicit=true, with {MEMORY_FACTOR} times the "
-            f"memory or more. It was more accurate in {NUM_WON} of {NUM_SETTINGS} settings of an MLP on Rotated-MNIST, "
-            f"at learning rates from {MIN_LR:g} to {MAX_LR:g}. Replay of thousands of examples may be better: see "
-            "docs/reproduction/experiments.md#forecast."
-        )
-
-    @property
     def closing(self) -> list[str]:
-        """The finding, the recommendation and the warning, as far as there are any."""
-        return [line for line in (self.finding, self.recommendation, self.warning) if line]
+        """The finding, and the warning if there is one."""
+        return [line for line in (self.finding, self.warning) if line]
 
     @property
     def warning(self) -> str | None:
@@ -173,7 +151,6 @@ def examine(
     examples: int = MAX_EXAMPLES,
     eigenvalues: int = 10,
     seed: int = 0,
-    lr: float | None = None,
 ) -> Examination:
     """Examine your own training.
 
@@ -188,12 +165,9 @@ def examine(
         examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable.
         eigenvalues: how many eigenvalues of each Hessian.
         seed: of the random directions.
-        lr: the learning rate, if all of it was trained with plain SGD (no momentum, no weight decay, a constant rate);
-            without it nothing is recommended.
     """
-    require(lr is None or 0 < lr < math.inf, f"lr = {lr} was given; it must be a finite number above 0.")
     trace = trace_checkpoints(module, loss, tasks, checkpoints, examples, complete=True)
-    return examine_trace(replace(trace, lr=lr), epsilon, eigenvalues, seed)
+    return examine_trace(trace, epsilon, eigenvalues, seed)
 
 
 @explain_missing_derivatives()
@@ -253,5 +227,4 @@ def examine_trace(
         eigenvalues=torch.stack(spectra).cpu(),
         trace=trace_values,
         trace_error=trace_errors,
-        lr=trace.lr,
     )

@@ -34,7 +34,6 @@ from glocal.lens.training_trace import MAX_EXAMPLES, Checkpoint, TrainingTrace, 
 from glocal.networks import NETWORKS
 from glocal.networks.model import MakeNetwork, Model, frozen_parameters, share_parameters
 from glocal.networks.pretrained import Pretrained
-from glocal.optimizers import PLAIN_SGD
 from glocal.store.run import Run
 from glocal.store.store import Store
 from glocal.sweeps import resolve
@@ -153,8 +152,7 @@ def _trace_member(cohort: Cohort, run: int, checkpoints: Sequence[Checkpoint], e
     tasks = [challenge.task(t, member.seed) for t in range(challenge.tasks)]
     train, test = [subset(task.train) for task in tasks], [subset(task.test) for task in tasks]
     module = share_parameters(cohort.shared_network)
-    constant = member.optimizer == PLAIN_SGD and not member.algorithm.scales_gradients
-    return TrainingTrace(module, cohort.loss, train, checkpoints, test, member.lr if constant else None)
+    return TrainingTrace(module, cohort.loss, train, checkpoints, test)
 
 
 class Retraced(NamedTuple):

@@ -54,8 +54,6 @@ class TrainingTrace:
     checkpoints: Sequence[Checkpoint]
     tests: Sequence[Data] = ()
     """The test data of every task, if known."""
-    lr: float | None = None
-    """The learning rate, if all was trained with plain SGD at a constant one."""
 
     def __post_init__(self) -> None:
         set_eval_mode(self.module)
@@ -156,7 +154,7 @@ class TrainingTrace:
         apply = partial(tree.map_tree, function)
         tasks, tests = ([Data(function(d.x), function(d.y)) for d in part] for part in (self.tasks, self.tests))
         checkpoints = [Checkpoint(apply(c.params), apply(c.buffers)) for c in self.checkpoints]
-        return TrainingTrace(module, self.loss, tasks, checkpoints, tests, self.lr)
+        return TrainingTrace(module, self.loss, tasks, checkpoints, tests)
 
 
 def as_double(tensor: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ def _with_implicit_steps(rows: pl.DataFrame) -> str:
 def _at_equal_memory(rows: pl.DataFrame) -> str:
     """Say how often `laplace` with implicit steps beats replay with as much memory; "" without such runs."""
     lead = column(leads(rows, LARGE_REPLAY), "lead")
-    wins = f"{(lead > 0).sum()} of {len(lead)} settings, by {MeanInterval.of(lead)} points."
+    wins = f"{(lead > 0).sum()} of {len(lead)} settings, with a mean lead of {MeanInterval.of(lead)} points."
     return f" At equal memory, laplace with implicit steps beats replay in {wins}" if len(lead) else ""
 
 
