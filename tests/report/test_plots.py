@@ -77,6 +77,17 @@ def test_lines_pass_through_the_means(runs: list[Run]) -> None:
     assert np.array([line.get_ydata() for line in paths]) == pytest.approx(0.75 * lost)
 
 
+def test_seeds_have_thin_lines_and_means_thick_ones() -> None:
+    """Forgetting over two of three tasks is ¾ of what is lost; seed 2 of the high rate diverged."""
+    lost = {(0.001, 1): 0.2, (0.001, 2): 0.4, (0.1, 1): 0.6}
+    runs = [fake_run("er", lr, seed, lost=x) for (lr, seed), x in lost.items()]
+    (axes,) = drawn([*runs, fake_run("er", 0.1, 2, diverged=3)], "forgetting-by-seed")
+    *seeds, mean = axes.lines
+    assert [np.asarray(line.get_ydata()).tolist() for line in seeds] == [pytest.approx([15, 45]), pytest.approx([30])]
+    assert np.asarray(mean.get_ydata()).tolist() == pytest.approx([22.5, 45])
+    assert mean.get_linewidth() > 2 * max(line.get_linewidth() for line in seeds)
+
+
 def test_accuracy_over_tasks(runs: list[Run], tmp_path: Path) -> None:
     """After t of three tasks, task o has lost (t − o)/2 of `lost`: on average (t − 1)/4 of it, er before ewc."""
     axes, share = drawn(runs, "accuracy-over-tasks")[0], np.arange(3) / 4

@@ -243,7 +243,7 @@ class IcarlBuffer(RunOptions):
                 "`glocal paper table1 --challenge split-cifar10 --extra --out FOLDER` writes results with both."
             )
         print_rendered(render(compare(runs, scope=self.scope), "rich"))
-        print(f"Wrote {draw(relabel(runs), 'forgetting', path, View(scope=self.scope))}")
+        print(f"Wrote {draw(relabel(runs), 'forgetting-by-seed', path, View(scope=self.scope))}")
 
 
 def _study_command(name: str) -> Any:

@@ -92,6 +92,22 @@ def draw_over_option(figure: Figure, groups: Sequence[Group], view: View, name: 
     legend(figure, _titles(groups), _deviation_note(groups, "bands"))
 
 
+def draw_by_seed(figure: Figure, groups: Sequence[Group], view: View, name: str) -> None:
+    """Draw a statistic against the learning rate or another option: thin lines for seeds, thick ones for means."""
+    for axes, members, lines in _challenge_panels(figure, groups, _defined(groups, view, name), 3.9, 3.4):
+        places = positions(group.x for group in members)
+        for own, style in lines:
+            values = [(places[group.x], group.by_seed(view)) for group in own]
+            for seed in sorted({seed for _, by_seed in values for seed in by_seed}):
+                x, y = zip(*((x, by_seed[seed][name]) for x, by_seed in values if seed in by_seed), strict=True)
+                axes.plot(x, y, color=style.colour, marker=style.marker, markersize=3, linewidth=0.7, alpha=0.65)
+            means = [group.statistics(view)[name][0] for group in own]
+            axes.plot([x for x, _ in values], means, **style.line(), **style.point(), linewidth=2.2, label=own[0].title)
+        option_axis(axes, [group.x for group in members], groups[0].over)
+        axes.set_ylabel(_axis_label(name, view, members[0]))
+    legend(figure, _titles(groups), "thin: a seed each; thick: mean over seeds")
+
+
 def draw_over_tasks(figure: Figure, groups: Sequence[Group], view: View) -> None:
     """Draw ACC(t) after every task t: the mean over seeds with a band of one standard deviation.
 
@@ -261,6 +277,7 @@ def draw_loss(figure: Figure, groups: Sequence[Group], view: View) -> None:
 
 KINDS: dict[str, Callable[[Figure, Sequence[Group], View], None]] = {
     "forgetting": partial(draw_over_option, name="forgetting"),
+    "forgetting-by-seed": partial(draw_by_seed, name="forgetting"),
     "accuracy": partial(draw_over_option, name="metric"),
     "accuracy-over-tasks": draw_over_tasks,
     "distance": draw_distance,
