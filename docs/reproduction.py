@@ -32,7 +32,7 @@ import rotated_text  # noqa: E402
 import split_text  # noqa: E402
 from claims_text import abstract, agreement, board, details  # noqa: E402
 from other_findings import findings  # noqa: E402
-from run_text import chosen, cost  # noqa: E402
+from run_text import chosen, cost, seeds  # noqa: E402
 from study_notes import NOTES  # noqa: E402
 
 RESULTS = HERE.parent / "results"
@@ -85,9 +85,9 @@ PAGES = {
 """,
     "rotated-mnist": """# Rotated-MNIST
 
-Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, five seeds, the published hyperparameters
-and the published angles. There is no row of iCaRL, as in the paper. Several rows were trained at the same time on one
-GPU, so that their seconds include waiting for each other. {cost} Trained by `glocal paper table1
+Twenty rotations, five epochs each, batch 128, the MLP of 89,610 parameters, {seeds}, the published hyperparameters
+and the published angles. There is no row of iCaRL, as in the paper. Several rows were trained at the same time, so that
+their seconds include waiting for each other. {cost} Trained by `glocal paper table1
 --device cuda`.{further}
 
 {agreement}
@@ -116,14 +116,14 @@ cell. {seed_cost} Over all T tasks, as the paper's formula has it, forgetting is
     "precision": "{precision}",
     "studies": """# The paper's other experiments
 
-The experiments on this page were measured on one GPU, up to ten of them, or of the parts of one, at a time: their
-seconds include waiting for each other.
+Several of these experiments, or parts of one, were measured at the same time: their seconds include waiting for each
+other.
 
 {studies}""",
     "experiments": """# Experiments beyond the paper
 
-Question, design, statistic and what would refute the hypothesis were written down before any run. Up to eight parts
-were measured on one GPU at a time: their seconds include waiting for each other.
+Question, design, statistic and what would refute the hypothesis were written down before any run. Several parts
+were measured at the same time: their seconds include waiting for each other.
 
 {experiments}""",
 }
@@ -279,6 +279,7 @@ def main() -> None:
     parts = claims_parts(tables) | {
         "findings": findings(compared_runs, RESULTS),
         "cost": cost(published.where(lambda run: not is_further(run))),
+        "seeds": seeds(published),
         "further": rotated_text.further(published.where(is_further)),
         "agreement": f"{agreement(made)}\n\n{equivalence('')}".strip(),
         "published": str(render(compare(published), "markdown")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from glocal.store.run import Run, Runs
@@ -24,3 +25,14 @@ def when(runs: Runs) -> str:
     """The days on which they were finished."""
     days = sorted({run.finished[:10] for run in runs})
     return f", finished on {days[0]}" if len(days) == 1 else f", finished from {days[0]} to {days[-1]}"
+
+
+def seeds(runs: Runs) -> str:
+    """How many seeds the algorithms have, and which have other numbers of them than most."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        found.setdefault(chosen(run)[0], set()).add(run.seed)
+    counts = {name: len(own) for name, own in found.items()}
+    ((usual, _),) = Counter(counts.values()).most_common(1)
+    others = ", ".join(f"{count} of `{name}`" for name, count in counts.items() if count != usual)
+    return f"{usual} seeds{f' ({others})' if others else ''}"

@@ -159,6 +159,12 @@ def test_days_on_which_runs_finished(page: ModuleType) -> None:
     assert page.cost(Runs(dated)).endswith("on x, finished from 2024-02-28 to 2024-03-02.")
 
 
+def test_seeds_are_counted(page: ModuleType) -> None:
+    runs = [fake_run(name, lr, seed) for name in ("er", "ewc") for lr in (0.1, 0.2) for seed in (1, 2)]
+    assert page.seeds(Runs(runs)) == "2 seeds"
+    assert page.seeds(Runs([*runs, fake_run("pnn", 0.1, 1)])) == "2 seeds (1 of `pnn`)"
+
+
 def test_split_columns_have_their_figures(page: ModuleType, tmp_path: Path) -> None:
     herding = [short("icarl", lr) for lr in (0.01, 0.1)]
     random = [short("icarl-random", lr) for lr in (0.01, 0.1)]
@@ -393,8 +399,10 @@ def test_precisions_are_compared_seed_by_seed(page: ModuleType) -> None:
     assert page.split_text.differences(found, "bf16", "acc") == pytest.approx([-2, -4])
     assert page.split_text.differences(found, "bf16", "learning_accuracy") == pytest.approx([-1.5, -3.5])
     told = page.split_text.costs(found, "bf16")
-    assert "by −2.50 points right after learning (95 % interval −15.21 to +10.21)" in told
-    assert "by −3.00 points in the end (95 % interval −15.71 to +9.71)." in told
+    assert "`bf16` minus `fp32`: −2.50 points right after learning (95 % interval −15.21 to +10.21)" in told
+    assert " and −3.00 points in the end (95 % interval −15.71 to +9.71), not shown to differ." in told
+    apart = {(name, lr, seed): own | {"acc": 0.5 + (name == "bf16")} for (name, lr, seed), own in found.items()}
+    assert "interval +100.00 to +100.00), shown to differ in the end." in page.split_text.costs(apart, "bf16")
     del found["fp32", 0.1, 1], found["fp32", 0.2, 1]
     assert page.split_text.differences(found, "bf16", "acc") == pytest.approx([-2])
 
@@ -402,13 +410,18 @@ def test_precisions_are_compared_seed_by_seed(page: ModuleType) -> None:
 def test_the_section_on_precision(page: ModuleType, tmp_path: Path) -> None:
     assert page.split_text.precision() == ""
     plain = [short("sgd", lr) for lr in (0.01, 0.1)]
-    half = [replace(run, config={**run.config, "precision": "bf16"}) for run in plain]
+    half = [
+        replace(run, config={**run.config, "precision": "bf16"}) for run in (short("sgd", 0.01, 0.5), short("sgd", 0.1))
+    ]
     results.write([*plain, *half[:1]], tmp_path / "precision.parquet")
     text = page.split_text.precision()
-    assert "--lrs 0.01 0.1 --seeds 11 --precision" in text and "3 runs took 6 s together" in text
+    assert "--lrs 0.01 0.1 --seeds 11 --precision" in text and "3 runs took 4 s together" in text
+    assert "A run took 0.5 s against 2.0 s: 4.0 times as fast. The split challenges are" in text
+    assert "trained with `bf16`, the fastest here;" in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[:2] for row in rows] == [["| `fp32`", "0.01"], ["| `fp32`", "0.1"], ["| `bf16`", "0.01"]]
-    assert "`bf16` differs from `fp32` by +0.00 points right after learning (95 % interval – to –)" in text
+    assert "`bf16` minus `fp32`: +0.00 points right after learning (95 % interval – to –)" in text
+    assert "(95 % interval – to –), not shown to differ. A run" in text
 
 
 def test_agreement_is_told_beside_that_of_impostors(page: ModuleType) -> None:
