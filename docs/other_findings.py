@@ -16,12 +16,13 @@ from glocal.paper.studies.implicit import complete
 from glocal.paper.studies.locality import SHOWN_EPSILON
 from glocal.paper.studies.stability import AFTER_LAST_TASK, small_batches
 from glocal.paper.study import read_table
+from glocal.report.table import signed
 from glocal.store.run import Run
 
 
-def findings(runs: Sequence[Run], results: Path) -> str:
-    """Return a list of findings; `runs` are those of Table 1 on Rotated-MNIST."""
-    of_runs = [optimal_against_replay(runs, results), distance_and_forgetting(runs)]
+def findings(runs: Sequence[Run], own: Sequence[Run], results: Path) -> str:
+    """Return a list of findings; the runs are those on Rotated-MNIST with the published angles and with the seed's."""
+    of_runs = [optimal_against_replay(runs, results), distance_and_forgetting(runs, own)]
     return "\n".join(f"- {text}" for text in [*of_runs, assumption(results), stable_sgd(results)])
 
 
@@ -60,19 +61,40 @@ def _at_equal_memory(results: Path) -> dict[float, MeanInterval]:
     return {lr: MeanInterval.of(own - replay[lr]) for lr, own in ours.items() if lr in replay}
 
 
-def distance_and_forgetting(runs: Sequence[Run]) -> str:
-    """Correlate distance and forgetting over algorithms, at each learning rate."""
-    parts = []
+def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str:
+    """Correlate distance and forgetting over algorithms at each learning rate, for two sets of algorithms.
+
+    Args:
+        published: runs with the published angles, of which some algorithms have their own.
+        own: runs with angles from the seed, the same for all algorithms.
+    """
+    few, all_names = ({_name(run) for run in runs} for runs in (own, published))
+    same, every = (rank_correlations(runs) for runs in (own, published))
+    again = [x.mean for x in rank_correlations([run for run in published if _name(run) in few]).values()]
+    rises, still = (sum(x.low > 0 for x in found.values()) for found in (same, every))
+    follows = f"among these {len(few)} algorithms those that move farther forget more at {rises} of {len(same)} rates"
+    if added := [f"`{name}`" for name in sorted(all_names - few)]:
+        follows += f", but with {join(added)} this is shown at {still} of {len(every)}"
+        follows += ", so it depends on the algorithms compared" if still < rises else ""
+    cause = "and no correlation over algorithms shows that the distance is the cause" if rises else ""
+    return (
+        "Do algorithms that move the parameters farther forget more? Rank correlation of forgetting with the mean "
+        "distance that a task moves the parameters, across algorithms at one learning rate, averaged over seeds: "
+        f"{_by_rate(same)} for {len(few)} algorithms with seed angles, the same for all (published angles: "
+        f"{signed(min(again))} to {signed(max(again))}); {_by_rate(every)} for up to {len(all_names)} with the "
+        f"published angles. What follows: {', '.join(filter(None, (follows, cause)))}."
+    )
+
+
+def rank_correlations(runs: Sequence[Run]) -> dict[float, MeanInterval]:
+    """Return by learning rate Spearman's ρ over algorithms for each seed: mean and t-interval, cut at ±1."""
+    found = {}
     for lr in sorted({run.lr for run in runs}):
         own = [run for run in runs if run.lr == lr and run.diverged is None]
-        names = sorted({_name(run) for run in own})
-        means = [np.mean([_travel(run) for run in own if _name(run) == name], axis=0) for name in names]
-        distance, forgetting = np.array(means).T
-        parts.append(f"{rank_correlation(distance, forgetting):+.2f} at {lr:g}")
-    return (
-        "Across algorithms at one learning rate, the rank correlation of forgetting with the distance that a task "
-        f"moves the parameters is {', '.join(parts)}, over up to {len({_name(r) for r in runs})} algorithms."
-    )
+        by_seed = [[_travel(run) for run in own if run.seed == seed] for seed in sorted({run.seed for run in own})]
+        interval = MeanInterval.of(np.array([rank_correlation(*np.array(travels).T) for travels in by_seed]))
+        found[lr] = MeanInterval(*(float(np.clip(x, -1, 1)) for x in interval))
+    return found
 
 
 def assumption(results: Path) -> str:

@@ -18,6 +18,7 @@ from glocal.paper import STUDIES, get_study, results
 from glocal.paper.claims import measured_locality, table_rows
 from glocal.paper.comparison import MAX_Z, Comparison, compare, paper_layout, relabel, render
 from glocal.paper.scoreboard import scoreboard
+from glocal.paper.studies.stability import class_difference
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, Column
 from glocal.report.figure import save_figure
@@ -156,12 +157,25 @@ def study(name: str) -> str:
     parts = (
         f"## {name}",
         f"{experiment.reference}: {experiment.title}. `{experiment.command}`: {experiment.cost}.{took}",
-        ALL_NOTES[name](rows, summary.table).strip(),
+        f"{ALL_NOTES[name](rows, summary.table).strip()}{measured_classes(rows) if name == 'tradeoff' else ''}",
         f"**{summary.verdict}**",
         markdown_table(summary.table),
         f"![{experiment.title}](images/{picture.name})",
     )
     return "\n\n".join(parts) + "\n\n"
+
+
+def measured_classes(rows: pl.DataFrame) -> str:
+    """Repeat the comparison of local and global algorithms with the classes that the study `locality` finds."""
+    found = measured_locality(read_table(RESULTS / "locality.parquet"), ROTATED)
+    differences = class_difference(rows.with_columns(locality=pl.col("algorithm").replace_strict(found)))
+    assert differences is not None
+    by_seed, by_algorithm, _ = differences
+    words = "agrees with the paper", "contradicts the paper", "not settled"
+    return (
+        f"\n\nWith the [measured classes](#locality) the difference is {by_seed} over seeds: {by_seed.phrase(*words)}. "
+        f"With algorithms as units it is {by_algorithm}: {by_algorithm.phrase(*words)}."
+    )
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
@@ -277,7 +291,7 @@ def main() -> None:
     comparable = {name: table for name, table in tables.items() if name in COLUMNS}
     draw_differences(comparable, HERE / "images" / "reproduction-differences.png")
     parts = claims_parts(tables) | {
-        "findings": findings(compared_runs, RESULTS),
+        "findings": findings(compared_runs, own, RESULTS),
         "cost": cost(published.where(lambda run: not is_further(run))),
         "seeds": seeds(published),
         "further": rotated_text.further(published.where(is_further)),

@@ -325,6 +325,26 @@ def test_an_effect_that_changes_its_sign_is_told_by_learning_rates(page: ModuleT
     assert "on average by +1.00" in text and "decay lowers it (−9.00" in text
 
 
+def test_distance_and_forgetting_over_two_sets_of_algorithms(page: ModuleType) -> None:
+    """Of three algorithms ρ is 1 with seed 1 and 0.5 with seed 2: 0.75 ± 12.706 × 0.25, cut at 1. With a fourth, which
+    moves farthest and forgets least, ρ is −0.2 and −0.4 (Σd² = 12 and 14 of 10)."""
+    text = sys.modules["other_findings"]
+    lost = {("er", 1): 0.1, ("si", 1): 0.2, ("ewc", 1): 0.3, ("er", 2): 0.2, ("si", 2): 0.1, ("ewc", 2): 0.3}
+    far = {"er": 1.0, "si": 2.0, "ewc": 3.0}
+    own = [fake_run(name, 0.1, seed, lost=x, distance=far[name]) for (name, seed), x in lost.items()]
+    more = [fake_run("derpp", 0.1, seed, lost=0.01, distance=9.0) for seed in (1, 2)]
+    assert tuple(text.rank_correlations(own)[0.1]) == pytest.approx((0.75, -1, 1))
+    diverged = fake_run("agem", 0.1, 1, lost=0.9, distance=0.1, diverged=1)
+    assert text.rank_correlations([*own, diverged]) == text.rank_correlations(own)
+    assert text.rank_correlations([*own, *more])[0.1].mean == pytest.approx((-0.2 - 0.4) / 2)
+    told = text.distance_and_forgetting([*own, *more], own)
+    assert "+0.75 [−1.00, +1.00] at 0.1 for 3 algorithms" in told and "for up to 4" in told
+    assert "at 0 of 1 rates, but with `derpp` this is shown at 0 of 1." in told
+    sure = [run for run in own if run.seed == 1] + [replace(r, config={**r.config, "seed": 2}) for r in own[:3]]
+    told = text.distance_and_forgetting([*sure, *more], sure)
+    assert "forget more at 1 of 1 rates, but with `derpp` this is shown at 0 of 1, so it depends on" in told
+
+
 def test_the_variance_of_published_runs_is_recovered(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Published runs that vary three times as much as ours, on the same five sequences."""
     draw, text = np.random.default_rng(0), page.retraining_text

@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy import stats
 
 from glocal.metrics import (
     END_LRS,
@@ -235,20 +236,42 @@ class Tradeoff:
 STUDIES = (Stability(), Tradeoff())
 
 
-def _difference(rows: pl.DataFrame) -> str:
-    """Compare the change of global algorithms with that of local ones, paired by seed; needs all four rates."""
+def class_difference(rows: pl.DataFrame) -> tuple[MeanInterval, MeanInterval, int] | None:
+    """Compare the change of global algorithms with that of local ones: global − local, from low to high rates.
+
+    Returns:
+        The difference with seeds as units, paired; with algorithms as units (Welch's interval, NaN if a class has one
+        algorithm); and the number of seeds. None if a class has no algorithm with a seed at all four rates.
+    """
     lrs, sides = distinct(rows, "lr"), []
     for kind in ("global", "local"):
         parts = rows.filter(pl.col("acc").is_finite(), locality=kind).partition_by("algorithm")
         values = [{lr: dict(own.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs} for own in parts]
         sides.append([own for own in values if len(lrs) >= 2 * END_LRS and low_minus_high_by_seed(own)])
     if not all(sides):
-        return ""
+        return None
     found, seeds = interaction_by_seed(*sides)
+    changes = [[-float(np.mean(list(low_minus_high_by_seed(own).values()))) for own in side] for side in sides]
+    bounds = (np.nan, np.nan)
+    if min(map(len, sides)) > 1:
+        bounds = stats.ttest_ind(*changes, equal_var=False).confidence_interval()
+    return found, MeanInterval(float(np.mean(changes[0]) - np.mean(changes[1])), *map(float, bounds)), seeds
+
+
+def _difference(rows: pl.DataFrame) -> str:
+    """Say whether the classes differ for these algorithms, by seeds, and for others, by algorithms."""
+    differences = class_difference(rows)
+    if differences is None:
+        return ""
+    found, by_algorithm, seeds = differences
     if seeds < 2:
         return ": one seed gives no interval"
-    settled = agreement(found.low > 0) if found.low > 0 or found.high < 0 else "not settled"
-    return f". The difference, over {seeds} seeds with its 95 % interval, is {found}: {settled}"
+    settled = found.phrase(agreement(True), agreement(False), "not settled")
+    told = f". The difference, over {seeds} seeds with its 95 % interval, is {found}: {settled} for these algorithms"
+    if np.isfinite(by_algorithm.low):
+        others = by_algorithm.phrase(agreement(True), agreement(False), "not settled")
+        told += f". With algorithms as units it is {by_algorithm}: {others} for other algorithms of these classes"
+    return told
 
 
 def _draw_curve(axes: Axes, rows: pl.DataFrame, name: str, style: LineStyle, lrs: list[float]) -> np.ndarray:
