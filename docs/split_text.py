@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import get_args
 
-from claims_text import agreement, compared, join
+from claims_text import agreement, compared, join, row_differences
 from run_text import chosen, cost
 
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
 from glocal.paper import results
 from glocal.paper.comparison import MAX_Z, Comparison, compare, relabel, render
+from glocal.paper.studies.common import MeanInterval
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
 from glocal.precision import Precision
 from glocal.report.table import ABSENT, mean_std, signed
@@ -109,16 +110,16 @@ def figures(runs: Runs, challenge: str) -> list[str]:
 def exemplars(made: Comparison) -> list[str]:
     """What the figure of iCaRL's buffers shows, beside what the paper says of it."""
     tests = {row.algorithm: row.trend for row in made.trends if row.algorithm in ICARL_ALGORITHMS}
-    more = {name: -trend.difference for name, trend in tests.items()}
-    if set(more) != set(ICARL_ALGORITHMS):
+    if set(tests) != set(ICARL_ALGORITHMS):
         return []
-    seeds = " and ".join(f"{trend.seeds} for `{name}`" for name, trend in tests.items())
-    herding, random = (more[name] for name in ICARL_ALGORITHMS)
-    unsure = f" Seeds: {seeds}; the table of low against high rates below has intervals where there are several."
+    herding, random = (tests[name] for name in ICARL_ALGORITHMS)
+    changes = [MeanInterval(-x.difference, -x.upper, -x.lower) for x in (herding, random)]
+    seeds = join(f"{trend.seeds} for `{name}`" for name, trend in tests.items())
     return [
         "The paper says that iCaRL with herding forgets more at high learning rates than at low ones, and with random "
         "exemplars about as much at both. From the two lowest rates to the two highest, forgetting changes by "
-        f"{herding:+.1f} points with herding and by {random:+.1f} with random exemplars.{unsure}"
+        f"{changes[0]} points with herding ({herding.verdict}) and by {changes[1]} with random exemplars "
+        f"({random.verdict}). Seeds: {seeds}."
     ]
 
 
@@ -277,6 +278,19 @@ def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
             f"{now.published.std:.1f}, of which one seed's standard error was made; seed {first} is {apart:.1f} "
             "deviations from our mean."
         )
+    alone, every = (row_differences(x) for x in (compare(run for run in runs if run.seed == first), made))
+    for name, (found, _) in alone.items():
+        seeds = min(row.seeds for row in made.rows if row.algorithm == name)
+        if abs(found.z) > MAX_Z and seeds > 1:
+            now = every[name][0]
+            above = "above" if found.mean > now.mean else "below"
+            mostly = abs(found.mean - now.mean) > abs(found.mean) / 2
+            parts.append(
+                f"- The accuracy of `{name}`, averaged over learning rates: {signed(found.mean)} points (z "
+                f"{signed(found.z, 1)}) by seed {first}, {signed(now.mean)} (z {signed(now.z, 1)}) by {seeds} seeds. "
+                f"Seed {first} is {abs(found.mean - now.mean):.2f} points {above} the mean of the {seeds} seeds"
+                f"{', so the difference was mostly that seed' if mostly else ''}."
+            )
     if not parts:
         return []
     single = sum(row.seeds == 1 for row in made.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -202,6 +203,8 @@ def test_the_papers_test(differences: tuple[float, ...], sign: str, local: str) 
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert (trend.lower, trend.upper) == pytest.approx(tuple(expected))
     assert (trend.seeds, trend.sign, trend.verdict) == (3, sign, local)
+    flat = {"not settled": "not settled"}.get(sign, "contradicts the paper")
+    assert replace(trend, flat=True).verdict == flat
     other = metrics.learning_rate_test(forgetting(*differences), "global")
     assert other is not None and (other.sign, other.verdict) == (sign, "no sign predicted")
 

@@ -192,6 +192,8 @@ class LearningRateTest:
     difference: float
     lower: float
     upper: float
+    flat: bool = False
+    """Whether the paper predicts no difference, as for iCaRL with random exemplars."""
 
     @property
     def sign(self) -> Literal["negative", "positive", "not settled"]:
@@ -206,6 +208,8 @@ class LearningRateTest:
             return "no sign predicted"
         if self.seeds == 1:
             return "not settled: one seed"
+        if self.flat:
+            return "not settled" if self.sign == "not settled" else "contradicts the paper"
         return {"negative": "supports the paper", "positive": "contradicts the paper"}.get(self.sign, "not settled")
 
 

@@ -106,6 +106,8 @@ def test_impostors() -> None:
     assert same["er", "si"] == (passed, 10) and 0 < passed < 10
     far = claims.impostors(compare([*published_runs("er", 10.0), *published_runs("si")]))
     assert far["er", "er"] == (0, 10) and far["si", "si"] == (10, 10)
+    zero = [table1_run("sgd", lr, seed, 0.0, 0.0) for lr in LRS for seed in SEEDS]  # has no published row of its own
+    assert claims.impostors(compare([*published_runs("er"), *zero])) == {("er", "er"): (10, 10), ("sgd", "er"): (0, 10)}
     assert claims.impostors(compare([run for run in published_runs("er") if run.seed == 11])) == {
         ("er", "er"): (10, 10)
     }
@@ -163,6 +165,9 @@ def test_verdicts() -> None:
     assert lowest.measured.published == "`ewc` 0.001; `ogd` 0.001; `si` **0.1**"  # against the claim
     assert negative.measured.published == "`ewc` −3.00; `ogd` −3.00; `si` **+3.00**"
     assert "`agem`" in correlated.paper.verdict and "`agem` +1.00 [+1.00, +1.00]" in correlated.paper.ours
+    # Of 120 orders two have |ρ| = 1; ten have at least 0.9, which p = 0.08 does not reject.
+    assert correlated.paper.published == "`agem` **+1.00**; `er` **+1.00**; `si` **−1.00**"
+    assert distance.paper.published == "–"
     assert "sgd" not in negative.paper.ours and negative.paper.n == "3 seeds, 2 rows"
     # Published: 3 for all but si's −3; (3 + 3)/2 − (3 + 3 − 3)/3 = 2.
     assert (seeds.paper.published, seeds.paper.ours) == ("+2.00", "+7.33 [+7.33, +7.33]")
@@ -172,6 +177,25 @@ def test_verdicts() -> None:
     assert algorithms.paper.ours == "+7.33, p = 1/10" and algorithms.paper.verdict.endswith("p is at least 1/10")
     assert accuracy.paper.ours.startswith("−7.33") and distance.paper.published == "–"
     assert all(claim.paper == claim.measured for claim in board("global"))
+
+
+def test_published_means_against_a_claim_are_bold() -> None:
+    """Published ρ = 0.9 does not contradict that there is no correlation. One sign alone, and a local row that rises
+    less than the global one, are against the claims."""
+    rows = [
+        row("ewc", "local", changing(1, 2, 3), (1, 2, 3, 3, 2)),
+        row("er", "global", changing(1, 2), (2, 1, 3, 8, 9)),
+    ]
+    found = scoreboard("made up", rows, {"ewc": "local", "er": "global"})
+    assert [claim.paper.published for claim in found[:7]] == [
+        "`ewc` 0.001",
+        "`er` +0.90",
+        "`ewc` −1.00",
+        "`er` **−7.00**",
+        "**−6.00**",
+        "**−6.00, p = 2/2**",
+        "**+6.00**",
+    ]
 
 
 def test_one_seed_is_not_testable() -> None:

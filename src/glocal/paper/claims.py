@@ -35,6 +35,9 @@ Values: TypeAlias = Mapping[float, Mapping[int, float]]  # values[lr][seed]
 LOW_LR = 1e-3
 """The lower end of the learning rates, in the paper's words: 10⁻⁴ and 10⁻³."""
 
+IMPOSTORS = ("sgd", "ogd-gtl")
+"""Rows of ours without published numbers that other rows' published numbers are compared with too."""
+
 
 @dataclass(frozen=True)
 class TableRow:
@@ -144,15 +147,16 @@ def permutation_test(changes: Mapping[str, float], local: set[str]) -> Permutati
 
 
 def impostors(comparison: Comparison) -> dict[tuple[str, str], tuple[int, int]]:
-    """Compare each of our rows with each published row by the rule |Δ| ≤ 2 standard errors, cell by cell.
+    """Compare our rows, and `IMPOSTORS`, with each published row by the rule |Δ| ≤ 2 standard errors, cell by cell.
 
     Returns:
         (numbers that pass, numbers compared) for (our row, the row of ours that the published one belongs to):
         accuracy and forgetting at each learning rate. The rule discriminates if only equal names pass everywhere.
     """
-    cells = {(row.algorithm, row.lr): row for row in comparison.rows if row.acc.published is not None}
-    names, counts = dict.fromkeys(name for name, _ in cells), {}
-    for ours in names:
+    names = dict.fromkeys(row.algorithm for row in comparison.rows if row.acc.published is not None)
+    cells = {(row.algorithm, row.lr): row for row in comparison.rows if row.algorithm in (*names, *IMPOSTORS)}
+    counts = {}
+    for ours in dict.fromkeys((*names, *(name for name, _ in cells))):
         for theirs in names:
             lrs = [lr for name, lr in cells if name == ours and (theirs, lr) in cells]
             pairs = [(cells[ours, lr], cells[theirs, lr]) for lr in lrs]

@@ -21,7 +21,7 @@ from glocal import tree
 from glocal.errors import GlocalError, require_known
 from glocal.files import report_os_errors
 from glocal.metrics import END_LRS, OVER, Over, Scope, low_minus_high, scope_of
-from glocal.paper.table1 import COLUMNS, SEEDS
+from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS
 from glocal.report import summary, table
 from glocal.report.summary import Group, TrendRow, View
 from glocal.report.table import ABSENT, Cell, CellKey, Table, by_learning_rate, mean_std, signed, to_csv, to_json
@@ -312,4 +312,5 @@ def _trends(rows: Sequence[ComparisonRow], view: View) -> Iterator[TrendRow]:
         own = [row for row in rows if (row.challenge, row.algorithm) == (trend.challenge, trend.algorithm)]
         ends = own[:END_LRS] + own[-END_LRS:]
         known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
-        yield replace(trend, published=low_minus_high(known) if len(known) == len(ends) else None)
+        flat = replace(trend.trend, flat=trend.algorithm == ICARL_ALGORITHMS[1])
+        yield replace(trend, trend=flat, published=low_minus_high(known) if len(known) == len(ends) else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TypeAlias
 
 import numpy as np
@@ -104,7 +105,8 @@ def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
 
 
 def _uncorrelated(local: Rows, other: Rows) -> Outcome:
-    return _correlations(other, "forgetting", lambda sign: None if sign == 0 else False)
+    """A published correlation is against the claim if the exact permutation test of no correlation rejects it."""
+    return _correlations(other, "forgetting", lambda sign: None if sign == 0 else False, _are_correlated)
 
 
 def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
@@ -112,11 +114,24 @@ def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
     return _correlations(rows, "distance", lambda sign: None if sign == 0 else sign > 0)
 
 
-def _correlations(rows: Rows, statistic: str, holds: Callable[[int], bool | None]) -> Outcome:
+def _are_correlated(means: Mapping[float, float]) -> bool:
+    lrs, values = (np.array(list(part)) for part in (means, means.values()))
+    every = np.abs([rank_correlation(lrs, np.array(order)) for order in permutations(values)])
+    return bool(np.mean(every >= abs(rank_correlation(lrs, values)) - 1e-9) < LEVEL)
+
+
+def _correlations(
+    rows: Rows,
+    statistic: str,
+    holds: Callable[[int], bool | None],
+    is_against: Callable[[Mapping[float, float]], bool] = lambda means: False,
+) -> Outcome:
     found = {row.algorithm: lr_correlation(row.values[statistic]) for row in rows}
     seeds = {row.algorithm: len(complete_seeds(row.values[statistic])) for row in rows}
     published = {
-        row.algorithm: signed(rank_correlation(np.array(list(means)), np.array(list(means.values()))))
+        row.algorithm: _against(
+            signed(rank_correlation(np.array(list(means)), np.array(list(means.values())))), is_against(means)
+        )
         for row in rows
         if (means := row.published.get(statistic))
     }
@@ -130,7 +145,8 @@ def _negative(local: Rows, other: Rows) -> Outcome:
 
 def _both_signs(local: Rows, other: Rows) -> Outcome:
     """One row of each sign is enough; rows of one sign alone contradict it if all are settled."""
-    outcome = _low_minus_high(other, lambda x: None)
+    published = [low_minus_high(row.published["forgetting"]) for row in other]
+    outcome = _low_minus_high(other, lambda x: None, lambda x: min(published) >= 0 or max(published) <= 0)
     signs = {_test(row).sign for row in other}
     if {"negative", "positive"} <= signs:
         return replace(outcome, verdict=REPRODUCED)
@@ -161,7 +177,8 @@ def _interaction(statistic: str, sign: int) -> Test:
         published = ABSENT
         if all(row.published for row in (*local, *other)):
             changes = [[-low_minus_high(row.published[statistic]) for row in side] for side in (local, other)]
-            published = signed(float(np.mean(changes[0]) - np.mean(changes[1])))
+            difference = float(np.mean(changes[0]) - np.mean(changes[1]))
+            published = _against(signed(difference), sign * difference <= 0)
         verdict = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
         verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {_count(seeds, 'seed')} that all rows have"
         return Outcome(published, str(found), _size([seeds], local, other), verdict, by_row=False)
@@ -177,6 +194,7 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
     theirs = permutation_test(means, chosen)
     found = permutation_test({name: -x.difference for name, x in tests.items()}, chosen)
     published, ours = (f"{signed(x.difference)}, p = {x.as_high}/{x.assignments}" for x in (theirs, found))
+    published = _against(published, theirs.difference <= 0)
     most = LEVEL * found.assignments
     verdict = REPRODUCED if found.as_high <= most else CONTRADICTED if found.as_low <= most else UNSETTLED
     if most < 1:

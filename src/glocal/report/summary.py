@@ -43,6 +43,7 @@ TREND_NOTE = (
     f"with its {CONFIDENCE:.0%} t-interval over seeds. The paper (§6.1) predicts a negative difference for local "
     "algorithms and no sign for global ones."
 )
+FLAT_NOTE = "For iCaRL with random exemplars it predicts no difference."
 
 
 @dataclass(frozen=True)
@@ -418,4 +419,5 @@ def trend_tables(rows: Sequence[TrendRow], published: bool = False) -> list[Tabl
         shown = {name: Cell(text) for name, text in texts.items() if name not in hidden}
         sections.append(Section(row.algorithm, trend.locality, (tuple(shown.values()),)))
     columns = tuple(Column(name, align="left" if name in ("challenge", "verdict") else "right") for name in shown)
-    return [Table(columns, tuple(sections), "The paper's test", notes=(TREND_NOTE,))]
+    notes = (TREND_NOTE, *([FLAT_NOTE] if any(row.trend.flat for row in rows) else []))
+    return [Table(columns, tuple(sections), "The paper's test", notes=notes)]
