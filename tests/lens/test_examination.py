@@ -262,18 +262,22 @@ def test_a_figure_of_all_pairs(tmp_path: Path) -> None:
     figure = Figure()
     draw_examination(found, figure)
     where, forgot, bend = figure.axes
-    points = [line for line in where.lines if line.get_marker() == "o"]
+    points, dots = (
+        [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]  # type: ignore[arg-type]
+        for axes in (where, forgot)
+    )
     assert len(points) == 6 and sorted(float(p.get_ydata()[0]) for p in points) == pytest.approx(  # type: ignore[index,arg-type]
         sorted(found.distance[found.later].tolist())
     )
     assert sum(isinstance(p.get_markerfacecolor(), str) for p in points) == 6 - int(found.inside.sum()) > 0  # white
-    dots = [line for line in forgot.lines if line.get_marker() == "o" and len(line.get_xdata())]  # type: ignore[arg-type]
     assert len(dots) == 6 and len([line for line in bend.lines if line.get_marker() == "_"]) == 4
     for axes in (where, bend):  # θ_1 is the solution of task 1
         assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3", "4"]
-    legend = forgot.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == [f"after task {t}" for t in (2, 3, 4)]
+    bars = {round(bar.get_x() + bar.get_width() / 2, 9): bar.get_y() + bar.get_height() for bar in where.patches}  # type: ignore[attr-defined]
+    assert sorted(bars.values()) == pytest.approx(sorted(found.radius[found.later].tolist()))
+    for point in points:  # an open point is above the bar of its direction
+        x, y = np.array(point.get_xydata())[0]
+        assert y > bars[round(x, 9)] or not isinstance(point.get_markerfacecolor(), str)
     assert [row["task"] for row in found.rows()] == [1, 2, 3, 4]
     assert found.plot(tmp_path / "new" / "f.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(GlocalError, match="suffix"):

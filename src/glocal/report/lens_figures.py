@@ -26,6 +26,12 @@ MAX_BELOW_EPSILON = 300
 """Panels of error curves begin at ε divided by this factor."""
 MAX_LEGEND_TASKS = 10
 """Of more tasks, only the first and the last are in the legend."""
+MAX_NAMED_SOLUTIONS = 5
+"""The same for an examination."""
+REGION = "#D9D9D9"
+"""The color of regions."""
+LEGEND_HEIGHT = 44
+"""Typographic points between a panel of an examination and its title."""
 
 
 def _task_colours(tasks: int) -> list[Any]:
@@ -34,41 +40,48 @@ def _task_colours(tasks: int) -> list[Any]:
 
 
 def draw_examination(result: Examination, figure: Figure) -> None:
-    """Draw three panels below the finding."""
-    figure.set_size_inches(11.4, 3.7)
+    """Draw three panels below the finding; in the first two, the color is that of the later solution θ_t."""
+    figure.set_size_inches(11.4, 4.1)
     figure.suptitle(result.finding, x=0.008, ha="left", fontweight="bold")
     distances, forgetting, curvature = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    colours = _task_colours(len(result.losses))
+    n = len(result.losses)
+    colours = _task_colours(n)
     _draw_distances(distances, result, colours)
     _draw_forgetting(forgetting, result, colours)
     _draw_curvature(curvature, result)
+    if n > 1:
+        named = list(range(1, n)) if n <= MAX_NAMED_SOLUTIONS else [1, n - 1]
+        lines = [distances.plot([], [], "o", color=colours[t])[0] for t in named]
+        labels = [rf"$\theta_t$ after task {t + 1}" for t in named]
+        figure.legend(lines, labels, loc="outside upper right", ncols=len(named), handletextpad=0.1)
 
 
 def _draw_distances(axes: Axes, result: Examination, colours: list[Any]) -> None:
-    """Draw the distances of later solutions over every task, and the radius of its region in their directions."""
+    """Draw the distance of every later solution on a bar that ends where the region of the task does."""
     n = len(result.losses)
-    radii = np.array([result.eigenvector_radius.numpy(), result.random_radius.numpy()])
-    lengths = np.concatenate([result.distance.flatten(), result.radius.flatten(), radii.flatten(), result.updates])
+    radii = {"random directions": result.random_radius, "the sharpest direction, $v_1$": result.eigenvector_radius}
+    lengths = np.concatenate([result.distance.flatten(), result.radius.flatten(), *radii.values(), result.updates])
     lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
     low, high = (lengths.min() / 2, lengths.max() * 2) if len(lengths) else (0.1, 10.0)
+    points = []
     for o in range(n):
-        ends = [min(max(r, low), high) for r in radii[:, o] if not np.isnan(r)]
-        if ends:
-            axes.bar(o, max(ends) - min(ends), 0.56, min(ends), color="#E4E4E4", zorder=1)
+        width = 0.84 / max(n - 1 - o, 3)
         for t in range(o + 1, n):
-            x = o + 0.56 * ((t - o) / (n - o) - 0.5)
-            far, border = float(result.distance[t, o]), float(result.radius[t, o])
+            x = o + width * (t - (o + n) / 2)
+            border = float(result.radius[t, o])
             if not np.isnan(border):
-                axes.plot([x, x], [low, min(border, high)], color=colours[t], linewidth=1.1, alpha=0.55, zorder=2)
-                mark = "_" if border < np.inf else "^"
-                axes.plot(x, min(border, high), mark, color=colours[t], markersize=8, zorder=2)
-            face = colours[t] if bool(result.inside[t, o]) else "white"
-            if 0 < far < np.inf:
-                axes.plot(x, far, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4, zorder=3)
+                label = r"region in the direction of $\theta_t$"
+                axes.bar(x, min(border, high) - low, 0.8 * width, low, color=REGION, zorder=1, label=label)
+            if 0 < result.distance[t, o] < np.inf:
+                points.append((t, o, x, float(result.distance[t, o])))
+    _draw_points(axes, result, colours, points)
+    for (name, own), dashes in zip(radii.items(), ("--", ":"), strict=True):
+        for o, radius in enumerate(own.tolist()):
+            y = min(max(radius, low), high)
+            axes.plot([o - 0.45, o + 0.45], [y, y], dashes, color=INK, linewidth=1.1, label=f"radius in {name}")
     axes.set(yscale="log", ylim=(low, high), xlim=(-0.6, n - 0.4))
     axes.set(xticks=range(n), xticklabels=range(1, n + 1), xlabel="task $o$", ylabel=r"distance from $\theta_o$")
-    note = r"● $\theta_t$ inside $\Omega^\epsilon_o$   ○ outside   — radius towards it   ▒ along $v_1$ to random"
-    _set_title(axes, "Distances and ε-regions", note)
+    _set_title(axes, "Distances and ε-regions", columns=2)
 
 
 def _draw_forgetting(axes: Axes, result: Examination, colours: list[Any]) -> None:
@@ -81,38 +94,59 @@ def _draw_forgetting(axes: Axes, result: Examination, colours: list[Any]) -> Non
     low, high = min(values.min(initial=0), 0), max(values.max(initial=0), result.epsilon)
     margin = 0.07 * (high - low)
     ends = np.array([low - margin, high + margin])
-    axes.fill_between(ends, ends - result.epsilon, ends + result.epsilon, color="#E4E4E4", linewidth=0)
+    band = rf"differ by less than $\epsilon$ = {result.epsilon:.3g}"
+    axes.fill_between(ends, ends - result.epsilon, ends + result.epsilon, color=REGION, linewidth=0, label=band)
     axes.plot(ends, ends, color=FAINT, linewidth=0.8)
-    for (t, o), (x, y) in zip(shown, values, strict=True):
-        face = colours[t] if bool(result.inside[t, o]) else "white"
-        axes.plot(x, y, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4)
+    _draw_points(axes, result, colours, [(t, o, x, y) for (t, o), (x, y) in zip(shown, values, strict=True)])
     axes.set(xlim=ends, ylim=ends, xlabel="forgetting predicted to the second order", ylabel="forgetting measured")
-    note = rf"grey: within $\epsilon${f'; {left_out} not finite' if left_out else ''}"
-    _set_title(axes, "Forgetting", note if n > 1 else "no later task")
-    if n > 1:
-        for t in range(1, n) if n <= 7 else (1, n - 1):
-            axes.plot([], [], "o", color=colours[t], label=f"after task {t + 1}")
-        axes.legend(loc="best", handletextpad=0.1)
+    note = f": {left_out} not finite" if left_out else "" if n > 1 else ": no later task"
+    _set_title(axes, f"Forgetting{note}")
+
+
+def _draw_points(
+    axes: Axes, result: Examination, colours: list[Any], points: Sequence[tuple[int, int, float, float]]
+) -> None:
+    """Draw (t, o, x, y) as a point in the color of t, filled if θ_t is in the region of o."""
+    for t, o, x, y in points:
+        face = colours[t] if bool(result.inside[t, o]) else "white"
+        axes.plot(x, y, "o", color=colours[t], markerfacecolor=face, markeredgewidth=1.4, zorder=3)
+    for inside in sorted({bool(result.inside[t, o]) for t, o, *_ in points}, reverse=True):
+        label = rf"$\theta_t$ {'inside' if inside else 'outside'} the region"
+        axes.plot([], [], "o", color=FAINT, markerfacecolor=FAINT if inside else "white", label=label)
 
 
 def _draw_curvature(axes: Axes, result: Examination) -> None:
     """Draw the largest eigenvalues of every task's Hessian and its trace."""
     n, count = result.eigenvalues.shape
     for o, (values, trace) in enumerate(zip(result.eigenvalues.numpy(), result.trace.tolist(), strict=True)):
-        for below, face in ((False, INK), (True, "white")):
-            chosen = np.abs(values[(values < 0) == below])
-            axes.plot([o] * len(chosen), chosen, "o", color=INK, markersize=4, markerfacecolor=face)
+        for sign, face, kind in ((1, INK, "positive"), (-1, "white", "negative")):
+            chosen = sign * values[sign * values > 0]
+            if len(chosen):
+                label = f"{kind} eigenvalues"
+                axes.plot([o] * len(chosen), chosen, "o", color=INK, markersize=4, markerfacecolor=face, label=label)
         if trace > 0:
-            axes.plot(o, trace, "_", color=TITLE_COLOURS["local"], markersize=16, markeredgewidth=2)
+            axes.plot(o, trace, "_", color=TITLE_COLOURS["local"], markersize=12, markeredgewidth=2, label="trace")
     axes.set_yscale("log", nonpositive="mask")
     axes.set(xlim=(-0.6, n - 0.4), xticks=range(n), xticklabels=range(1, n + 1))
     axes.set(xlabel="task $o$", ylabel=r"$|\lambda|$ of $H_o$ at $\theta_o$")
-    _set_title(axes, "Curvature", f"red: trace   ● the {count} largest eigenvalues   ○ negative")
+    _set_title(axes, f"Curvature: the {count} largest eigenvalues")
 
 
-def _set_title(axes: Axes, title: str, note: str) -> None:
-    axes.set_title(title, loc="left", pad=18)
-    axes.text(0, 1.02, note, transform=axes.transAxes, color=FAINT, fontsize=7.5, va="bottom")
+def _set_title(axes: Axes, title: str, columns: int = 1) -> None:
+    """Set a title and, in up to three lines below it, a legend of what was drawn."""
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import ScaledTranslation
+
+    axes.set_title(title, loc="left", pad=LEGEND_HEIGHT)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    above = axes.transAxes + ScaledTranslation(0, (LEGEND_HEIGHT - 6) / 72, figure.dpi_scale_trans)
+    drawn = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: isinstance(pair[0], Line2D))
+    handles = {label: handle for handle, label in drawn}  # regions first
+    options: dict[str, Any] = {"bbox_to_anchor": (0, 1), "bbox_transform": above, "borderaxespad": 0, "borderpad": 0}
+    options |= {"labelspacing": 0.25, "columnspacing": 1.5, "handletextpad": 0.6, "handlelength": 1.6}
+    options |= {"ncols": columns, "labelcolor": FAINT, "fontsize": 7.5}
+    axes.legend(handles.values(), handles.keys(), loc="upper left", **options)
 
 
 def examination_table(result: Examination) -> Table:
@@ -138,42 +172,41 @@ def _table(title: str, labels: Sequence[str], names: Sequence[str], rows: Iterab
 
 
 def draw_errors(errors: TrainingErrors, figure: Figure) -> None:
-    """Draw a line for every task; vertical grey lines are the beginnings of tasks, the dashed one is ε."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
+    """Draw a panel for L_o and one for ξ_o of every approximation, with a line for every task."""
     panels = 1 + len(errors.curves)
     columns = min(COLUMNS, panels)
     rows = -(-panels // columns)
     figure.set_size_inches(2.75 * columns + 0.9, 2.3 * rows + 0.5)
     title = f"{errors.algorithm}: approximation errors of old losses"
     figure.suptitle(title, x=0.008, ha="left", fontweight="bold")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
     first = next(iter(errors.curves.values()))
     _draw_lines(grid[0], first, first.true.numpy(), "$L_o$")
     low, high = grid[0].get_ylim()
-    if grid[0].get_yscale() == "log" and high < 20 * low:  # powers of ten would give one tick or none
-        grid[0].yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        grid[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        grid[0].yaxis.set_minor_formatter(NullFormatter())
+    if grid[0].get_yscale() == "log" and high < 20 * low:  # a logarithmic axis would have one tick or none
+        grid[0].set_yscale("linear")
     values = np.concatenate([c.error.numpy().reshape(-1) for c in errors.curves.values()])
     largest = max(values[np.isfinite(values)].max(initial=0.0), errors.epsilon)
     for axes, (name, curves) in zip(grid[1:], errors.curves.items(), strict=False):
         _draw_lines(axes, curves, curves.error.numpy(), f"$\\xi_o$, {name}")
         axes.set_ylim(errors.epsilon / MAX_BELOW_EPSILON, 2 * largest)
-        axes.axhline(errors.epsilon, color=INK, linestyle="--", linewidth=1)
+        axes.axhline(errors.epsilon, color=INK, linestyle="--", linewidth=1, label="ε")
         violation = errors.assumptions[name].first_violation
         if violation is not None:
-            axes.axvline(violation.step, color=WARM[0], linewidth=1)
-    for axes in list(grid)[panels:]:
+            axes.axvline(violation.step, color=WARM[0], linewidth=1, label="first violation")
+            axes.set_title(f"step {violation.step}", loc="right", color=WARM[0], fontsize="small")
+    for axes in grid[panels:]:
         axes.set_axis_off()
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper")
+    drawn = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid)
+    handles = {label: line for axes in drawn for line, label in axes}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
 
 
 def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> None:
     step, finished = curves.step.numpy(), curves.finished.numpy()
     tasks, hues = values.shape[1] - 1, _task_colours(values.shape[1])  # without the last one
     for t in range(1, int(finished.max())):
-        axes.axvline(step[finished == t][0], color="#C8C8C8", linewidth=0.8, zorder=0)
+        axes.axvline(step[finished == t][0], color="#A8A8A8", linewidth=0.8, zorder=0, label="next task begins")
     for o in range(tasks):
         label = f"task {o + 1}" if tasks <= MAX_LEGEND_TASKS or o in (0, tasks - 1) else None
         shown = np.where(np.isfinite(values[:, o]) & (values[:, o] > 0), values[:, o], np.nan)
@@ -186,7 +219,9 @@ def _draw_lines(axes: Axes, curves: ErrorCurves, values: Any, title: str) -> Non
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT)
         axes.set_yticks([])
     first, last = step[finished > 0].min(), step.max()
-    axes.set_xlim(first, last + 0.02 * max(last - first, 1))
+    margin = 0.03 * max(last - first, 1)
+    axes.set_xlim(first - margin, last + margin)
+    axes.tick_params(labelbottom=True)
     axes.set_title(title.replace("θ_o", r"$\theta_o$"), loc="left")
     axes.set_xlabel("step", color=FAINT)
 
