@@ -41,34 +41,44 @@ nats: I(\hat L_o(θ); θ_o), estimated by nearest neighbours; p: permutation-tes
 
 @command
 class Lens:
-    """Measure how local a training run was: distances, where expansions of old losses hold, and forgetting.
+    """Measure how far from its solution an approximation of an old loss holds, and whether training left that region.
 
-    TARGET is path.py:function, your function that returns (module, loss, tasks, checkpoints): the network, its loss (a
-    name or a function), (x, y) or a DataLoader for every task, and state dicts θ_0, θ_1, …; or STORE/runs/HASH, a run
-    that was trained with --keep-parameters. The result is a table and a figure. No algorithm is
-    recommended: of 48 settings of an MLP on Rotated-MNIST, laplace with implicit=true was more accurate than replay
-    (er) of 500 examples in 48, and than replay with as much memory as its own in 6.
+    The approximation is the second-order Taylor expansion of a task's loss at the parameters that training ended with
+    on that task, its solution. It holds where it differs from the loss by less than epsilon. The command prints a table
+    and draws a figure: how far later training moved from every solution, the radius up to which the expansion holds in
+    that direction, forgetting as measured and as the expansion predicts it, and the curvature of the losses.
+
+    TARGET is your own training or a stored run. Your training is path.py:function, a function that returns (module,
+    loss, tasks, checkpoints): the network, its loss (a name or a function), (x, y) or a DataLoader for every task, and
+    the state dicts before the first task and after every task. A stored run is the folder STORE/runs/HASH, where STORE
+    is the folder that `glocal run` or `glocal sweep` wrote to; it must have been trained with --keep-parameters.
+
     With --show other instruments measure it instead: error, assumption, forgetting, recursion, theorem1, theorem2,
     ground-truth, perturbation, flatness, rank, spectrum; each writes a table, a figure and a Parquet file.
     With --retrace a stored run is trained again and measured along the way, also by its algorithm's own approximation.
+
     For example: glocal lens examples/checkpoints.py:make_training -o lens.png
+
+    No algorithm is recommended: of 48 settings of an MLP on Rotated-MNIST, laplace with implicit=true was more accurate
+    than replay (er) of 500 examples in 48, and than replay with as much memory as its own in 6.
     """
 
     target: Positional[str]
-    """path.py:function or STORE/runs/HASH."""
+    """path.py:function of your own training, or the folder of a stored run, such as runs/runs/*."""
     output: FigureFile = Path("lens.png")
     show: tuple[str, ...] = ()
     """Instruments, or all. Each writes a figure and a table whose names begin with FILE's. --epsilon, --eigenvalues and
     --seed do not apply; in Python the instruments have further options."""
     retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
-    """Train a stored run again and measure ξ_o of every finished task after every STEPS steps of an epoch and at its
-    end (CPU only), or after epochs alone, by the algorithm's own approximation and by expansions, and find the first
-    violation of the locality assumption. The run need not have kept its parameters."""
+    """Train a stored run again and measure errors of approximations of the finished tasks' losses after every STEPS
+    steps of an epoch and at its end (CPU only), or after epochs alone: the algorithm's own approximation and Taylor
+    expansions. Report the first step at which an error reaches epsilon. The run need not have kept its parameters."""
     epsilon: float | None = None
-    """ε of the ε-regions, in units of the loss (default: 0.1 × the mean decrease of a task's loss during its
-    training)."""
+    """The error, in units of the loss, below which an approximation holds (default: 0.1 × the mean decrease of a task's
+    loss during its training)."""
     examples: int = 2_000
-    """The largest number of examples per task."""
+    """The largest number of examples per task. Errors and radii are estimated from them: with fewer it is quicker, and
+    the estimates are less exact."""
     eigenvalues: int = 10
     """How many eigenvalues of each Hessian."""
     seed: int = 0

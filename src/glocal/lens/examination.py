@@ -125,12 +125,9 @@ class Examination:
         ]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        cells = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
-        names = [name.replace("_", " ") for name in rows[0]]
-        widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in (names, *cells)]
-        return "\n".join([f"After the last task, ε = {self.epsilon:.3g}", *lines, *self.closing])
+        from glocal.report.lens_figures import examination_table
+
+        return "\n".join([examination_table(self).text(), "", *self.closing])
 
     def plot(self, path: str | Path) -> Path:
         """Save the figure as PNG, PDF or SVG."""

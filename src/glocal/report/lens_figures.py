@@ -151,7 +151,16 @@ def _set_title(axes: Axes, title: str, columns: int = 1) -> None:
 
 def examination_table(result: Examination) -> Table:
     """Return a row for every task, measured after the last one."""
-    names = ("inside", "distance", "radius", "along v_1 – random", "forgetting (predicted)", "loss", "λ_max", "trace")
+    names = (
+        "inside",
+        "distance",
+        "radius",
+        "radius along v_1 – random",
+        "forgetting (predicted)",
+        "loss",
+        "λ_max",
+        "trace",
+    )
     rows = []
     for row in result.rows():
         later = ["yes" if row["inside"] else "no", f"{row['distance']:.3g}", f"{row['radius']:.3g}"]
@@ -161,7 +170,8 @@ def examination_table(result: Examination) -> Table:
             later, forgetting = [ABSENT] * 3, ABSENT
         curvature = (f"{row[k]:.3g}" for k in ("loss", "largest_eigenvalue", "trace"))
         rows.append((str(row["task"]), *later, radii, forgetting, *curvature))
-    return _table(f"After the last task, ε = {result.epsilon:.3g}", ("task",), names, rows)
+    title = f"After the last task; inside: the expansion's error is below ε = {result.epsilon:.3g}"
+    return _table(title, ("task",), names, rows)
 
 
 def _table(title: str, labels: Sequence[str], names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

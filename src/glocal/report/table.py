@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import textwrap
@@ -154,6 +155,12 @@ class Table:
     def _begins_group(self, index: int) -> bool:
         group = self.columns[index].group
         return bool(group) and (index == 0 or self.columns[index - 1].group != group)
+
+    def text(self, width: int = 100) -> str:
+        """Render as a terminal of this width shows it, without colors."""
+        console = Console(file=io.StringIO(), width=width, record=True)
+        console.print(self)
+        return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
     def markdown(self) -> str:
         """Render a Markdown table with the notes below it."""
