@@ -26,7 +26,10 @@ old solutions, and *global* otherwise. It claims (§6.1) that local algorithms f
 move the parameters far, and that global ones show no such relation. This page repeats its Table 1 and tests each claim.
 A *row* is one algorithm at all learning rates. A *column* is a benchmark: `split-cifar10`, and `rotated-mnist` with the
 rotation angles of the published runs, which differ between algorithms, or with *seed angles*, drawn from the seed and
-the same for all.
+the same for all. Algorithms ([equations](algorithms.md)): `sgd` plain SGD, `er` replay, `agem` averaged GEM, `si`
+synaptic intelligence, `ewc` elastic weight consolidation, `laplace` a Kronecker-factored penalty, `icarl` iCaRL
+(`icarl-random`: with random exemplars), `ogd-gtl` orthogonal gradient descent, `ogd-published` the same as the
+published code computes it, nearly plain SGD, and `optimal-soft` the paper's optimal local objective.
 
 {conclusion}
 
@@ -40,11 +43,10 @@ BOARD_NOTE = """*Published*: the same statistic of the published means; bold if 
 ([locality](reproduction/studies.md#locality)), instead of the paper's;
 {moved}. *Low − high*: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed.
 *ρ*: Spearman's rank correlation with the learning rate for each seed, averaged. Brackets: 95 % t-intervals over seeds,
-not corrected for the number of rows. The difference between local and global rows is tested with seeds as units, which
-says whether other seeds of these algorithms would show it, and with algorithms as units, by an exact permutation of the
-classes, which says whether other algorithms would. One contrary row contradicts an every-row claim. {diverged}
-The tests are not independent: both columns of Rotated-MNIST have the same data and seeds. On `ogd-published`, see
-[OGD and OGD-GTL](reproduction/rotated-mnist.md#ogd-and-ogd-gtl)."""
+not corrected for the number of rows. *Seeds as units*: would other seeds of these algorithms show the difference?
+*Algorithms as units*, by exact permutation of the classes: would other algorithms? One contrary row contradicts an
+every-row claim. {diverged} The tests are not independent: both columns of Rotated-MNIST have the same data and seeds.
+On `ogd-published`, see [OGD and OGD-GTL](reproduction/rotated-mnist.md#ogd-and-ogd-gtl)."""
 ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Lowest at*: the learning
 rate of the lowest mean forgetting, and how many seeds have their minimum there. It and ρ count the *seeds* that
 finished at all learning rates; low − high needs four of the rates."""
@@ -124,7 +126,7 @@ def conclusion(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> 
         words = {x.phrase("more than", "less than", "about as much as") for x in alike.values()}
         parts = join(f"{x} ({column})" for column, x in alike.items())
         text += (
-            f" But `{NEARLY_SGD}`, OGD as the published code computes it, rises {' or '.join(sorted(words))} plain SGD "
+            f" But `{NEARLY_SGD}` rises {' or '.join(sorted(words))} plain SGD "
             f"(`{NO_MEMORY}`), which remembers nothing: the difference is {parts} points."
         )
     if sure:

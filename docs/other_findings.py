@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,9 @@ from claims_text import join
 from study_notes import part_effects
 
 from glocal.metrics import summary
-from glocal.paper.studies.common import MeanInterval, column, distinct, mean, median, names, rank_correlation
-from glocal.paper.studies.implicit import complete
+from glocal.paper.studies.common import MeanInterval, column, distinct, median, rank_correlation
+from glocal.paper.studies.implicit import complete, stability_limits
 from glocal.paper.studies.locality import SHOWN_EPSILON
-from glocal.paper.studies.stability import AFTER_LAST_TASK, small_batches
 from glocal.paper.study import read_table
 from glocal.report.table import signed
 from glocal.store.run import Run
@@ -29,24 +28,40 @@ def findings(runs: Sequence[Run], own: Sequence[Run], results: Path) -> str:
 def optimal_against_replay(runs: Sequence[Run], results: Path) -> str:
     """Compare the paper's optimal local objective with replay at every learning rate at which no run diverges."""
     acc = {(_name(run), run.lr, run.seed): 100 * summary(run)["acc"] for run in runs}
-    gains, unstable = {}, []
+    gains, unstable = {}, {}
     for lr in sorted({run.lr for run in runs}):
         pairs = [(acc["optimal-soft", lr, s], acc["er", lr, s]) for n, r, s in acc if (n, r) == ("optimal-soft", lr)]
         gain = np.array([ours - other for ours, other in pairs])
         diverged = len(gain) - np.isfinite(gain).sum()
         if diverged:
-            unstable.append(f"{diverged} of {len(gain)} runs at {lr:g}")
+            unstable[lr] = f"{diverged} of {len(gain)} runs at {lr:g}"
         elif len(gain) > 1:
             gains[lr] = MeanInterval.of(gain)
     size = {_name(run): run.info["cost"]["memory_bytes"] for run in runs}
     better = sum(gain.low > 0 for gain in gains.values())
     return (
         f"The paper's optimal local objective (`optimal-soft`) beats replay (`er`) at {better} of {len(gains)} "
-        f"learning rates at which no run diverges: final accuracy {_by_rate(gains)}, over seeds. It has "
-        f"{size['optimal-soft'] / size['er']:.1f} times the memory and, as published, other angles. At equal "
-        "memory and angles, in [implicit](reproduction/experiments.md#implicit), the difference is "
-        f"{_by_rate(_at_equal_memory(results))}."
-        f"{f' It diverges in {join(unstable)}.' if unstable else ''}"
+        f"learning rates at which no run diverges: final accuracy {_by_rate(gains)}, over seeds. It uses "
+        f"{size['optimal-soft'] / size['er']:.1f} times the memory and other rotation angles. At equal memory and "
+        "angles, in [implicit](reproduction/experiments.md#implicit), the difference is "
+        f"{_by_rate(_at_equal_memory(results))}.{_instability(unstable, {run.lr for run in runs}, results)}"
+    )
+
+
+def _instability(diverged: Mapping[float, str], rates: Collection[float], results: Path) -> str:
+    """Say where `optimal-soft` diverges, and whether these are the rates at which its steps are unstable."""
+    if not diverged:
+        return ""
+    task, limit = max(stability_limits(read_table(results / "implicit.parquet")).items())
+    above = {lr for lr in rates if lr > limit}
+    explains = (
+        "all rates above the limit diverge, and no other"
+        if above == set(diverged)
+        else "this does not explain it alone"
+    )
+    return (
+        f" It diverges in {join(diverged.values())}. Gradient steps on its penalty are unstable if η·λ_max > 2, so "
+        f"above η = {limit:.2g} after task {task}: {explains}."
     )
 
 
@@ -78,8 +93,8 @@ def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str
         follows += ", so it depends on the algorithms compared" if still < rises else ""
     cause = "and no correlation over algorithms shows that the distance is the cause" if rises else ""
     return (
-        "Do algorithms that move the parameters farther forget more? Rank correlation of forgetting with the mean "
-        "distance that a task moves the parameters, across algorithms at one learning rate, averaged over seeds: "
+        "Do algorithms that move the parameters farther forget more? Rank correlation across algorithms of forgetting "
+        "with the mean distance per task, by learning rate, averaged over seeds: "
         f"{_by_rate(same)} for {len(few)} algorithms with seed angles, the same for all (published angles: "
         f"{signed(min(again))} to {signed(max(again))}); {_by_rate(every)} for up to {len(all_names)} with the "
         f"published angles. What follows: {', '.join(filter(None, (follows, cause)))}."
@@ -111,12 +126,9 @@ def assumption(results: Path) -> str:
 def stable_sgd(results: Path) -> str:
     """Say which parts of stable SGD reduce forgetting."""
     rows = read_table(results / "stable-sgd.parquet", ["algorithm", "batch_size", "t", "forgetting", "lr", "seed"])
-    final = small_batches(rows.filter(AFTER_LAST_TASK))
-    means = join(f"{mean(final.filter(algorithm=name), 'forgetting'):.1f} ({name})" for name in names(final))
     return (
         "What each part of stable SGD does to forgetting, averaged over learning rates and the other parts, in points "
-        f"with 95 % intervals over seeds: {part_effects(rows)} With batches of {final['batch_size'][0]}, forgetting "
-        f"averaged over learning rates is {means}."
+        f"with 95 % intervals over seeds: {part_effects(rows)}"
     )
 
 

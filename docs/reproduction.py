@@ -15,7 +15,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from glocal.paper import STUDIES, get_study, results
-from glocal.paper.claims import measured_locality, table_rows
+from glocal.paper.claims import IMPOSTORS, measured_locality, table_rows
 from glocal.paper.comparison import MAX_Z, Comparison, compare, paper_layout, relabel, render
 from glocal.paper.scoreboard import scoreboard
 from glocal.paper.studies.stability import class_difference
@@ -41,7 +41,9 @@ ALL_NOTES = NOTES | experiment_notes.NOTES
 ROTATED = "rotated-mnist"
 TRADEOFF = [row.algorithm for row in COLUMNS[ROTATED].rows]
 """The rows of `glocal paper tradeoff`; the file of results has more."""
-TEXT = """# The paper's tables and figures, made again
+FRONT_ROWS = {*IMPOSTORS, *(row.algorithm for column in COLUMNS.values() for row in column.rows if row.published)}
+"""The algorithms in the first page's table: those with published numbers, plain SGD and OGD-GTL."""
+TEXT = """# The paper, reproduced
 
 {abstract}
 
@@ -64,13 +66,15 @@ is said.
 
 ![Ours minus the published numbers](images/reproduction-differences.png)
 
-Every number of Table 1, ours minus the published one, with 2 standard errors on either side. Where we have one seed,
-its standard error is made of the published deviation.
+Every number of Table 1, ours minus the published one, with 2 standard errors on either side. Hollow: we have one seed,
+whose standard error is made of the published deviation.
 
 ## Table 1
 
+ACC is the final accuracy. FGT is forgetting, averaged over the T−1 tasks before the last, as the published numbers are,
+or over all T tasks, as the paper's formula says. Further rows are on the pages of the columns.
+
 {side}
-{told}
 ## More
 
 `python docs/reproduction.py` makes these pages from [results](../results), and every number on them but where they say
@@ -188,11 +192,13 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def contents() -> str:
-    """A line for each other page that has results, and one for each study."""
+    """A line for each other page that has results, and one for each group of studies."""
     lines = [f"- [{name}](reproduction/{name}.md): {about}" for name, about in ABOUT.items() if _has_results(name)]
-    studies = {name: experiment.title for name, experiment in STUDIES.items() if table_of(name).exists()}
-    page = {name: "experiments" if name in experiment_notes.NOTES else "studies" for name in studies}
-    return "\n".join([*lines, *(f"- [{n}](reproduction/{page[n]}.md#{n}): {title}" for n, title in studies.items())])
+    here = [name for name in STUDIES if table_of(name).exists()]
+    for page, title in (("studies", "The paper's other experiments"), ("experiments", "Experiments beyond the paper")):
+        own = [name for name in here if (name in experiment_notes.NOTES) == (page == "experiments")]
+        lines.append(f"- {title}: {', '.join(f'[{name}](reproduction/{page}.md#{name})' for name in own)}")
+    return "\n".join(lines)
 
 
 def beyond() -> str:
@@ -230,14 +236,16 @@ def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
         panels = figure.subplots(1, 2 * len(tables))
         for i, (name, made) in enumerate(tables.items()):
             rows = [row for row in made.rows if row.acc.published is not None]
+            panels[2 * i + 1].sharex(panels[2 * i])
             for axes, measure in zip(panels[2 * i : 2 * i + 2], ("ACC", "FGT"), strict=True):
                 cells = [row.acc if measure == "ACC" else row.forgetting["t-1"] for row in rows]
-                differences, errors = ([getattr(c, part) for c in cells] for part in ("difference", "standard_error"))
                 places = range(len(rows))
                 axes.axvline(0, color=FAINT, linewidth=0.9)
-                for place, difference, error in zip(places, differences, errors, strict=True):
-                    colour = "C3" if abs(difference) > MAX_Z * error else "C0"
-                    axes.errorbar(difference, place, xerr=MAX_Z * error, fmt="o", markersize=3, color=colour)
+                for place, cell in zip(places, cells, strict=True):
+                    error = MAX_Z * cell.standard_error
+                    colour = "C3" if cell.differs else "C0"
+                    single = {"markerfacecolor": "white"} if cell.ours.seeds == 1 else {}
+                    axes.errorbar(cell.difference, place, xerr=error, fmt="o", markersize=3.5, color=colour, **single)
                 axes.set(title=f"{name}: {measure}", xlabel="ours − published (points)")
                 axes.set_yticks(places, [f"{row.algorithm} {row.lr:g}" for row in rows] if measure == "ACC" else [])
                 axes.invert_yaxis()
@@ -305,7 +313,9 @@ def main() -> None:
         "over_all": f"{own[0].tasks - 1}/{own[0].tasks}",
         "own": str(render(compare(own, published=False), "markdown")),
         "contents": contents(),
-        "side": paper_layout(compare([*published, *split_runs])).markdown().partition("\n\n")[2],
+        "side": paper_layout(compare(run for run in (*published, *split_runs) if chosen(run)[0] in FRONT_ROWS))
+        .markdown()
+        .partition("\n\n")[2],
         **{name.replace("-", "_"): split_text.split(name) for name in split_text.SPLIT},
         "precision": split_text.precision(),
         "studies": "".join(study(name) for name in STUDIES if name not in experiment_notes.NOTES),

@@ -11,7 +11,7 @@ from small_problems import batch_of, blobs, cohort_of, double_model, elsewhere, 
 
 from glocal.engine.loop import train
 from glocal.paper import get_study
-from glocal.paper.studies.ball import ALGORITHMS, BallSGD, fit, interactions
+from glocal.paper.studies.ball import ALGORITHMS, BallSGD, count_labelings, fit, interactions
 from glocal.paper.table1 import COLUMNS
 
 STUDY = get_study("ball")
@@ -83,3 +83,6 @@ def test_the_verdict_follows_the_interval(local: float, supported: bool) -> None
     verdict = STUDY.summarize(rows(local, noise=0.3)).verdict
     assert ("not supported" in verdict) is not supported
     STUDY.draw(rows(local), Figure())
+    # Of four algorithms one is called local; ewc differs from all others by `local`, and these among them by −local/3.
+    counts = {1.5: (1, 4), 0.0: (4, 4), -1.5: (4, 4)}[local]
+    assert count_labelings(rows(local), {"ewc"}) == counts

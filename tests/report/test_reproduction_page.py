@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from fake_runs import fake_run, published_runs
+from matplotlib.figure import Figure
 from scipy import stats
 
 from glocal.paper import results
@@ -313,7 +315,7 @@ def test_words_on_stable_sgd_follow_the_effects(page: ModuleType, tmp_path: Path
     pl.DataFrame(rows).write_parquet(tmp_path / "stable-sgd.parquet")
     text = sys.modules["other_findings"].stable_sgd(tmp_path)
     assert words in text and "dropout has no clear effect (+0.00 [" in text and "a small batch raises it (+5.00" in text
-    assert "12.8 times as many steps" in text and "rates is 35.0 (plastic)" in text
+    assert "12.8 times as many steps" in text
 
 
 def test_an_effect_that_changes_its_sign_is_told_by_learning_rates(page: ModuleType) -> None:
@@ -535,3 +537,52 @@ def test_rows_are_compared_as_a_whole(page: ModuleType) -> None:
     assert f"| `er` | {signed(found.mean)} ± {found.error:.2f} | **{signed(found.z, 1)}** |" in text.by_row(far)
     assert "`er` (rotated-mnist) differ by more than 2" in text.numbers({"rotated-mnist": far})
     assert "no row differs by more than 2" in text.numbers({"rotated-mnist": near})
+
+
+@pytest.mark.parametrize(("sgd", "as_large"), [(0.0, 1), (3.0, 2)])
+def test_the_line_on_balls_says_how_weak_the_evidence_is(page: ModuleType, sgd: float, as_large: int) -> None:
+    """Forgetting rises by 2 per doubling of the distance, by 1.5 more for ewc, and by `sgd` more for plain SGD."""
+    more, draw = {"sgd": sgd, "er": 0.0, "agem": 0.0, "ewc": 1.5}, np.random.default_rng(0)
+    rows = []
+    for seed, name, lr, radius in product((1, 2, 3), more, (0.01, 0.04), (0.5, 1.0, 2.0, 4.0, 8.0)):
+        distance, learnt = radius * draw.uniform(0.9, 1.1), draw.uniform(80, 90)
+        forgetting = (2 + more[name]) * np.log2(distance) + np.log2(lr) + 0.5 * learnt
+        keys = {"algorithm": name, "locality": "local" if name == "ewc" else "global", "lr": lr, "seed": seed}
+        rows.append(
+            keys | {"radius": radius, "distance": distance, "forgetting": forgetting, "learning_accuracy": learnt}
+        )
+    text = page.experiment_notes.ball_line(pl.DataFrame(rows))
+    assert f"{as_large} of the 4 ways to call 1 of the algorithms local" in text
+    assert ("+1.50 [+1.50, +1.50] with radii of 2 and more alone, and +1.50 [+1.50, +1.50] compared" in text) is (
+        sgd == 0
+    )
+    assert ("does not show that locality is the reason" in text) is (sgd > 0)
+
+
+@pytest.mark.parametrize(("sharpness", "said"), [(40.0, "all rates above"), (10.0, "does not explain it alone")])
+def test_divergence_is_compared_with_the_largest_stable_step(
+    page: ModuleType, tmp_path: Path, sharpness: float, said: str
+) -> None:
+    """2 / 40 = 0.05 and 2 / 10 = 0.2: the run at 0.1 diverges above the first and below the second."""
+    rows = {"algorithm": "optimal-soft", "t": [1, 3, 3, 3], "sharpness": [1.0, sharpness / 2, sharpness, 2 * sharpness]}
+    pl.DataFrame(rows).write_parquet(tmp_path / "implicit.parquet")
+    text = sys.modules["other_findings"]._instability({0.1: "1 of 2 runs at 0.1"}, (0.01, 0.1), tmp_path)
+    assert f"above η = {2 / sharpness:g} after task 3: " in text and said in text
+    assert sys.modules["other_findings"]._instability({}, (0.01, 0.1), tmp_path) == ""
+
+
+def test_differences_are_drawn_hollow_for_one_seed(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = Figure()
+    monkeypatch.setattr(page, "save_figure", lambda fill, path: fill(figure))
+    runs = [*published_runs("er"), *(run for run in published_runs("ewc", 5.0) if run.seed == 11)]
+    page.draw_differences({"rotated-mnist": page.compare(runs)}, Path("x.png"))
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() and first.get_xlim()[1] > 10
+    for axes in (first, second):
+        points = [line for line in axes.lines if line.get_marker() == "o"]
+        assert [line.get_markerfacecolor() == "white" for line in points] == [False] * 5 + [True] * 5
+
+
+def test_the_first_table_has_the_papers_rows_and_two_more(page: ModuleType) -> None:
+    rows = {"agem", "er", "si", "ewc", "icarl", "ogd-published"}
+    assert rows | {"sgd", "ogd-gtl"} == page.FRONT_ROWS

@@ -175,14 +175,13 @@ class BallStudy:
         local = {name for name, kind in locality.items() if kind == "local"}
         (distance, rate), also = interactions(rows, local), interactions(rows, local | {ALSO_LOCAL})[0]
         by_class = [{kind: MeanInterval.of(own) for kind, own in part.items()} for part in fit(rows, locality)]
-        labellings = [interactions(rows, set(chosen))[0].mean for chosen in combinations(algorithms, len(local))]
-        as_large = sum(value >= distance.mean - 1e-9 for value in labellings)
+        as_large, labelings = count_labelings(rows, local)
         verdict = (
             "At equal learning rate and learning accuracy, a doubling of the distance changes forgetting by "
             f"{by_class[0]['local']} points for local algorithms and by {by_class[0]['global']} for global ones, a "
             f"difference of {distance}: by the registered rule the hypothesis is "
             f"{'supported' if distance.low > 0 else 'not supported'}. With {ALSO_LOCAL} counted as local, the "
-            f"difference is {also}. Of the {len(labellings)} ways to call {len(local)} of the {len(algorithms)} "
+            f"difference is {also}. Of the {labelings} ways to call {len(local)} of the {len(algorithms)} "
             f"algorithms local, {as_large}, this one included, give as large a difference. At equal distance, a "
             f"doubling of the learning rate changes forgetting by {by_class[1]['local']} points for local algorithms "
             f"and by {by_class[1]['global']} for global ones, a difference of {rate}."
@@ -219,6 +218,13 @@ def interactions(rows: pl.DataFrame, local: set[str]) -> tuple[MeanInterval, Mea
     slopes = fit(rows, {name: "local" if name in local else "global" for name in names(rows)})
     distance, rate = (MeanInterval.of(part["local"] - part["global"]) for part in slopes)
     return distance, rate
+
+
+def count_labelings(rows: pl.DataFrame, local: set[str]) -> tuple[int, int]:
+    """Count the choices of as many algorithms whose difference is at least that of `local`, and all choices."""
+    found = interactions(rows, local)[0].mean
+    every = [interactions(rows, set(chosen))[0].mean for chosen in combinations(names(rows), len(local))]
+    return sum(value >= found - 1e-9 for value in every), len(every)
 
 
 STUDIES = (
