@@ -321,7 +321,7 @@ def forecast_line(rows: pl.DataFrame) -> str:
         f"distance that the parameters move has {area['distance']:.2f}, a difference of "
         f"{_auc_difference(settings, 'advice', 'distance')}, and the learning rate {area['lr']:.2f}. With implicit "
         f"steps, `laplace` beats replay of 500 examples in {_won(rows)} of {len(settings)} settings, and replay with "
-        f"equal memory in {_won_of(found)}, over which its mean lead is {_lead(found)} points (interval over "
+        f"equal memory in {_won_of(found)}; its mean lead over the latter is {_lead(found)} points (interval over "
         f"settings). {_decision(rows)}"
     )
 
