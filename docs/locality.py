@@ -1,6 +1,6 @@
 """Generate docs/locality.md and its figures: a training in plain PyTorch, measured at two learning rates.
 
-python docs/locality.py        about a minute on a CPU
+python docs/locality.py        about a minute and a half on a CPU
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ measured, nor were costs such as time and privacy.
 
 What ε-regions predict is how much plain SGD itself forgets: their radius over the distance has R² = {forgotten:.2f}
 for its forgetting, but {gained:.2f} for the points by which a local algorithm beats replay. The expansion uses the
-exact Hessian; a diagonal one, as in `ewc`, holds in a smaller region.
+exact Hessian. How far one with a diagonal Hessian holds, as in `ewc`, is measured
+[at every step](#errors-at-every-step).
 
 ## Other instruments
 

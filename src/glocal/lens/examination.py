@@ -159,7 +159,8 @@ def examine(
             may be in half precision, and may leave out what was not trained: it is as in `module`. θ_1 may equal θ_0,
             a network that was pretrained on the first task.
         epsilon: ε of the ε-regions (default: 0.1 × the mean decrease of a task's loss during its training).
-        examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable.
+        examples: the largest number of examples per task, evenly spaced, or the first ones of an iterable. Errors and
+            radii are estimates from them.
         eigenvalues: how many eigenvalues of each Hessian.
         seed: of the random directions.
     """
