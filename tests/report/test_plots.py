@@ -88,6 +88,11 @@ def test_seeds_have_thin_lines_and_means_thick_ones() -> None:
     assert mean.get_linewidth() > 2 * max(line.get_linewidth() for line in seeds)
 
 
+def test_paths_say_which_learning_rates_they_go_through(runs: list[Run]) -> None:
+    assert "points grow with the learning rate, 0.001 to 0.1" in words(runs, "plasticity")
+    assert "points grow" not in words([run for run in runs if run.lr == 0.1], "plasticity")
+
+
 def test_accuracy_over_tasks(runs: list[Run], tmp_path: Path) -> None:
     """After t of three tasks, task o has lost (t − o)/2 of `lost`: on average (t − 1)/4 of it, er before ewc."""
     axes, share = drawn(runs, "accuracy-over-tasks")[0], np.arange(3) / 4

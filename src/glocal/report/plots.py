@@ -152,8 +152,9 @@ def draw_tradeoff(figure: Figure, groups: Sequence[Group], view: View, names: tu
         axes.set(
             **{f"{axis}label": _axis_label(name, view, members[0]) for axis, name in zip("xy", names, strict=True)}
         )
-    several = len({group.x for group in groups}) > 1
-    grow = f"points grow with the {_option_name(groups)}" if several else None
+    values = sorted({group.x for group in groups}, key=natural_order)
+    shown = f"{_option_name(groups)}, {_format_x(values[0])} to {_format_x(values[-1])}"
+    grow = f"points grow with the {shown}" if len(values) > 1 else None
     legend(figure, _titles(groups), "; ".join(filter(None, [grow, _deviation_note(groups, "bars at the last points")])))
 
 
