@@ -79,11 +79,16 @@ def abstract(
             f"by {differences} points more in local rows than in global ones."
         )
     if counted := rising(rows):
-        findings.append(counted)
+        verdicts = Counter(claim.paper.kind for claim in claims if "not correlated" in claim.claim)
+        against = f"contradicted in {verdicts[CONTRADICTED]} of {verdicts.total()} columns"
+        contradicted = (
+            f"; that it is not correlated with them in global rows is {against}" if verdicts[CONTRADICTED] else ""
+        )
+        findings.append(f"{counted}{contradicted}.")
     units = [claim.paper.kind for claim in claims if "algorithms as units" in claim.claim]
     split = [claim.paper.kind for claim in claims if claim.column.startswith("split-")]
     findings.append(
-        "Tests with algorithms as units, which ask whether other local and global algorithms would differ too: shown "
+        "Tests with algorithms as units, which ask whether other algorithms would differ too: shown "
         f"in {units.count(REPRODUCED)} of {len(units)} columns; {units.count(UNTESTABLE)} have too few rows for an "
         "answer."
         + (f" On Split CIFAR-10, {split.count(UNTESTABLE)} of {len(split)} tests lack seeds or rows." if split else "")
@@ -151,9 +156,9 @@ def numbers(tables: Mapping[str, Comparison]) -> str:
     return (
         f"{right[0]} of {right[1]} of our numbers are within {MAX_Z:g} standard errors of the published ones. About "
         f"{expected:.0f} would be outside if the errors were right and the numbers independent"
-        f"{', so the errors are too wide' if wide else ''}. Against the wrong row's published numbers, {wrong[0]} of "
-        f"{wrong[1]} pass. Averaged over learning rates, {f'{join(far)} differ' if far else 'no row differs'} by more "
-        f"than {MAX_Z:g} standard errors."
+        f"{', so the errors are probably too wide' if wide else ''}. Against the wrong row's published numbers, "
+        f"{wrong[0]} of {wrong[1]} pass. Averaged over learning rates, "
+        f"{f'{join(far)} differ' if far else 'no row differs'} by more than {MAX_Z:g} standard errors."
     )
 
 
@@ -171,7 +176,7 @@ def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
         if len(counts) == 2:
             parts.setdefault(join(counts), []).append(column)
     told = "; ".join(f"in {counts} ({' and '.join(columns)})" for counts, columns in parts.items())
-    return f"Forgetting rises from low to high learning rates {told}." if told else ""
+    return f"Forgetting rises from low to high learning rates {told}" if told else ""
 
 
 def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ def _instability(diverged: Mapping[float, str], rates: Collection[float], result
     task, limit = max(stability_limits(read_table(results / "implicit.parquet")).items())
     above = {lr for lr in rates if lr > limit}
     explains = (
-        "all rates above the limit diverge, and no other"
+        "runs diverge at every rate above the limit and at no other"
         if above == set(diverged)
         else "this does not explain it alone"
     )

@@ -57,8 +57,7 @@ TEXT = """# The paper, reproduced
 
 ## Experiments beyond the paper
 
-Question, statistic and decision of each were registered before it was run. Brackets: 95 % intervals, where nothing else
-is said.
+Question, statistic and decision were registered before each run. Brackets: 95 % intervals, unless said otherwise.
 
 {beyond}
 

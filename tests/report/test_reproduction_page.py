@@ -475,7 +475,8 @@ def test_the_findings_are_those_of_the_runs(page: ModuleType, tmp_path: Path) ->
     made = page.compare([run for name in names for run in published_runs(name)])
     parts = page.claims_parts({"rotated-mnist": made})
     assert "puts `si` in the other class" in parts["abstract"]
-    assert "in 2 of 2 local rows and 2 of 3 global rows (rotated-mnist)." in parts["abstract"]
+    assert "in 2 of 2 local rows and 2 of 3 global rows (rotated-mnist); that it" in parts["abstract"]
+    assert "is not correlated with them in global rows is contradicted in 1 of 1 columns." in parts["abstract"]
     # (4.26 + 9.98) / 2 − (2.87 + 4.85 − 5.86) / 3, with si among the first three, and 4.255 − (2.875 + 4.85) / 2.
     assert "by +6.50 [+6.50, +6.50] points (rotated-mnist)" in parts["abstract"]
     assert "rises by −1.07 [−1.07, −1.07] (rotated-mnist) points more in local rows" in parts["abstract"]
@@ -559,7 +560,10 @@ def test_the_line_on_balls_says_how_weak_the_evidence_is(page: ModuleType, sgd: 
     assert ("does not show that locality is the reason" in text) is (sgd > 0)
 
 
-@pytest.mark.parametrize(("sharpness", "said"), [(40.0, "all rates above"), (10.0, "does not explain it alone")])
+@pytest.mark.parametrize(
+    ("sharpness", "said"),
+    [(40.0, "at every rate above the limit and at no other"), (10.0, "does not explain it alone")],
+)
 def test_divergence_is_compared_with_the_largest_stable_step(
     page: ModuleType, tmp_path: Path, sharpness: float, said: str
 ) -> None:
