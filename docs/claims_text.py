@@ -32,7 +32,6 @@ synaptic intelligence, `ewc` elastic weight consolidation, `laplace` a Kronecker
 published code computes it, nearly plain SGD, and `optimal-soft` the paper's optimal local objective.
 
 {conclusion}
-
 {findings}"""
 NEARLY_SGD, NO_MEMORY = "ogd-published", "sgd"
 EXPECTED_OUTSIDE = 2 * float(stats.norm.sf(MAX_Z))
@@ -113,7 +112,7 @@ def conclusion(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> 
         if column in every and {NEARLY_SGD, NO_MEMORY} <= set(values):
             alike[column] = interaction_by_seed([values[NEARLY_SGD]], [values[NO_MEMORY]])[0]
     if not every:
-        return "No column has two seeds of every row, so nothing can be concluded."
+        return "No column has two seeds of every row, so nothing can be concluded.\n"
     holds, survives = (all(x.low > 0 for x, *_ in found.values()) for found in (every, sure))
     answer = "between the paper's local and global rows, yes; as a property of local algorithms, it is not shown"
     answer = "no" if not holds else "yes, also without the doubtful rows" if sure and survives else answer
@@ -126,13 +125,18 @@ def conclusion(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> 
         else f"**Does the claim hold? No.** From low to high learning rates, forgetting rises by {parts} more in local "
         "rows than in global ones."
     )
-    text += f" This rests on {len(local)} local row{'s' if len(local) > 1 else ''}, {_code(local)}."
+    columns = [COLUMNS[name] for name in rows if name in COLUMNS]
+    unpublished = dict.fromkeys(row.algorithm for column in columns for row in column.all_rows if not row.published)
+    text += (
+        f" This rests on {len(local)} local row{'s' if len(local) > 1 else ''}, {_code(local)}; the tests use the "
+        f"paper's rows alone{f', without {_code(unpublished)}' if unpublished else ''}.\n"
+    )
     if alike:
         words = {x.phrase("more than", "less than", "about as much as") for x in alike.values()}
         parts = join(f"{x} ({column})" for column, x in alike.items())
         text += (
-            f" But `{NEARLY_SGD}` rises {' or '.join(sorted(words))} plain SGD "
-            f"(`{NO_MEMORY}`), which remembers nothing: the difference is {parts} points."
+            f"\n- `{NEARLY_SGD}` rises {' or '.join(sorted(words))} plain SGD (`{NO_MEMORY}`), which remembers "
+            f"nothing: the difference is {parts} points."
         )
     if sure:
         _, kept_local, kept_other = next(iter(sure.values()))
@@ -140,10 +144,8 @@ def conclusion(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> 
             f"{x} ({column}: {x.phrase('agrees', 'the opposite', 'not settled')})" for column, (x, *_) in sure.items()
         )
         reason = f" and without {_code(moved)}, which Definition 3.1 puts in the other class," if moved else ""
-        text += f" Without it{reason} {_code(kept_local)} minus {_code(kept_other)} is {parts}."
-    columns = [COLUMNS[name] for name in rows if name in COLUMNS]
-    unpublished = dict.fromkeys(row.algorithm for column in columns for row in column.all_rows if not row.published)
-    return f"{text} The tests use the paper's rows alone{f', without {_code(unpublished)}' if unpublished else ''}."
+        text += f"\n- Without `{NEARLY_SGD}`{reason} {_code(kept_local)} minus {_code(kept_other)} is {parts}."
+    return text
 
 
 def numbers(tables: Mapping[str, Comparison]) -> str:

@@ -515,7 +515,9 @@ def test_the_conclusion_follows_the_rows(page: ModuleType, ewc: tuple[float, ...
         for name, (locality, own) in changes.items()
     ]
     text = sys.modules["claims_text"].conclusion({"made up": rows}, ["si"])
-    assert f"**Does the claim hold? {answer}" in text and "rests on 2 local rows, `ewc` and `ogd-published`." in text
+    assert (
+        f"**Does the claim hold? {answer}" in text and "rests on 2 local rows, `ewc` and `ogd-published`; the" in text
+    )
     low, high = stats.ttest_1samp(np.array(ewc) - 3, 0).confidence_interval(0.95)
     settled = "agrees" if low > 0 else "not settled"
     expected = f"is {signed(float(np.mean(ewc)) - 3)} [{signed(low)}, {signed(high)}] (made up: {settled})"
