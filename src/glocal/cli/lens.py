@@ -55,7 +55,8 @@ class Lens:
 
     With --show other instruments measure it instead: error, assumption, forgetting, recursion, theorem1, theorem2,
     ground-truth, perturbation, flatness, rank, spectrum; each writes a table, a figure and a Parquet file.
-    With --retrace a stored run is trained again and measured along the way, also by its algorithm's own approximation.
+    With --retrace a stored run is trained again and measured along the way, also by its algorithm's own approximation;
+    the first step at which an error reaches epsilon is printed. The run need not have kept its parameters.
 
     For example: glocal lens examples/checkpoints.py:make_training -o lens.png
 
@@ -67,18 +68,13 @@ class Lens:
     """path.py:function of your own training, or the folder of a stored run, such as runs/runs/*."""
     output: FigureFile = Path("lens.png")
     show: tuple[str, ...] = ()
-    """Instruments, or all. Each writes a figure and a table whose names begin with FILE's. --epsilon, --eigenvalues and
-    --seed do not apply; in Python the instruments have further options."""
+    """Instruments, or all. Each writes a figure and a table whose names begin with FILE's."""
     retrace: Annotated[str | None, tyro.conf.arg(metavar="STEPS|epochs")] = None
-    """Train a stored run again and measure errors of approximations of the finished tasks' losses after every STEPS
-    steps of an epoch and at its end (CPU only), or after epochs alone: the algorithm's own approximation and Taylor
-    expansions. Report the first step at which an error reaches epsilon. The run need not have kept its parameters."""
+    """Train a stored run again, and measure after every STEPS steps and epoch (CPU only), or after epochs alone."""
     epsilon: float | None = None
-    """The error, in units of the loss, below which an approximation holds (default: 0.1 × the mean decrease of a task's
-    loss during its training)."""
+    """Error below which an approximation holds (default: 0.1 × the mean decrease of a task's loss in its training)."""
     examples: int = 2_000
-    """The largest number of examples per task. Errors and radii are estimated from them: with fewer it is quicker, and
-    the estimates are less exact."""
+    """The largest number of examples per task. With fewer it is quicker, and errors and radii are less exact."""
     eigenvalues: int = 10
     """How many eigenvalues of each Hessian."""
     seed: int = 0
@@ -231,8 +227,7 @@ class Locality:
     algorithms: Positional[tuple[str, ...]] = ()
     """Names from `glocal list algorithms`, or path.py:Name for your own (default: all built-in algorithms)."""
     challenge: str | None = None
-    """Challenge whose first task is trained: a name or path.py:function (default: rotated-digits, or split-digits for
-    algorithms that need new classes)."""
+    """Challenge, or path.py:function, whose first task is trained (default: rotated-digits; split-digits if needed)."""
     setting: str | None = None
     """Setting of a split challenge: task or class (default: the challenge's)."""
     network: str = "mlp"

@@ -155,8 +155,7 @@ class Plot:
     output: Annotated[Path | None, OUTPUT] = None
     """File to write: .png, .pdf, .svg or .pgf (default: KIND.png)."""
     over: str = "lr"
-    """The option by which the runs of an algorithm are compared: lr, epochs, batch_size, precision, or one of the
-    algorithm or the optimizer, such as penalty. Runs that differ in others are shown apart."""
+    """The option to compare by: lr, epochs, batch_size, precision, or one of the algorithm or optimizer (penalty)."""
     width: float | None = None
     """Width in inches, such as that of a paper's column; by default what the panels ask for."""
     style: Literal["screen", "paper", "talk"] = "screen"
