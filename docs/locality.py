@@ -157,16 +157,16 @@ All numbers are attributes of the result: `distance`, `radius`, `inside`, `forge
 ## What to train instead
 
 The lens recommends no algorithm. [An experiment](reproduction/experiments.md#forecast) with an MLP on ten tasks of
-Rotated-MNIST decided this by a rule that was registered before it was run. `laplace` with `implicit=true` was more
+Rotated-MNIST decided this by a registered rule. `laplace` with `implicit=true` was more
 accurate than replay (`er`) of 500 examples in {won} of {settings} settings, but it keeps at least {factor:.0f} times
 as much memory. Against replay with equal memory it was more accurate in {won_equal}, and replay in {lost_equal}; the
 rule recommends one of them only if the other wins in fewer than {limit}. Other networks, data and optimisers were not
 measured, nor were costs such as time and privacy.
 
-What ε-regions predict is how much plain SGD itself forgets: their radius over the distance has R² = {forgotten:.2f}
-for its forgetting, but {gained:.2f} for the points by which a local algorithm beats replay. The expansion uses the
-exact Hessian. How far one with a diagonal Hessian holds, as in `ewc`, is measured
-[at every step](#errors-at-every-step).
+What ε-regions predict is how much plain SGD itself forgets: their radius over the distance, on the finished run, has
+R² = {forgotten:.2f} for its forgetting, but {gained:.2f} for the points by which a local algorithm with explicit steps
+beats replay of 500 examples. The expansion uses the exact Hessian. How far one with a diagonal Hessian holds, as in
+`ewc`, is measured [at every step](#errors-at-every-step).
 
 ## Other instruments
 

@@ -55,13 +55,13 @@ def _instability(diverged: Mapping[float, str], rates: Collection[float], result
     task, limit = max(stability_limits(read_table(results / "implicit.parquet")).items())
     above = {lr for lr in rates if lr > limit}
     explains = (
-        "runs diverge at every rate above the limit and at no other"
+        "some run diverges at every rate above the limit, and none at any other"
         if above == set(diverged)
         else "this does not explain it alone"
     )
     return (
         f" It diverges in {join(diverged.values())}. Gradient steps on its penalty are unstable if η·λ_max > 2, so "
-        f"above η = {limit:.2g} after task {task}: {explains}."
+        f"above η = {limit:.2g} after task {task} (median over seeds): {explains}."
     )
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import mean, median
 from typing import get_args
 
-from claims_text import agreement, compared, join, row_differences
+from claims_text import agreement, compared, join, row_differences, row_means
 from run_text import chosen, cost
 
 from glocal.algorithms import ALGORITHMS
 from glocal.metrics import confidence_interval, summary
 from glocal.paper import results
+from glocal.paper.claims import table_rows
 from glocal.paper.comparison import MAX_Z, Comparison, compare, relabel, render
 from glocal.paper.studies.common import MeanInterval
 from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS, Column
@@ -273,7 +274,7 @@ def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
         assert alone.z is not None and alone.ours is not None and now.z is not None
         apart = abs(alone.ours.mean - now.ours.mean) / now.ours.std
         parts.append(
-            f"- {where[0].upper()}{where[1:]}: {signed(alone.z)} by seed {first}, {signed(now.z)} by "
+            f"- {where[0].upper()}{where[1:]}: z = {signed(alone.z)} by seed {first}, {signed(now.z)} by "
             f"{now.ours.seeds} seeds. Ours deviate by {now.ours.std:.1f} points, the published ones by "
             f"{now.published.std:.1f}, of which one seed's standard error was made; seed {first} is {apart:.1f} "
             "deviations from our mean."
@@ -282,14 +283,16 @@ def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
     for name, (found, _) in alone.items():
         seeds = min(row.seeds for row in made.rows if row.algorithm == name)
         if abs(found.z) > MAX_Z and seeds > 1:
-            now = every[name][0]
-            above = "above" if found.mean > now.mean else "below"
-            mostly = abs(found.mean - now.mean) > abs(found.mean) / 2
+            now, (row,) = every[name][0], [row for row in table_rows(made) if row.algorithm == name]
+            target = mean(row.published["acc"].values())
+            by_seed = {seed: x - target for seed, x in row_means(row, "acc").items()}
+            same = sum(x * found.mean > 0 for x in by_seed.values())
             parts.append(
                 f"- The accuracy of `{name}`, averaged over learning rates: {signed(found.mean)} points (z "
-                f"{signed(found.z, 1)}) by seed {first}, {signed(now.mean)} (z {signed(now.z, 1)}) by {seeds} seeds. "
-                f"Seed {first} is {abs(found.mean - now.mean):.2f} points {above} the mean of the {seeds} seeds"
-                f"{', so the difference was mostly that seed' if mostly else ''}."
+                f"{signed(found.z, 1)}) by seed {first}, {signed(now.mean)} ± {now.error:.2f} (z {signed(now.z, 1)}) "
+                f"by {seeds} seeds. By seed: {join(f'{signed(x)} ({seed})' for seed, x in by_seed.items())}. "
+                f"{same} of {len(by_seed)} seeds are {'above' if found.mean > 0 else 'below'} the published mean, and "
+                f"the spread over seeds is {'too large to tell' if abs(now.z) < MAX_Z else 'smaller'}."
             )
     if not parts:
         return []
