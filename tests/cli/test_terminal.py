@@ -16,6 +16,7 @@ import pytest
 
 import glocal
 from glocal import files
+from glocal.cli.common import progress_bar
 from glocal.cli.main import main
 from glocal.engine.config import RunConfig
 from glocal.store.run import Runs
@@ -51,6 +52,20 @@ def test_texts_of_a_foreign_store(store: Path, tmp_path: Path, capsys: pytest.Ca
     out, err = capsys.readouterr()
     assert all(c.isprintable() or c == "\n" for c in out + err)
     assert "[/x][red]" in out, "markup is shown as it is"
+
+
+def test_progress_without_a_terminal_is_a_few_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred items of 0.3 s each: a line after the first item past every 5 s, 17 items, and one at the end."""
+    clock = iter([0.0, *(0.3 * item for item in range(1, 101))])
+    with monkeypatch.context() as patched:
+        patched.setattr("glocal.cli.common.time.perf_counter", lambda: next(clock))
+        with progress_bar("lens") as report:
+            for done in range(1, 101):
+                report(done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{done}/100" for done in (17, 34, 51, 68, 85, 100)]
 
 
 @pytest.mark.parametrize("kind", ["forgetting", "matrix", "loss", "tradeoff"])

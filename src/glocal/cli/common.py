@@ -32,6 +32,8 @@ OwnNetwork = Annotated[
 ]
 Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 METAVARS = {Path: "PATH", int: "N", float: "FLOAT", str: "NAME"}
+LINE_SECONDS = 5
+"""The least time between two lines of progress where there is no terminal."""
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -90,11 +92,15 @@ def rich_table(title: str, rows: Sequence[Mapping[str, Any]], right: Collection[
 
 @contextmanager
 def progress_bar(name: str, *columns: ProgressColumn, lines: bool = True) -> Iterator[Callable[..., None]]:
-    """Yield a callback (done, total, next item) that updates a bar on a terminal; elsewhere it may print a line."""
+    """Yield a callback (done, total, next item) that updates a bar on a terminal.
+
+    Elsewhere it prints a line every `LINE_SECONDS` and at the end, if `lines`.
+    """
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    start, console = time.perf_counter(), Console(stderr=True, markup=False)
+    console = Console(stderr=True, markup=False)
+    start = printed = time.perf_counter()
     shown = (TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:])
     columns = (*shown, TimeElapsedColumn(), *columns)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -102,8 +108,10 @@ def progress_bar(name: str, *columns: ProgressColumn, lines: bool = True) -> Ite
 
         def report(done: int, total: int, following: str = "") -> None:
             bars.update(bar, completed=done, total=total, description=f"{name} {following}")
-            if lines and done and not console.is_terminal:
-                seconds = time.perf_counter() - start
-                print(f"{name} {done}/{total} {seconds:.0f} s {following}", file=sys.stderr, flush=True)
+            nonlocal printed
+            now = time.perf_counter()
+            if lines and not console.is_terminal and (now - printed > LINE_SECONDS or 0 < done == total):
+                print(f"{name} {done}/{total} {now - start:.0f} s {following}", file=sys.stderr, flush=True)
+                printed = now
 
         yield report
