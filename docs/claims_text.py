@@ -289,7 +289,8 @@ def row_differences(made: Comparison) -> dict[str, tuple[RowDifference, RowDiffe
     """Return ACC and FGT of every published row.
 
     The standard error is made of our means over learning rates, seed by seed, and of the published deviations, whose
-    learning rates are taken as independent. Where we have one seed, the published variance stands in for ours.
+    learning rates are taken as independent. Where one seed of ours finished at all rates, the published variance stands
+    in for ours.
     """
     found = {}
     for row in table_rows(made):
@@ -334,9 +335,10 @@ def by_row(made: Comparison) -> str:
             line |= {f"{what}: z": f"**{z}**" if abs(x.z) > MAX_Z else z}
         lines.append(line)
     return (
-        "Rows, averaged over learning rates: the difference ± its standard error in points, ours over the seeds' "
-        "means and the published one with its learning rates taken as independent, and z, their ratio; bold if "
-        f"|z| > {MAX_Z:g}.\n\n{_table(lines)}"
+        "Rows, averaged over learning rates: the difference ± its standard error in points, and z, their ratio; bold "
+        f"if |z| > {MAX_Z:g}. Our part of the error is over the means of the seeds that finished at all rates, or, of "
+        "one such seed, made of the published deviations; the published part takes the rates as independent.\n\n"
+        f"{_table(lines)}"
     )
 
 

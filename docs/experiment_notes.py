@@ -128,6 +128,7 @@ def forecast(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     parts = join(f"after {100 * share:g} %: {found}" for share, found in zip(forecast_study.SHARES, early, strict=True))
     leads = join(f"{lead} at {lr:g}" for lr, lead in _leads(rows).items())
     change, memory = _lead_changes(rows), _memory()
+    few, equal = (forecast_study.leads(rows, name) for name in (forecast_study.REPLAY, forecast_study.LARGE_REPLAY))
     return rf"""
 AUC is the probability that a predictor ranks a setting in which a local algorithm wins above one in which none does:
 0.5 is chance, 1 is perfect. A local algorithm ends with a higher accuracy than replay of 500 examples in {told}.
@@ -136,15 +137,15 @@ Of `laplace`, {diverged} of {len(own)} runs diverge at {high:g}, probably by the
 learning rate predicts the winner partly because of how the penalty is trained.
 
 Registered after this result: with implicit steps of `laplace`, a local algorithm wins in {told_solved}. `laplace` with
-implicit steps alone has a higher mean accuracy than `er` in {_won(rows)} of {len(solved)} settings. Its mean lead in
+implicit steps alone has a higher mean accuracy than `er` in {_won_of(few)} settings. Its mean lead in
 points, with 95 % t-intervals over settings: {leads}. Not registered: from the lowest learning rate to the highest, the
 lead changes by {change[0]} over settings, and by {change[1]} over the {rows["seed"].n_unique()} seeds.
 
 This is against replay with little memory: for layers of 100 units, `laplace` with implicit steps keeps
 {memory["laplace"]:.1f} MB and `er` {memory["er"]:.1f} MB. Registered after this result: replay with equal memory,
-{_examples(rows)}. {_decision(rows)}
+{_examples(rows)}. {_decision(equal)}
 
-{_at_equal_memory(rows)}
+{_lead_table(equal)}
 
 Not registered: without `laplace`, a local algorithm (`ewc` or `ogd-gtl`) wins in {int((rest["gain"] > 0).sum())} of
 {len(rest)} settings, and AUC is {without}.
@@ -163,8 +164,8 @@ def _wins_by_rate(settings: pl.DataFrame) -> str:
     return join(f"{int(own.sum())} of {len(own)} settings at {lr:g}" for lr, own in wins.items())
 
 
-def _won(rows: pl.DataFrame, replay: str = forecast_study.REPLAY) -> int:
-    return int((column(forecast_study.leads(rows, replay), "lead") > 0).sum())
+def _won(leads: pl.DataFrame) -> int:
+    return int((column(leads, "lead") > 0).sum())
 
 
 def _examples(rows: pl.DataFrame) -> str:
@@ -173,9 +174,8 @@ def _examples(rows: pl.DataFrame) -> str:
     return join(f"{slots:,} examples for layers of {width:g} units" for width, slots in sizes.items())
 
 
-def _at_equal_memory(rows: pl.DataFrame) -> str:
-    """Return a table of how often and by how much `laplace` with implicit steps beats replay with equal memory."""
-    found = forecast_study.leads(rows, forecast_study.LARGE_REPLAY)
+def _lead_table(found: pl.DataFrame) -> str:
+    """Return a table of how often and by how much `laplace` with implicit steps beats replay."""
     parts = {"all": found}
     parts |= {f"learning rate {lr:g}": found.filter(lr=lr) for lr in distinct(found, "lr")}
     parts |= {f"layers of {width:g} units": found.filter(width=width) for width in distinct(found, "width")}
@@ -184,23 +184,22 @@ def _at_equal_memory(rows: pl.DataFrame) -> str:
 
 
 def _won_of(leads: pl.DataFrame) -> str:
-    return f"{int((column(leads, 'lead') > 0).sum())} of {len(leads)}"
+    return f"{_won(leads)} of {len(leads)}"
 
 
 def _lead(leads: pl.DataFrame) -> MeanInterval:
     return MeanInterval.of(column(leads, "lead"))
 
 
-def _decision(rows: pl.DataFrame) -> str:
+def _decision(leads: pl.DataFrame) -> str:
     """Say what the registered rule makes of the settings won at equal memory."""
-    total = len(forecast_study.leads(rows, forecast_study.LARGE_REPLAY))
-    won, limit = _won(rows, forecast_study.LARGE_REPLAY), forecast_study.MIN_WINS
-    if won > total - limit:
+    won, limit = _won(leads), forecast_study.MIN_WINS
+    if won > len(leads) - limit:
         return "By the registered rule, `glocal lens` recommends it at equal memory."
     if won < limit:
         return "By the registered rule, `glocal lens` recommends replay."
     return (
-        f"By the registered rule, `glocal lens` recommends neither: it would recommend one if the other won in fewer "
+        "By the registered rule, `glocal lens` recommends neither: it would recommend one if the other won in fewer "
         f"than {limit} settings."
     )
 
@@ -314,15 +313,15 @@ def implicit_line(rows: pl.DataFrame) -> str:
 def forecast_line(rows: pl.DataFrame) -> str:
     settings = forecast_study.settings_table(rows)
     area = {name: forecast_study.auc(settings, name)(np.arange(len(settings))) for name in ("advice", "distance", "lr")}
-    found = forecast_study.leads(rows, forecast_study.LARGE_REPLAY)
+    few, equal = (forecast_study.leads(rows, name) for name in (forecast_study.REPLAY, forecast_study.LARGE_REPLAY))
     return (
         "**Do measurements of plain SGD predict whether a local algorithm will beat replay?** The recommendation that "
         f"`glocal lens` made by ε-regions has an AUC of {area['advice']:.2f}, where 0.5 is chance and 1 perfect; the "
         f"distance that the parameters move has {area['distance']:.2f}, a difference of "
         f"{_auc_difference(settings, 'advice', 'distance')}, and the learning rate {area['lr']:.2f}. With implicit "
-        f"steps, `laplace` beats replay of 500 examples in {_won(rows)} of {len(settings)} settings, and replay with "
-        f"equal memory in {_won_of(found)}; its mean lead over the latter is {_lead(found)} points (interval over "
-        f"settings). {_decision(rows)}"
+        f"steps, `laplace` beats replay of 500 examples in {_won_of(few)} settings, and replay with equal memory in "
+        f"{_won_of(equal)}; its mean lead over the latter is {_lead(equal)} points (interval over settings). "
+        f"{_decision(equal)}"
     )
 
 
