@@ -6,12 +6,15 @@ Everything is computed from `glocal.paper.claims` and `glocal.paper.scoreboard`.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from glocal.metrics import learning_rate_test
+import numpy as np
+
+from glocal.metrics import learning_rate_test, low_minus_high
 from glocal.paper.claims import (
     TableRow,
     complete_seeds,
@@ -23,158 +26,221 @@ from glocal.paper.claims import (
 )
 from glocal.paper.comparison import MAX_Z, Comparison
 from glocal.paper.scoreboard import CONTRADICTED, LEVEL, REPRODUCED, UNSETTLED, UNTESTABLE, Claim
-from glocal.paper.studies.common import MeanInterval
-from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS
+from glocal.paper.studies.common import MeanInterval, rank_correlation
 from glocal.report.table import ABSENT, format_lr, signed
 
-ABSTRACT = """The paper calls continual-learning algorithms *local* if they approximate the losses of old tasks near the
-old solutions, and *global* otherwise. It claims (§6.1) that local algorithms forget more at high learning rates, which
-move the parameters far, and that global ones show no such relation. This page repeats its Table 1 and tests each claim.
-A *row* is one algorithm at all learning rates. A *column* is a benchmark: `split-cifar10`, and `rotated-mnist` with the
-rotation angles of the published runs, which differ between algorithms, or with *seed angles*, drawn from the seed and
-the same for all. Algorithms ([equations](algorithms.md)): `sgd` plain SGD, `er` replay, `agem` averaged GEM, `si`
-synaptic intelligence, `ewc` elastic weight consolidation, `laplace` a Kronecker-factored penalty, `icarl` iCaRL
-(`icarl-random`: with random exemplars), `ogd-gtl` orthogonal gradient descent, `ogd-published` the same as the
-published code computes it, nearly plain SGD, and `optimal-soft` the paper's optimal local objective.
-
-{conclusion}
-{findings}"""
+INTRODUCTION = """The paper calls a continual-learning algorithm *local* if it approximates the losses of old tasks
+near their solutions, and *global* otherwise. It says (§6.1) that local algorithms forget more at high learning rates,
+which move the parameters far, and that global ones do not. Here its Table 1 is trained again and each claim tested."""
+WORDS = """A *row* is one algorithm at all learning rates. A *column* is a benchmark: `split-cifar10`, and
+`rotated-mnist` with the rotation angles of the published runs, which differ between algorithms, or with *seed angles*,
+drawn from the seed and the same for all. [Algorithms](algorithms.md) has the equations. `ogd-gtl` is the paper's
+OGD-GTL; `ogd-published` is what its code computes in the row OGD, which is
+[nearly plain SGD](reproduction/rotated-mnist.md#ogd-and-ogd-gtl)."""
 NEARLY_SGD, NO_MEMORY, STATED = "ogd-published", "sgd", "ogd-gtl"
 """OGD as published, plain SGD, and the paper's OGD-GTL, which can take the place of OGD as published."""
 INDEPENDENT = math.sqrt(2 / math.pi)
 """The mean |z| of independent samples."""
-BOARD_NOTE = """*Published*: the same statistic of the published means; bold if they are themselves against the claim
-(for ρ: if p < {level:g} by permutation of the learning rates).
-*Measured classes*: those that the experiment on Definition 3.1 finds
-([locality](reproduction/studies.md#locality)), instead of the paper's;
+BOARD_NOTE = """A claim about every row has the number of rows for it, against it, or not settled; see
+[claims by row](reproduction/claims-by-row.md). Differences are in points, *published* ones bold if they are against the
+claim. *Measured classes*: those that the [experiment on Definition 3.1](reproduction/studies.md#locality) finds;
 {moved}. *Low − high*: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed.
-*ρ*: Spearman's rank correlation with the learning rate for each seed, averaged. Brackets: 95 % t-intervals over seeds,
-not corrected for the number of rows. *Seeds as units*: would other seeds of these algorithms show the difference?
-*Algorithms as units*, by exact permutation of the classes: would other algorithms? One contrary row contradicts an
-every-row claim. {diverged} The tests are not independent: both columns of Rotated-MNIST have the same data and seeds.
-On `ogd-published`, see [OGD and OGD-GTL](reproduction/rotated-mnist.md#ogd-and-ogd-gtl)."""
+*ρ*: Spearman's rank correlation with the learning rate, for each seed. Brackets: 95 % t-intervals over seeds, not
+corrected for the number of rows; a row is settled if its interval does not contain 0. *Seeds as units*: would other
+seeds of these algorithms show the difference? *Algorithms as units*, by exact permutation of the classes: would other
+algorithms? One contrary row contradicts a claim about every row. {diverged} Both columns of Rotated-MNIST share data
+and seeds: their tests are not independent."""
 ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Lowest at*: the learning
-rate of the lowest mean forgetting, and how many seeds have their minimum there. It and ρ count the *seeds* that
-finished at all learning rates; low − high needs four of the rates."""
+rate of the lowest mean forgetting, and how many seeds have their minimum there. *ρ*: Spearman's rank correlation of
+forgetting with the learning rate for each seed, averaged; a published one is against the claim if p < {level:g} by
+permutation of the learning rates. It and the minimum count the *seeds* that finished at all learning rates; low − high
+needs four of the rates. Brackets: 95 % t-intervals over seeds. All published columns are of the published angles."""
+
+
+class Rise(NamedTuple):
+    """How much more forgetting rises with the learning rate in some rows than in others, in points."""
+
+    difference: MeanInterval
+    local: list[str]
+    other: list[str]
+
+
+class Rises(NamedTuple):
+    """Rises by column, where seeds can tell."""
+
+    stated: dict[str, Rise]
+    """Of the paper's local rows, against its global ones."""
+    sure: dict[str, Rise]
+    """The same without OGD as published and without rows whose measured class is not the paper's."""
+    replaced: dict[str, Rise]
+    """The same with OGD-GTL in the place of OGD as published."""
+    alike: dict[str, Rise]
+    """OGD as published against plain SGD."""
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.stated) and all(rise.difference.low > 0 for rise in self.stated.values())
+
+    @property
+    def survives(self) -> bool:
+        return self.holds and bool(self.sure) and all(rise.difference.low > 0 for rise in self.sure.values())
+
+
+def rises(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> Rises:
+    """Compare local with global rows; `moved` are the algorithms whose measured class is not the paper's."""
+    found = Rises({}, {}, {}, {})
+    doubtful = {NEARLY_SGD, *moved}
+    for column, own in rows.items():
+        values = {row.algorithm: row.values["forgetting"] for row in own}
+        local, other = (
+            [x.algorithm for x in own if x.published and x.locality == kind] for kind in ("local", "global")
+        )
+        kept = [[name for name in side if name not in doubtful] for side in (local, other)]
+        sides = {"stated": (local, other), "sure": kept}
+        if STATED in values and NEARLY_SGD in local:
+            sides["replaced"] = [*kept[0], STATED], kept[1]
+        if {NEARLY_SGD, NO_MEMORY} <= set(values):
+            sides["alike"] = [NEARLY_SGD], [NO_MEMORY]
+        for name, (first, second) in sides.items():
+            if first and second:
+                difference, seeds = interaction_by_seed(*([values[x] for x in side] for side in (first, second)))
+                if seeds > 1:
+                    getattr(found, name)[column] = Rise(difference, first, second)
+        if column not in found.stated:
+            found.alike.pop(column, None)
+    return found
 
 
 def abstract(
+    claims: Sequence[Claim],
+    rows: Mapping[str, Sequence[TableRow]],
+    moved: Sequence[str],
+    agrees: str,
+    experiments: Sequence[str],
+) -> str:
+    """Say in ten lines what was tested, what holds, and what it depends on.
+
+    Args:
+        claims: the scoreboard.
+        rows: the rows of every column.
+        moved: the algorithms whose measured class is not the paper's.
+        agrees: a sentence on how our numbers agree with the published ones.
+        experiments: sentences from our own experiments.
+    """
+    found = rises(rows, moved)
+    kinds = Counter(claim.paper.kind for claim in claims)
+    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in (REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE))
+    parts = [f"Of {len(claims)} tests: {counts}.", agrees]
+    if not found.stated:
+        parts.append("**No column has two seeds of every row, so nothing can be concluded.**")
+    elif not found.holds:
+        parts.append(f"**Forgetting does not rise more in local rows**: by {_by_column(found.stated)} points.")
+    else:
+        parts.append(
+            "**With the learning rate, forgetting rises more in the paper's local rows than in its global ones**, by "
+            f"{_by_column(found.stated)} points."
+        )
+        parts.append(_doubts(found, moved))
+    split = [claim.paper.kind for claim in claims if claim.column.startswith("split-")]
+    if split:
+        parts.append(f"On Split CIFAR-10, {split.count(UNTESTABLE)} of {len(split)} tests lack seeds or rows.")
+    paragraphs = INTRODUCTION, " ".join(filter(None, [*parts, *experiments]))
+    return "\n\n".join(textwrap.fill(" ".join(x.split()), 120, break_on_hyphens=False) for x in paragraphs)
+
+
+def _doubts(found: Rises, moved: Sequence[str]) -> str:
+    """Say whether the rise in local rows survives without the doubtful ones."""
+    if found.survives:
+        without = _code([NEARLY_SGD, *moved])
+        return f"**It also does without the doubtful rows**, {without}: by {_by_column(found.sure)} points."
+    reasons = []
+    if found.alike and not any(rise.difference.low > 0 for rise in found.alike.values()):
+        local = dict.fromkeys(name for rise in found.stated.values() for name in rise.local)
+        reasons.append(f"of the {len(local)} local rows, `{NEARLY_SGD}` forgets as plain SGD does")
+    if moved:
+        reasons.append(f"by the paper's Definition 3.1, measured, {_code(moved)} changes its class")
+    if found.sure:
+        reasons.append(f"without these rows the difference is {_settled(found.sure)}")
+    return f"**This does not show that locality is the reason**: {'; '.join(reasons)}." if reasons else ""
+
+
+def conclusions(
     claims: Sequence[Claim],
     tables: Mapping[str, Comparison],
     rows: Mapping[str, Sequence[TableRow]],
     moved: Sequence[str],
 ) -> str:
-    """Say what was tested, how much of it holds, and what the conclusions depend on.
-
-    Args:
-        claims: the scoreboard.
-        tables: the columns that can be compared with published numbers.
-        rows: the rows of every column.
-        moved: the algorithms whose measured class is not the paper's.
-    """
-    kinds = Counter(claim.paper.kind for claim in claims)
-    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in (REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE))
-    findings = [f"{len(claims)} tests, with the paper's classes: {counts}."]
-    rise = [claim for claim in claims if claim.claim.startswith("Forgetting rises more with the lr in local")]
+    """Return a list of what follows from the scoreboard and from the comparison with published numbers."""
+    found, texts = rises(rows, moved), [numbers(tables)]
+    if found.stated:
+        texts.append(_rows_behind(found, moved))
     if moved:
         changed = sum(claim.paper.kind != claim.measured.kind for claim in claims)
-        differences = join(f"{x.measured.ours} ({x.column})" for x in rise)
-        findings.append(
-            f"Tested by experiment, the paper's Definition 3.1 puts {_code(moved)} in the other class than the paper "
-            f"does. With these *measured classes* {changed} of the {len(claims)} verdicts change, and forgetting rises "
-            f"by {differences} points more in local rows than in global ones."
+        differences = join(
+            f"{x.measured.ours} ({x.column})"
+            for x in claims
+            if x.claim.startswith("Forgetting rises more with the lr in")
+        )
+        texts.append(
+            f"**The classes matter.** With the *measured classes* {changed} of the {len(claims)} verdicts change, and "
+            f"forgetting rises by {differences} points more in local rows than in global ones."
         )
     if counted := rising(rows):
-        verdicts = Counter(claim.paper.kind for claim in claims if "not correlated" in claim.claim)
-        testable = verdicts.total() - verdicts[UNTESTABLE]
-        against = f"contradicted in {verdicts[CONTRADICTED]} of {testable} columns that can be tested"
-        contradicted = (
-            f"; that it is not correlated with them in global rows is {against}" if verdicts[CONTRADICTED] else ""
-        )
-        findings.append(f"{counted}{contradicted}.")
+        texts.append(f"**Global rows.** {counted}.")
     units = [claim.paper.kind for claim in claims if "algorithms as units" in claim.claim]
-    split = [claim.paper.kind for claim in claims if claim.column.startswith("split-")]
-    findings.append(
-        "Tests with algorithms as units, which ask whether other algorithms would differ too: shown "
-        f"in {units.count(REPRODUCED)} of {len(units)} columns; {units.count(UNTESTABLE)} have too few rows for an "
-        "answer."
-        + (f" On Split CIFAR-10, {split.count(UNTESTABLE)} of {len(split)} tests lack seeds or rows." if split else "")
+    texts.append(
+        "**Other algorithms.** That other algorithms of these classes would differ too is shown in "
+        f"{units.count(REPRODUCED)} of {len(units)} columns; {units.count(UNTESTABLE)} have too few rows."
     )
-    findings.append(numbers(tables))
-    return ABSTRACT.format(conclusion=conclusion(rows, moved), findings="\n".join(f"- {text}" for text in findings))
+    return "\n".join(f"- {text}" for text in texts)
 
 
-def conclusion(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> str:
-    """Say whether local rows forget more at high rates, and whether that survives without the doubtful rows."""
-    every, sure, stated, alike = {}, {}, {}, {}
-    doubtful = {NEARLY_SGD, *moved}
-    for column, own in rows.items():
-        values = {row.algorithm: row.values["forgetting"] for row in own}
-        sides = [[x.algorithm for x in own if x.published and x.locality == kind] for kind in ("local", "global")]
-        kept = [[name for name in side if name not in doubtful] for side in sides]
-        replaced = [[*kept[0], STATED] if STATED in values and NEARLY_SGD in sides[0] else [], kept[1]]
-        for found, (local, other) in ((every, sides), (sure, kept), (stated, replaced)):
-            if local and other:
-                difference, seeds = interaction_by_seed(*([values[name] for name in part] for part in (local, other)))
-                if seeds > 1:
-                    found[column] = difference, local, other
-        if column in every and {NEARLY_SGD, NO_MEMORY} <= set(values):
-            alike[column] = interaction_by_seed([values[NEARLY_SGD]], [values[NO_MEMORY]])[0]
-    if not every:
-        return "No column has two seeds of every row, so nothing can be concluded.\n"
-    holds, survives = (all(x.low > 0 for x, *_ in found.values()) for found in (every, sure))
-    answer = "yes between the paper's rows, but it depends on the rows that are counted"
-    answer = "no" if not holds else "yes, also without the doubtful rows" if sure and survives else answer
-    local = list(dict.fromkeys(name for _, names, _ in every.values() for name in names))
-    parts = join(f"{x} points ({column})" for column, (x, *_) in every.items())
-    told = (
-        f"it rises more in the local rows than in the global ones, by {parts}."
-        if holds
-        else f"it rises by {parts} more in local rows than in global ones."
+def _rows_behind(found: Rises, moved: Sequence[str]) -> str:
+    """Say on which rows the comparison of local and global ones rests, and what is left without the doubtful ones."""
+    local = list(dict.fromkeys(name for rise in found.stated.values() for name in rise.local))
+    text = (
+        f"**Few rows.** The paper's table has {len(local)} local row{'s' if len(local) > 1 else ''} here, "
+        f"{_code(local)}; rows of our own count for no test."
     )
-    answer = f"{answer[0].upper()}{answer[1:]}"
-    text = f"**Does forgetting rise more in local rows? {answer}.** From low to high learning rates, {told}"
-    columns = [COLUMNS[name] for name in rows if name in COLUMNS]
-    unpublished = dict.fromkeys(row.algorithm for column in columns for row in column.all_rows if not row.published)
-    unpublished.pop(ICARL_ALGORITHMS[1], None)  # which the paper's figure has
-    text += (
-        f" This rests on {len(local)} local row{'s' if len(local) > 1 else ''}, {_code(local)}; the tests use the "
-        f"paper's rows{f', without {_code(unpublished)}' if unpublished else ''}.\n"
-    )
-    if alike:
-        words = {x.phrase("more than", "less than", "about as much as") for x in alike.values()}
-        parts = join(f"{x} ({column})" for column, x in alike.items())
+    if found.alike:
+        words = sorted(
+            {x.difference.phrase("more than", "less than", "about as much as") for x in found.alike.values()}
+        )
         text += (
-            f"\n- `{NEARLY_SGD}` rises {' or '.join(sorted(words))} plain SGD (`{NO_MEMORY}`), which remembers "
-            f"nothing: the difference is {parts} points."
+            f" `{NEARLY_SGD}` rises {' or '.join(words)} plain SGD: the difference is {_by_column(found.alike)} points."
         )
-    if sure:
-        _, kept_local, kept_other = next(iter(sure.values()))
-        parts = join(
-            f"{x} ({column}: {x.phrase('agrees', 'the opposite', 'not settled')})" for column, (x, *_) in sure.items()
-        )
-        reason = f" and without {_code(moved)}, which Definition 3.1 puts in the other class," if moved else ""
-        text += f"\n- Without `{NEARLY_SGD}`{reason} {_code(kept_local)} minus {_code(kept_other)} is {parts}."
-    if stated:
-        parts = join(
-            f"{x} ({column}: {x.phrase('agrees', 'the opposite', 'not settled')})" for column, (x, *_) in stated.items()
-        )
-        text += f" With `{STATED}`, the paper's OGD-GTL, beside {_code(kept_local)} it is {parts}."
+    if found.replaced:
+        without = f" and without {_code(moved)}" if moved else ""
+        text += f" With `{STATED}` in its place{without}, local minus global rows is {_settled(found.replaced)}."
     return text
 
 
+def _by_column(found: Mapping[str, Rise]) -> str:
+    return join(f"{rise.difference} ({column})" for column, rise in found.items())
+
+
+def _settled(found: Mapping[str, Rise]) -> str:
+    words = "agrees", "the opposite", "not settled"
+    return join(f"{rise.difference} ({column}: {rise.difference.phrase(*words)})" for column, rise in found.items())
+
+
 def numbers(tables: Mapping[str, Comparison]) -> str:
-    """Say how many of our numbers are near the published ones, how many should be, and which rows are not."""
-    pairs = [passes(made) for made in tables.values()]
-    right, wrong = ([sum(pair[i][j] for pair in pairs) for j in (0, 1)] for i in (0, 1))
+    """Say how strict the comparison with published numbers is, and which rows differ from theirs."""
+    passed, compared = map(sum, zip(*(passes(made)[1] for made in tables.values()), strict=True))
     away = join(f"{_mean_z(made):.2f} ({column})" for column, made in tables.items())
     far = [f"`{row}` ({column})" for column, made in tables.items() for row in far_rows(made)]
     return (
-        f"{right[0]} of {right[1]} of our numbers are within {MAX_Z:g} standard errors of the published ones, on "
-        f"average {away} of them away, where independent samples would be {INDEPENDENT:.1f} away. Against the wrong "
-        f"row's published numbers, {wrong[0]} of {wrong[1]} pass. Averaged over learning rates, "
-        f"{f'{join(far)} differ' if far else 'no row differs'} by more than {MAX_Z:g} standard errors."
+        f"**Agreement.** The rule of {MAX_Z:g} standard errors can fail: against the wrong row's published numbers, "
+        f"{passed} of {compared} pass. On average our numbers are {away} standard errors away; independent samples "
+        f"would be {INDEPENDENT:.1f}. Averaged over learning rates, "
+        f"{f'{join(far)} differ' if far else 'no row differs'} by more than {MAX_Z:g}."
     )
+
+
+def agreeing(tables: Mapping[str, Comparison]) -> tuple[int, int]:
+    """Count our numbers within `MAX_Z` standard errors of the published ones, and all that are compared."""
+    passed, compared = zip(*(passes(made)[0] for made in tables.values()), strict=True)
+    return sum(passed), sum(compared)
 
 
 def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
@@ -210,8 +276,9 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], moved
     counted = [row for own in rows.values() for row in own if row.published]
     diverged = sum(row.diverged for row in counted)
     note = BOARD_NOTE.format(
-        level=LEVEL,
-        moved=f"they differ for {', '.join(f'`{name}`' for name in moved)}" if moved else "they are the same",
+        moved=f"they differ from the paper's for {', '.join(f'`{name}`' for name in moved)}"
+        if moved
+        else "they are the paper's",
         diverged=f"{diverged} runs of these rows diverged and are left out."
         if diverged
         else "No run of them diverged.",
@@ -220,25 +287,29 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], moved
 
 
 def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mapping[str, str]]) -> str:
-    """Lay out the statistics of each row, in one table per column."""
+    """Lay out the statistics of each row, ours and of the published means, in one table per column."""
     parts = []
     for column, own in rows.items():
         lines = []
         for row in own:
-            forgetting, name = row.values["forgetting"], f"`{row.algorithm}`"
-            lowest, rho = minimum(forgetting), lr_correlation(forgetting)
-            test = learning_rate_test(forgetting, row.locality)
-            line = {"algorithm": name if row.published else f"*{name}*", "paper's class": row.locality}
-            line |= {"measured class": measured[column].get(row.algorithm, ABSENT)}
-            line |= {"lowest at": format_lr(lowest.lr) if lowest.seeds else ABSENT}
-            line |= {"seeds there": f"{lowest.seeds_there} of {lowest.seeds}" if lowest.seeds else ABSENT}
-            line |= {"ρ": str(rho)}
-            line |= {
-                "low − high": ABSENT if test is None else str(MeanInterval(test.difference, test.lower, test.upper))
-            }
+            forgetting, means = row.values["forgetting"], row.published.get("forgetting", {})
+            lowest, test = minimum(forgetting), learning_rate_test(forgetting, row.locality)
+            theirs = [ABSENT] * 3
+            if means:
+                lrs, values = (np.array(list(part)) for part in (means, means.values()))
+                theirs = [format_lr(min(means, key=means.__getitem__)), signed(rank_correlation(lrs, values))]
+                theirs.append(signed(low_minus_high(means)))
+            at = f"{format_lr(lowest.lr)} ({lowest.seeds_there} of {lowest.seeds})" if lowest.seeds else ABSENT
+            difference = ABSENT if test is None else str(MeanInterval(test.difference, test.lower, test.upper))
+            ours = [at, str(lr_correlation(forgetting)), difference]
+            line = {"algorithm": f"`{row.algorithm}`" if row.published else f"*`{row.algorithm}`*"}
+            line |= {"paper's class": row.locality, "measured class": measured[column].get(row.algorithm, ABSENT)}
+            for name, x, published in zip(("lowest at", "ρ", "low − high"), ours, theirs, strict=True):
+                line |= {name: x, f"{name}, published": published}
+            line |= {"ρ of the distance": str(lr_correlation(row.values["distance"]))}
             lines.append(line | {"seeds": str(len(complete_seeds(forgetting))), "diverged": str(row.diverged)})
         parts.append(f"**{column}**\n\n{_table(lines)}")
-    return "\n\n".join([*parts, ROWS_NOTE])
+    return "\n\n".join([*parts, ROWS_NOTE.format(level=LEVEL)])
 
 
 def passes(made: Comparison) -> tuple[tuple[int, int], tuple[int, int]]:

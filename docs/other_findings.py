@@ -15,7 +15,7 @@ from glocal.paper.studies.common import MeanInterval, column, distinct, median, 
 from glocal.paper.studies.implicit import complete, stability_limits
 from glocal.paper.studies.locality import SHOWN_EPSILON
 from glocal.paper.study import read_table
-from glocal.report.table import signed
+from glocal.report.table import ABSENT
 from glocal.store.run import Run
 
 
@@ -40,11 +40,11 @@ def optimal_against_replay(runs: Sequence[Run], results: Path) -> str:
     size = {_name(run): run.info["cost"]["memory_bytes"] for run in runs}
     better = sum(gain.low > 0 for gain in gains.values())
     return (
-        f"The paper's optimal local objective (`optimal-soft`) beats replay (`er`) at {better} of {len(gains)} "
-        f"learning rates at which no run diverges: final accuracy {_by_rate(gains)}, over seeds. It uses "
-        f"{size['optimal-soft'] / size['er']:.1f} times the memory and other rotation angles. At equal memory and "
-        "angles, in [implicit](reproduction/experiments.md#implicit), the difference is "
-        f"{_by_rate(_at_equal_memory(results))}.{_instability(unstable, {run.lr for run in runs}, results)}"
+        "At equal memory, the paper's optimal local objective (`optimal-soft`) differs in final accuracy from replay "
+        f"(`er`) by {_by_rate(_at_equal_memory(results))} ([implicit](reproduction/experiments.md#implicit)). As in "
+        f"Table 1, with {size['optimal-soft'] / size['er']:.1f} times the memory and other angles, it is better at "
+        f"{better} of {len(gains)} rates without divergence: {_by_rate(gains)}."
+        f"{_instability(unstable, {run.lr for run in runs}, results)}"
     )
 
 
@@ -61,7 +61,7 @@ def _instability(diverged: Mapping[float, str], rates: Collection[float], result
     )
     return (
         f" It diverges in {join(diverged.values())}. Gradient steps on its penalty are unstable if η·λ_max > 2, so "
-        f"above η = {limit:.2g} after task {task} (median over seeds): {explains}."
+        f"above η = {limit:.2g} after task {task}: {explains}."
     )
 
 
@@ -77,7 +77,7 @@ def _at_equal_memory(results: Path) -> dict[float, MeanInterval]:
 
 
 def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str:
-    """Correlate distance and forgetting over algorithms at each learning rate, for two sets of algorithms.
+    """Say at how many learning rates algorithms that move farther forget more, by two sets of algorithms.
 
     Args:
         published: runs with the published angles, of which some algorithms have their own.
@@ -85,20 +85,32 @@ def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str
     """
     few, all_names = ({_name(run) for run in runs} for runs in (own, published))
     same, every = (rank_correlations(runs) for runs in (own, published))
-    again = [x.mean for x in rank_correlations([run for run in published if _name(run) in few]).values()]
     rises, still = (sum(x.low > 0 for x in found.values()) for found in (same, every))
-    follows = f"among these {len(few)} algorithms those that move farther forget more at {rises} of {len(same)} rates"
-    if added := [f"`{name}`" for name in sorted(all_names - few)]:
-        follows += f", but with {join(added)} this is shown at {still} of {len(every)}"
-        follows += ", so it depends on the algorithms compared" if still < rises else ""
-    cause = "and no correlation over algorithms shows that the distance is the cause" if rises else ""
-    return (
-        "Do algorithms that move the parameters farther forget more? Rank correlation across algorithms of forgetting "
-        "with the mean distance per task, by learning rate, averaged over seeds: "
-        f"{_by_rate(same)} for {len(few)} algorithms with seed angles, the same for all (published angles: "
-        f"{signed(min(again))} to {signed(max(again))}); {_by_rate(every)} for up to {len(all_names)} with the "
-        f"published angles. What follows: {', '.join(filter(None, (follows, cause)))}."
+    text = (
+        "Do algorithms that move the parameters farther forget more? "
+        f"Of the {len(few)} algorithms with seed angles they do at {rises} of {len(same)} learning rates"
     )
+    if added := [f"`{name}`" for name in sorted(all_names - few)]:
+        text += f"; with {join(added)}, on the published angles, at {still} of {len(every)}"
+        text += ", so it depends on the algorithms compared" if still < rises else ""
+    cause = " No correlation over algorithms shows that the distance is the cause." if rises else ""
+    table = "reproduction/claims-by-row.md#distance-and-forgetting-across-algorithms"
+    return f"{text} ([correlations]({table})).{cause}"
+
+
+def correlation_table(published: Sequence[Run], own: Sequence[Run]) -> str:
+    """Tabulate, by learning rate, the rank correlation of distance and forgetting for three sets of runs."""
+    few = {_name(run) for run in own}
+    groups = {
+        f"{len(few)} algorithms, seed angles": own,
+        "the same, published angles": [run for run in published if _name(run) in few],
+        f"{len({_name(run) for run in published})} algorithms, published angles": published,
+    }
+    found = {title: rank_correlations(runs) for title, runs in groups.items()}
+    lrs = sorted({lr for own in found.values() for lr in own})
+    lines = [["algorithms", *(f"lr {lr:g}" for lr in lrs)], ["---"] * (len(lrs) + 1)]
+    lines += [[title, *(str(own.get(lr, ABSENT)) for lr in lrs)] for title, own in found.items()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def rank_correlations(runs: Sequence[Run]) -> dict[float, MeanInterval]:
@@ -127,8 +139,8 @@ def stable_sgd(results: Path) -> str:
     """Say which parts of stable SGD reduce forgetting."""
     rows = read_table(results / "stable-sgd.parquet", ["algorithm", "batch_size", "t", "forgetting", "lr", "seed"])
     return (
-        "What each part of stable SGD does to forgetting, averaged over learning rates and the other parts, in points "
-        f"with 95 % intervals over seeds: {part_effects(rows)}"
+        "What each part of stable SGD does to forgetting, averaged over learning rates and the other parts, in points: "
+        f"{part_effects(rows)}"
     )
 
 

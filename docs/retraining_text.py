@@ -59,10 +59,8 @@ def counts(rows: pl.DataFrame) -> str:
     """Count the verdicts on ours minus the published numbers."""
     found = differences_by_name(rows)
     kinds = Counter(map(verdict_of, found.values()))
-    return (
-        f"{kinds['equivalent']} of {len(found)} numbers are equivalent within ±{MARGIN:g} points, "
-        f"{kinds['different']} different and {kinds['undecided']} undecided"
-    )
+    others = "".join(f", {kinds[kind]} {kind}" for kind in ("different", "undecided") if kinds[kind])
+    return f"{kinds['equivalent']} of {len(found)} numbers are equivalent within ±{MARGIN:g} points{others}"
 
 
 def differences_by_name(rows: pl.DataFrame, ratio: float = 1.0) -> dict[str, MeanInterval]:

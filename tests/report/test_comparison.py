@@ -20,7 +20,7 @@ from rich.console import Console
 from scipy import stats
 
 from glocal.errors import GlocalError
-from glocal.metrics import Scope, summary
+from glocal.metrics import Over, Scope, summary
 from glocal.paper import results, table1
 from glocal.paper.comparison import Comparison, ComparisonRow, Estimate, compare, render, write_tables
 from glocal.paper.table1 import COLUMNS
@@ -151,19 +151,20 @@ def test_options_that_the_row_does_not_fix_are_equal_too() -> None:
         compare([one, other])
 
 
-def test_challenges_in_the_papers_layout() -> None:
-    """One line per learning rate, the challenges beside each other, forgetting over T−1 tasks and over T."""
-    made = compare([*runs_of("si", 0.0), split_run()])
+@pytest.mark.parametrize("over", ["t-1", "t"])
+def test_challenges_in_the_papers_layout(over: Over) -> None:
+    """One line per learning rate, the challenges beside each other, forgetting over T−1 tasks or over T."""
+    made = compare([*runs_of("si", 0.0), split_run()], over)
     text = str(render(made, "markdown")).split("\n\n### rotated-mnist")[0]
     lines = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
-    assert {len(row) for row in lines} == {10}
+    assert {len(row) for row in lines} == {8}
     assert [row[1] for row in lines[2:]] == ["0.001", "0.005", "0.01", "0.05", "0.1"]
     ours, theirs = made.rows[2], made.rows[-1]
     mean, over_t = (ours.forgetting[over].ours.mean for over in ("t-1", "t"))  # type: ignore[union-attr]
     assert over_t == pytest.approx(mean * (T - 1) / T)
-    assert lines[4][3].startswith(f"{mean:.2f} ±") and lines[4][4].startswith(f"{over_t:.2f} ±")
-    assert lines[4][6] == f"{theirs.acc.ours.mean:.2f}" and lines[2][6:] == ["–"] * 4  # type: ignore[union-attr]
-    assert lines[0][5] == lines[0][9] == "seeds" and (lines[4][5], lines[4][9]) == ("5", "1")
+    assert lines[4][3].startswith(f"{over_t if over == 't' else mean:.2f} ±")
+    assert lines[4][5] == f"{theirs.acc.ours.mean:.2f}" and lines[2][5:] == ["–"] * 3  # type: ignore[union-attr]
+    assert lines[0][4] == lines[0][7] == "seeds" and (lines[4][4], lines[4][7]) == ("5", "1")
     assert str(render(compare(runs_of("si", 0.0)), "markdown")).startswith("### rotated-mnist")
 
 

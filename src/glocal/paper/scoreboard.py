@@ -34,18 +34,22 @@ from glocal.report.table import ABSENT, format_lr, signed
 LEVEL = 0.05
 """Of the permutation test."""
 REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE = "reproduced", "contradicted", "not settled", "not testable"
+WORDS = ("for", "against", "negative", "positive", UNSETTLED)
+"""What a row can be counted as: for or against a claim, or of a sign."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim's statistic as text, of the published means and of our runs, what it is based on, and the verdict."""
+    """What the published means and our runs say of a claim, as text, what it is based on, and the verdict.
+
+    Of a claim about every row, how many rows support it and how many are against it; else the statistic.
+    """
 
     published: str
     ours: str
     n: str
     verdict: str
     by_row: bool = True
-    """Whether there is one statistic for each row."""
 
     @property
     def kind(self) -> str:
@@ -56,6 +60,7 @@ class Outcome:
 Rows: TypeAlias = Sequence[TableRow]
 Test: TypeAlias = Callable[[Rows, Rows], Outcome]  # of the local and the global rows
 Marks: TypeAlias = Mapping[str, tuple[int, bool | None]]  # seeds, and whether the row supports the claim
+Against: TypeAlias = Sequence[bool]  # whether each published row is against the claim
 
 
 @dataclass(frozen=True)
@@ -98,20 +103,21 @@ def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
         return x.lr <= LOW_LR if (x.lr <= LOW_LR) == (2 * x.seeds_low > x.seeds) else None
 
     found = {row.algorithm: minimum(row.values["forgetting"]) for row in local}
-    lowest = {row.algorithm: min(means := row.published["forgetting"], key=means.__getitem__) for row in local}
-    published = {name: _against(format_lr(lr), lr > LOW_LR) for name, lr in lowest.items()}
-    ours = {name: f"{format_lr(x.lr)} ({x.seeds_there} of {_count(x.seeds, 'seed')})" for name, x in found.items()}
-    return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
+    means = [row.published["forgetting"] for row in local]
+    against = [min(own, key=own.__getitem__) > LOW_LR for own in means]
+    return _for_each(against, {name: (x.seeds, holds(x)) for name, x in found.items()})
 
 
 def _uncorrelated(local: Rows, other: Rows) -> Outcome:
     """A published correlation is against the claim if the exact permutation test of no correlation rejects it."""
-    return _correlations(other, "forgetting", lambda sign: None if sign == 0 else False, _are_correlated)
+    marks = _correlation_marks(other, "forgetting", lambda sign: None if sign == 0 else False)
+    return _for_each([_are_correlated(row.published["forgetting"]) for row in other], marks)
 
 
 def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
+    """No distances were published."""
     rows = sorted((*local, *other), key=lambda row: row.algorithm)
-    return _correlations(rows, "distance", lambda sign: None if sign == 0 else sign > 0)
+    return _for_each([], _correlation_marks(rows, "distance", lambda sign: None if sign == 0 else sign > 0))
 
 
 def _are_correlated(means: Mapping[float, float]) -> bool:
@@ -120,53 +126,41 @@ def _are_correlated(means: Mapping[float, float]) -> bool:
     return bool(np.mean(every >= abs(rank_correlation(lrs, values)) - 1e-9) < LEVEL)
 
 
-def _correlations(
-    rows: Rows,
-    statistic: str,
-    holds: Callable[[int], bool | None],
-    is_against: Callable[[Mapping[float, float]], bool] = lambda means: False,
-) -> Outcome:
-    found = {row.algorithm: lr_correlation(row.values[statistic]) for row in rows}
-    seeds = {row.algorithm: len(complete_seeds(row.values[statistic])) for row in rows}
-    published = {
-        row.algorithm: _against(
-            signed(rank_correlation(np.array(list(means)), np.array(list(means.values())))), is_against(means)
-        )
+def _correlation_marks(rows: Rows, statistic: str, holds: Callable[[int], bool | None]) -> Marks:
+    return {
+        row.algorithm: (len(complete_seeds(values)), holds(_sign(lr_correlation(values))))
         for row in rows
-        if (means := row.published.get(statistic))
+        for values in [row.values[statistic]]
     }
-    ours = {name: str(x) for name, x in found.items()}
-    return _for_each(published, ours, {name: (seeds[name], holds(_sign(x))) for name, x in found.items()})
 
 
 def _negative(local: Rows, other: Rows) -> Outcome:
-    return _low_minus_high(local, lambda x: {"negative": True, "positive": False}.get(x.sign), lambda x: x >= 0)
+    against = [low_minus_high(row.published["forgetting"]) >= 0 for row in local]
+    return _for_each(against, _low_minus_high_marks(local, {"negative": True, "positive": False}))
 
 
 def _both_signs(local: Rows, other: Rows) -> Outcome:
     """One row of each sign is enough; rows of one sign alone contradict it if all are settled."""
+    outcome = _for_each([], _low_minus_high_marks(other, {}))
+    signs = [_test(row).sign for row in other]
     published = [low_minus_high(row.published["forgetting"]) for row in other]
-    outcome = _low_minus_high(other, lambda x: None, lambda x: min(published) >= 0 or max(published) <= 0)
-    signs = {_test(row).sign for row in other}
-    if {"negative", "positive"} <= signs:
+    theirs = _count(["negative" if x < 0 else "positive" for x in published])
+    outcome = replace(outcome, published=theirs, ours=_count(signs))
+    if {"negative", "positive"} <= set(signs):
         return replace(outcome, verdict=REPRODUCED)
     return outcome if "not settled" in signs else replace(outcome, verdict=CONTRADICTED)
 
 
 def _random_is_flat(herding: Rows, random: Rows) -> Outcome:
-    return _low_minus_high(random, lambda x: None if x.sign == "not settled" else False)
+    outcome = _for_each([], _low_minus_high_marks(random, {"negative": False, "positive": False}))
+    (test,) = map(_test, random)
+    return replace(outcome, ours=str(MeanInterval(test.difference, test.lower, test.upper)))
 
 
-def _low_minus_high(
-    rows: Rows,
-    holds: Callable[[LearningRateTest], bool | None],
-    is_against: Callable[[float], bool] = lambda published: False,
-) -> Outcome:
-    found = {row.algorithm: _test(row) for row in rows}
-    ours = {name: str(MeanInterval(x.difference, x.lower, x.upper)) for name, x in found.items()}
-    means = {row.algorithm: low_minus_high(row.published["forgetting"]) for row in rows if row.published}
-    published = {name: _against(signed(x), is_against(x)) for name, x in means.items()}
-    return _for_each(published, ours, {name: (x.seeds, holds(x)) for name, x in found.items()})
+def _low_minus_high_marks(rows: Rows, holds: Mapping[str, bool]) -> Marks:
+    """Return the marks by the sign of low − high; None for a sign that `holds` lacks."""
+    tests = {row.algorithm: _test(row) for row in rows}
+    return {name: (x.seeds, holds.get(x.sign)) for name, x in tests.items()}
 
 
 def _interaction(statistic: str, sign: int) -> Test:
@@ -180,7 +174,7 @@ def _interaction(statistic: str, sign: int) -> Test:
             difference = float(np.mean(changes[0]) - np.mean(changes[1]))
             published = _against(signed(difference), sign * difference <= 0)
         verdict = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
-        verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {_count(seeds, 'seed')} that all rows have"
+        verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {seeds} common seed{'' if seeds == 1 else 's'}"
         return Outcome(published, str(found), _size([seeds], local, other), verdict, by_row=False)
 
     return test
@@ -198,7 +192,7 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
     most = LEVEL * found.assignments
     verdict = REPRODUCED if found.as_high <= most else CONTRADICTED if found.as_low <= most else UNSETTLED
     if most < 1:
-        verdict = f"{UNTESTABLE}: p is at least 1/{found.assignments}"
+        verdict = f"{UNTESTABLE}: p ≥ 1/{found.assignments}"
     return Outcome(published, ours, _size([x.seeds for x in tests.values()], local, other), verdict, by_row=False)
 
 
@@ -228,7 +222,7 @@ def _test(row: TableRow) -> LearningRateTest:
     return found
 
 
-def _for_each(published: Mapping[str, str], ours: Mapping[str, str], marks: Marks) -> Outcome:
+def _for_each(published: Against, marks: Marks) -> Outcome:
     """Make the outcome of a claim that must hold in each row; of a mark None is not settled."""
     against = [name for name, (seeds, mark) in marks.items() if seeds > 1 and mark is False]
     few = [name for name, (seeds, _) in marks.items() if seeds < 2]
@@ -236,12 +230,18 @@ def _for_each(published: Mapping[str, str], ours: Mapping[str, str], marks: Mark
     if against:
         verdict = f"{CONTRADICTED}: {_names(against)}"
     elif few:
-        verdict = f"{UNTESTABLE}: fewer than two seeds of {_names(few)}"
+        verdict = f"{UNTESTABLE}: too few seeds of {_names(few)}"
     else:
         verdict = f"{UNSETTLED}: {_names(undecided)}" if undecided else REPRODUCED
-    theirs, own = ("; ".join(f"`{name}` {x}" for name, x in part.items()) or ABSENT for part in (published, ours))
-    n = f"{format_range((seeds for seeds, _ in marks.values()), 'seed')}, {_count(len(marks), 'row')}"
-    return Outcome(theirs, own, n, verdict)
+    words = {True: "for", False: "against", None: UNSETTLED}
+    ours = _count([words[mark if seeds > 1 else None] for seeds, mark in marks.values()])
+    n = format_range((seeds for seeds, _ in marks.values()), "seed")
+    return Outcome(_count([words[not x] for x in published]), ours, n, verdict)
+
+
+def _count(words: Sequence[str]) -> str:
+    """Count words in the order of `WORDS`, such as "2 for, 1 against"."""
+    return ", ".join(f"{words.count(word)} {word}" for word in WORDS if word in words) or ABSENT
 
 
 def _size(seeds: Sequence[int], local: Rows, other: Rows) -> str:
@@ -260,7 +260,3 @@ def _sign(x: MeanInterval) -> int:
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
