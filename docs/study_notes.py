@@ -208,7 +208,7 @@ Forgetting of OGD-GTL minus that of full OGD, in points with 95 % t-intervals ov
 
 
 def stable_sgd(rows: pl.DataFrame, table: Sequence[Row]) -> str:
-    lrs, small = distinct(rows, "lr"), distinct(rows, "batch_size")[0]
+    lrs, (small, *_, large) = distinct(rows, "lr"), distinct(rows, "batch_size")
     forgetting = {(row["algorithm"], row["lr"]): row["forgetting"] for row in table if row["batch_size"] == small}
     averages = {name: np.mean([forgetting[name, lr] for lr in lrs]) for name in names(rows)}
     stable = REGIMES["stable"][1]
@@ -223,8 +223,9 @@ forgetting averaged over learning rates is {parts}, and dropout alone forgets mo
 {len(lrs)} rates.
 
 Every combination of dropout, decay and batch size was trained. What each part does to forgetting, averaged over
-learning rates and the other parts, in points with 95 % t-intervals over seeds: {part_effects(rows)} Changes
-of the accuracy right after learning and of the final accuracy: {_learning(rows)}. {_decay_or_lower_rate(rows)}"""
+learning rates and the other parts, in points with 95 % t-intervals over seeds: {part_effects(rows)} Batches of
+{small:g} instead of {large:g} also make {large / small:.1f} times as many steps. Changes of
+the accuracy right after learning and of the final accuracy: {_learning(rows)}. {_decay_or_lower_rate(rows)}"""
 
 
 def tradeoff(rows: pl.DataFrame, table: Sequence[Row]) -> str:
@@ -255,8 +256,7 @@ NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
 
 
 def part_effects(rows: pl.DataFrame) -> str:
-    """Say what each part of stable SGD does to forgetting, the most helpful first, and that small batches add steps."""
-    small, *_, large = distinct(rows, "batch_size")
+    """Say what each part of stable SGD does to forgetting, the most helpful first."""
     final = rows.filter(AFTER_LAST_TASK)
     found, lost = effects(final), distinct(final.filter(~pl.col("forgetting").is_finite()), "seed")
     by_rate = {lr: effects(final.filter(lr=lr)) for lr in distinct(final, "lr")}
@@ -270,10 +270,7 @@ def part_effects(rows: pl.DataFrame) -> str:
             told = f"{part} changes it {ends}, on average by {found[part]}"
         parts.append(told)
     without = f", leaving out seeds with a diverged run ({join(f'{seed:g}' for seed in lost)})" if lost else ""
-    return (
-        f"{'; '.join(parts)}{without}. Batches of {small:g} instead of {large:g} also make {large / small:.1f} times "
-        "as many steps."
-    )
+    return f"{'; '.join(parts)}{without}."
 
 
 def _learning(rows: pl.DataFrame) -> str:

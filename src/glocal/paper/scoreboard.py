@@ -1,9 +1,10 @@
 """Verdicts on the paper's claims about Table 1 (§6.1), from the statistics of `claims`.
 
-Each claim is tested with the paper's classes and with those that the experiment on Definition 3.1 finds. A claim about
-every local or every global row is *contradicted* by one row whose 95 % interval excludes it, else *not testable* if a
-row has fewer than two seeds, *not settled* if an interval leaves it open, and *reproduced* if all rows support it.
-That there is no difference or no correlation can only be contradicted: an interval that contains 0 leaves it open.
+Each claim is tested with the paper's classes and with those that the experiment on Definition 3.1 finds. Verdicts are
+about signs, not about sizes. A claim about every local or every global algorithm is *contradicted* by one whose 95 %
+interval excludes it, else *not testable* if one has fewer than two seeds, *not settled* if an interval leaves it open,
+and *reproduced* if all support it. That there is no difference or no correlation can only be contradicted: an interval
+that contains 0 leaves it open.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ class Outcome:
 Rows: TypeAlias = Sequence[TableRow]
 Test: TypeAlias = Callable[[Rows, Rows], Outcome]  # of the local and the global rows
 Marks: TypeAlias = Mapping[str, tuple[int, bool | None]]  # seeds, and whether the row supports the claim
-Against: TypeAlias = Sequence[bool]  # whether each published row is against the claim
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,15 @@ def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
 
     found = {row.algorithm: minimum(row.values["forgetting"]) for row in local}
     means = [row.published["forgetting"] for row in local]
-    against = [min(own, key=own.__getitem__) > LOW_LR for own in means]
-    return _for_each(against, {name: (x.seeds, holds(x)) for name, x in found.items()})
+    published = [min(own, key=own.__getitem__) <= LOW_LR for own in means]
+    return _for_each(published, {name: (x.seeds, holds(x)) for name, x in found.items()})
 
 
 def _uncorrelated(local: Rows, other: Rows) -> Outcome:
     """A published correlation is against the claim if the exact permutation test of no correlation rejects it."""
     marks = _correlation_marks(other, "forgetting", lambda sign: None if sign == 0 else False)
-    return _for_each([_are_correlated(row.published["forgetting"]) for row in other], marks)
+    published = [False if _are_correlated(row.published["forgetting"]) else None for row in other]
+    return _for_each(published, marks)
 
 
 def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
@@ -135,8 +136,8 @@ def _correlation_marks(rows: Rows, statistic: str, holds: Callable[[int], bool |
 
 
 def _negative(local: Rows, other: Rows) -> Outcome:
-    against = [low_minus_high(row.published["forgetting"]) >= 0 for row in local]
-    return _for_each(against, _low_minus_high_marks(local, {"negative": True, "positive": False}))
+    published = [low_minus_high(row.published["forgetting"]) < 0 for row in local]
+    return _for_each(published, _low_minus_high_marks(local, {"negative": True, "positive": False}))
 
 
 def _both_signs(local: Rows, other: Rows) -> Outcome:
@@ -172,7 +173,7 @@ def _interaction(statistic: str, sign: int) -> Test:
         if all(row.published for row in (*local, *other)):
             changes = [[-low_minus_high(row.published[statistic]) for row in side] for side in (local, other)]
             difference = float(np.mean(changes[0]) - np.mean(changes[1]))
-            published = _against(signed(difference), sign * difference <= 0)
+            published = signed(difference)
         verdict = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
         verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {seeds} common seed{'' if seeds == 1 else 's'}"
         return Outcome(published, str(found), _size([seeds], local, other), verdict, by_row=False)
@@ -188,7 +189,6 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
     theirs = permutation_test(means, chosen)
     found = permutation_test({name: -x.difference for name, x in tests.items()}, chosen)
     published, ours = (f"{signed(x.difference)}, p = {x.as_high}/{x.assignments}" for x in (theirs, found))
-    published = _against(published, theirs.difference <= 0)
     most = LEVEL * found.assignments
     verdict = REPRODUCED if found.as_high <= most else CONTRADICTED if found.as_low <= most else UNSETTLED
     if most < 1:
@@ -197,15 +197,15 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
 
 
 CLAIMS: dict[str, Test] = {
-    f"Each local row forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
-    "Forgetting and lr are not correlated in global rows (ρ)": _uncorrelated,
-    "Low − high forgetting is negative in each local row": _negative,
-    "Low − high forgetting has both signs in global rows": _both_signs,
-    "Forgetting rises more with the lr in local rows than in global ones (seeds as units)": _interaction(
+    f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
+    "Forgetting of global algorithms is not correlated with the lr (ρ)": _uncorrelated,
+    "Low − high forgetting is negative for each local algorithm": _negative,
+    "Low − high forgetting has both signs among global algorithms": _both_signs,
+    "Forgetting rises more with the lr in local than in global algorithms (seeds as units)": _interaction(
         "forgetting", 1
     ),
     "The same (algorithms as units)": _interaction_by_algorithm,
-    "Accuracy rises less with the lr in local rows than in global ones (seeds as units)": _interaction("acc", -1),
+    "Accuracy rises less with the lr in local than in global algorithms (seeds as units)": _interaction("acc", -1),
     "The distance from θ_0 grows with the lr (ρ)": _farther_at_high_rates,
 }
 """The paper's claims on local and global rows."""
@@ -222,21 +222,21 @@ def _test(row: TableRow) -> LearningRateTest:
     return found
 
 
-def _for_each(published: Against, marks: Marks) -> Outcome:
-    """Make the outcome of a claim that must hold in each row; of a mark None is not settled."""
+def _for_each(published: Sequence[bool | None], marks: Marks) -> Outcome:
+    """Make the outcome of a claim that must hold in each row; None is not settled."""
     against = [name for name, (seeds, mark) in marks.items() if seeds > 1 and mark is False]
-    few = [name for name, (seeds, _) in marks.items() if seeds < 2]
+    few = [seeds for seeds, _ in marks.values() if seeds < 2]
     undecided = [name for name, (_, mark) in marks.items() if mark is None]
     if against:
         verdict = f"{CONTRADICTED}: {_names(against)}"
     elif few:
-        verdict = f"{UNTESTABLE}: too few seeds of {_names(few)}"
+        verdict = f"{UNTESTABLE}: too few seeds"
     else:
         verdict = f"{UNSETTLED}: {_names(undecided)}" if undecided else REPRODUCED
     words = {True: "for", False: "against", None: UNSETTLED}
     ours = _count([words[mark if seeds > 1 else None] for seeds, mark in marks.values()])
     n = format_range((seeds for seeds, _ in marks.values()), "seed")
-    return Outcome(_count([words[not x] for x in published]), ours, n, verdict)
+    return Outcome(_count([words[x] for x in published]), ours, n, verdict)
 
 
 def _count(words: Sequence[str]) -> str:
@@ -245,12 +245,7 @@ def _count(words: Sequence[str]) -> str:
 
 
 def _size(seeds: Sequence[int], local: Rows, other: Rows) -> str:
-    return f"{format_range(seeds, 'seed')}, {len(local)} + {len(other)} rows"
-
-
-def _against(text: str, is_against: bool) -> str:
-    """Set a published mean in bold that is itself against the claim."""
-    return f"**{text}**" if is_against else text
+    return f"{format_range(seeds, 'seed')}, {len(local)} + {len(other)}"
 
 
 def _sign(x: MeanInterval) -> int:
