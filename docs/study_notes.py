@@ -15,6 +15,7 @@ import polars as pl
 from claims_text import join
 
 from glocal.paper import get_study
+from glocal.paper.studies.approximation_error import CONSTANT
 from glocal.paper.studies.common import (
     MeanInterval,
     column,
@@ -41,14 +42,15 @@ def approximation_error(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     *_, high = distinct(rows, "lr")
     lost = [f"`{row['approximation']}`" for row in table if not np.isfinite(row[f"error at {high:g}"])]
     diverged = f" {join(lost)} {'diverges' if len(lost) == 1 else 'diverge'} at the high rate." if lost else ""
+    own, every = rows.filter(approximation=CONSTANT)["seed"].n_unique(), rows["seed"].n_unique()
+    few = f" For the algorithms' own approximations it has {own} of {every} seeds." if own < every else ""
     return rf"""
 The paper says that local approximations are good only near the old solutions, and so at low learning rates. Quadratic
 penalties have weight 1 here, unlike in Table 1.{diverged} Errors in the table are medians over seeds; *error / old
-loss* compares them with \hat L_o = 0. *skill* compares expansions with the constant L_o(θ_o), which is order 0: 1 − Σ
-error / Σ error of the constant, summed over the tasks of plain SGD's run, as a mean over seeds with its 95 %
-t-interval. The algorithms' own runs have none: L_o(θ_o) was not stored for them, so it needs new runs. A smooth loss
-leaves an error of one power more than the order; the kinks of ReLU networks leave r². The paper's bound C rᵖ does not
-require errors to grow evenly."""
+loss* compares them with \hat L_o = 0. *skill* compares them with the constant L_o(θ_o), which is order 0: 1 − Σ error /
+Σ error of the constant, summed over the tasks of the same run, as a mean over seeds with its 95 % t-interval.{few}
+A smooth loss leaves an error of one power more than the order; the kinks of ReLU networks leave r². The paper's bound
+C rᵖ does not require errors to grow evenly."""
 
 
 def epsilon_region(rows: pl.DataFrame, table: Sequence[Row]) -> str:

@@ -49,8 +49,8 @@ def test_rows_are_complete(rows: pl.DataFrame) -> None:
     assert rows.columns == STUDY.columns.split()
     training, rays = rows.filter(ray=False), rows.filter(ray=True)
     lines = len(EXPANSIONS) + 3
-    # After two tasks the mean and one task, after three the mean and two; for both learning rates.
-    assert len(training) == lines * 2 * 5 and len(rays) == lines * 2 * 15
+    # After two tasks the mean and one task, after three the mean and two; for both learning rates; and the constants.
+    assert len(training) == (lines + 3) * 2 * 5 and len(rays) == lines * 2 * 15
     assert np.isfinite(column(training, "error")).all()
     means = training.filter(pl.col("task").is_null())
     np.testing.assert_allclose(
@@ -75,6 +75,17 @@ def test_expansions_are_those_of_the_losses(rows: pl.DataFrame) -> None:
             assert row["true"] == pytest.approx(float(loss(trace, 0, theta[3])), rel=1e-5)
             assert row["approximate"] == pytest.approx(float(value), rel=1e-4, abs=1e-5)
             assert row["distance"] == pytest.approx(float(moved.norm()), rel=1e-5)
+
+
+def test_constants_are_losses_at_the_solutions_of_the_same_run(rows: pl.DataFrame) -> None:
+    for member, run in record_item(own("ewc"), CONTEXT):
+        theta = [to_vector(point.params) for point in run.trace.checkpoints]
+        (row,) = rows.filter(
+            algorithm="ewc", approximation="constant", lr=member.lr, ray=False, learnt=3, task=0
+        ).to_dicts()
+        now, then = (float(loss(run.trace, 0, theta[t])) for t in (3, 1))
+        assert (row["true"], row["approximate"]) == pytest.approx((now, then), rel=1e-5)
+        assert row["error"] == pytest.approx(abs(now - then), abs=1e-6)
 
 
 def test_near_a_solution_errors_are_small_and_of_their_order(rows: pl.DataFrame) -> None:
@@ -134,20 +145,27 @@ def test_skill_is_against_the_constant_of_the_same_seed(rows: pl.DataFrame) -> N
         own.with_columns(error=pl.col("approximation").replace_strict({k: v[i] for k, v in errors.items()}, default=v))
         for i, (own, v) in enumerate(zip(seeds, (2.0, 4.0), strict=True))
     ]
-    given = pl.concat([*made, rows.filter(algorithm="ewc")])
+    ewc = pl.concat([rows.filter(algorithm="ewc").with_columns(seed=pl.lit(seed, pl.Int64)) for seed in (0, 1)])
+    is_own = pl.col("approximation") == "own"
+    given = pl.concat([*made, ewc.with_columns(error=pl.when(is_own).then(3.0).otherwise(pl.col("seed") * 2.0 + 4.0))])
     found = skill(given, 0.2)
-    assert "order 0" not in found and "ewc" not in found
+    assert "order 0" not in found
     assert found["order 1"] == pytest.approx((-1, -1, -1)) and found["order 2, whole"] == pytest.approx((0.5, 0.5, 0.5))
     assert found["order 2, diagonal"] == pytest.approx((0.125, 0.125 - 12.7062 * 0.625, 0.125 + 12.7062 * 0.625))
+    assert found["ewc"] == pytest.approx((0.375, 0.375 - 12.7062 * 0.125, 0.375 + 12.7062 * 0.125))  # 1/4 and 1/2
     summary = STUDY.summarize(given)
     told = summary.verdict.partition("L_o(θ_o) at 0.2, ")[2]
-    assert told == "better: kronecker, low-rank, whole; worse: order 1; not shown to differ: diagonal."
+    assert told == "better: kronecker, low-rank, whole; worse: order 1; not shown to differ: diagonal, ewc."
     cells = {row["approximation"]: row["skill at 0.2"] for row in summary.table}
-    assert cells["order 1"] == "−1.00 [−1.00, −1.00]" and cells["order 0"] is None and cells["ewc"] is None
+    assert cells["order 1"] == "−1.00 [−1.00, −1.00]" and cells["order 0"] is None and "constant" not in cells
+    lost = given.with_columns(error=pl.when(is_own, pl.col("seed") == 1).then(np.inf).otherwise("error"))
+    assert "ewc" not in skill(lost, 0.2)
+    older = given.filter(pl.col("approximation") != "constant")
+    assert "ewc" not in skill(older, 0.2) and "order 1" in skill(older, 0.2)
 
 
 def test_diverged_runs_are_marked_in_the_figure(rows: pl.DataFrame) -> None:
-    diverged = pl.col("algorithm") == "ewc"
+    diverged = (pl.col("algorithm") == "ewc") & (pl.col("approximation") == "own")
     error, exponent = (
         pl.when(diverged).then(x).otherwise(pl.col(n)) for n, x in (("error", np.inf), ("exponent", np.nan))
     )

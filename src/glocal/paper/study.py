@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]  # strings and numbers by column; None or NaN where there is none
 WorkItem: TypeAlias = dict[str, Any]  # what to measure, as JSON values
 OnProgress: TypeAlias = Callable[[int, int, str], None]  # items done, items in total, the next item
-VERSION = 1
+VERSION = 2
 """Increment when the same item would give different rows."""
 COST_KEY = "glocal.cost"  # in the Parquet metadata
 

@@ -7,7 +7,7 @@ the error of the mean old loss after task t, with the memory M_t that task t was
     | (1/(t−1)) Σ_{o<t} ( \hat L_o(θ_t) − L_o(θ_t) ) |
 
 Rows without a task hold this error; rows with a task hold ξ_o. SI states its \hat L_o up to a constant, so its losses
-are taken relative to θ_o.
+are taken relative to θ_o. Beside each stands the error of the constant L_o(θ_o) on the same run.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ VOID = 0.9
 FIT_RADIUS = 1.0
 """The exponent of an error is fitted up to this distance from θ_1."""
 
+CONSTANT = "constant"
+r"""The approximation \hat L_o = L_o(θ_o), which is also the expansion of order 0."""
+
 MakeApproximation: TypeAlias = Callable[[TrainingTrace], Approximation]  # of the first task
 
 
@@ -100,7 +103,8 @@ class ApproximationError(common.RecordedStudy):
         for name, errors, make in series:
             known: Row = {"approximation": name} | ({"locality": "local"} if expand else {})
             yield from (known | row for row in _training_rows(errors))
-            yield from (known | row for row in _ray_rows(trace, make(trace)))
+            if make is not None:
+                yield from (known | row for row in _ray_rows(trace, make(trace)))
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
         """Errors of the algorithms' own approximations, and of expansions."""
@@ -122,8 +126,7 @@ class ApproximationError(common.RecordedStudy):
             line |= {f"error at {low:g}": first, f"error at {high:g}": last}
             line |= {"growth": last / first if first > 0 else np.nan}
             line |= {f"error / old loss at {lr:g}": s.relative_error(lr) for lr in (low, high)}
-            known = {lr: None if s.own else skills[lr].get(s.label) for lr in skills}
-            line |= {f"skill at {lr:g}": None if value is None else str(value) for lr, value in known.items()}
+            line |= {f"skill at {lr:g}": str(own[s.label]) if s.label in own else None for lr, own in skills.items()}
             table.append(line | {f"r^p at {lr:g}": s.exponent(lr) for lr in (low, high)})
         own = pl.DataFrame(table).filter(own=True)
         growth, relative = (
@@ -146,18 +149,26 @@ class ApproximationError(common.RecordedStudy):
 
 
 def skill(rows: pl.DataFrame, lr: float) -> dict[str, MeanInterval]:
-    r"""1 − Σ_t error / Σ_t error of the constant \hat L_o = L_o(θ_o) for every expansion, over seeds of plain SGD.
+    r"""1 − Σ_t error / Σ_t error of the constant \hat L_o = L_o(θ_o) on the same run, over seeds.
 
-    The constant, order 0, has skill 0, and an exact approximation 1.
+    The constant has skill 0, and an exact approximation 1. Left out if a run diverged.
     """
-    means = rows.filter(pl.col("approximation") != "own", pl.col("task").is_null(), ray=False, lr=lr)
-    errors = {s.label: s.rows.group_by("seed").agg(pl.col("error").sum()).sort("seed") for s in series_of(means)}
-    constant = column(errors.pop("order 0"), "error")
-    return {label: MeanInterval.of(1 - column(own, "error") / constant) for label, own in errors.items()}
+    means = rows.filter(pl.col("task").is_null(), ray=False, lr=lr)
+    keys = ["algorithm", "approximation"]
+    totals = means.group_by(*keys, "seed", maintain_order=True).agg(pl.col("error").sum())
+    is_constant = pl.col("approximation").is_in([CONSTANT, "order 0"])
+    constants = totals.filter(is_constant).select("algorithm", "seed", constant="error")
+    compared = totals.filter(~is_constant).join(constants, ["algorithm", "seed"], maintain_order="left")
+    skills = compared.with_columns(skill=1 - pl.col("error") / pl.col("constant"))
+    found = {}
+    for own in skills.partition_by(keys, maintain_order=True):
+        if own["skill"].is_finite().all():
+            found[_label(*own.row(0)[:2])] = MeanInterval.of(column(own, "skill"))
+    return found
 
 
 def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
-    """Name the expansions whose interval is above 0, below 0, or neither."""
+    """Name the approximations whose interval is above 0, below 0, or neither."""
     words = {name: value.phrase("better", "worse", "not shown to differ") for name, value in skills.items()}
     kinds = ("better", "worse", "not shown to differ")
     parts = {
@@ -165,14 +176,17 @@ def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
         for kind in kinds
     }
     told = "; ".join(f"{kind}: {members}" for kind, members in parts.items() if members)
-    return f"Expansions against the constant L_o(θ_o) at {lr:g}, {told}."
+    return f"Against the constant L_o(θ_o) at {lr:g}, {told}."
 
 
 STUDIES = (ApproximationError(),)
 
 
-def _own(trajectory: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[str, ErrorCurves, MakeApproximation]]:
-    r"""The algorithm's \hat L_o while later tasks were learnt, and \hat L_1 with its memory after the first task."""
+def _own(
+    trajectory: RecordedRun, ends: Sequence[Snapshot]
+) -> Iterator[tuple[str, ErrorCurves, MakeApproximation | None]]:
+    r"""The algorithm's \hat L_o while later tasks were learnt, \hat L_1 with its memory after the first task, and the
+    constant L_o(θ_o)."""
     up_to_constant = trajectory.algorithm.name in UP_TO_CONSTANT
     first = next(m for m in trajectory.snapshots if m.finished == 1)
     with torch.no_grad():
@@ -182,12 +196,18 @@ def _own(trajectory: RecordedRun, ends: Sequence[Snapshot]) -> Iterator[tuple[st
         moment = first._replace(checkpoint=Checkpoint(dict(params), first.checkpoint.buffers))
         return own_approximation(trajectory.algorithm, trajectory.model, moment, 0) + constant
 
-    yield "own", own_curves(replace(trajectory, snapshots=ends), up_to_constant), lambda _: approximation
+    errors = own_curves(replace(trajectory, snapshots=ends), up_to_constant)
+    yield "own", errors, lambda _: approximation
+    losses = torch.full_like(errors.true[0], torch.nan)
+    with torch.no_grad():
+        for o in range(len(ends)):
+            losses[o] = trajectory.trace.value(o, trajectory.trace.solution(o))
+    yield CONSTANT, replace(errors, approximate=losses.expand_as(errors.true)), None
 
 
 def _expansions(
     trace: TrainingTrace, ends: Sequence[Snapshot], rank: int
-) -> Iterator[tuple[str, ErrorCurves, MakeApproximation]]:
+) -> Iterator[tuple[str, ErrorCurves, MakeApproximation | None]]:
     """Expansions of order 0 and 1, and of order 2 with each structure of the Hessian."""
     makers: dict[str, Callable[..., Approximation]] = {f"order {p}": partial(taylor, order=p) for p in (0, 1)}
     makers |= {name: partial(taylor, structure=name, rank=rank) for name in STRUCTURES}
@@ -249,15 +269,22 @@ def series_of(rows: pl.DataFrame) -> list[Series]:
     """All lines: expansions first, then algorithms by locality and name; cool and solid if global, warm if local."""
     series: list[Series] = []
     own = pl.col("approximation") == "own"
-    ordered = rows.sort(own, pl.when(own).then("locality"), pl.when(own).then("algorithm"), maintain_order=True)
+    ordered = rows.filter(pl.col("approximation") != CONSTANT).sort(
+        own, pl.when(own).then("locality"), pl.when(own).then("algorithm"), maintain_order=True
+    )
     for part in ordered.partition_by("algorithm", "approximation", maintain_order=True):
         algorithm, name, locality = part.row(0)[:3]
         index = sum((s.own, s.locality) == (name == "own", locality) for s in series)
         hue = (COOL if locality == "global" else WARM)[index]
-        label = algorithm if name == "own" else name if name.startswith("order") else f"order 2, {name}"
         style = LineStyle(hue, DASHES[locality], MARKERS[locality][index])
-        series.append(Series(label, locality, name == "own", style, part))
+        series.append(Series(_label(algorithm, name), locality, name == "own", style, part))
     return series
+
+
+def _label(algorithm: str, approximation: str) -> str:
+    if approximation == "own":
+        return algorithm
+    return approximation if approximation.startswith("order") else f"order 2, {approximation}"
 
 
 def _draw_errors(section: SubFigure, series: Sequence[Series], low: float, high: float) -> None:
