@@ -107,6 +107,21 @@ def test_a_number_that_one_seed_put_far_off_is_told_with_what_more_seeds_say(
     assert page.split_text.by_more_seeds(near, page.compare(near)) == []
 
 
+def test_how_many_seeds_would_settle_the_difference(page: ModuleType) -> None:
+    """Seeds of ewc at the two highest rates spread by 10 points to either side of the published means: its change has
+    the variance 100, half of whose ten squares are its own. er has one seed and so the same. With five seeds, t = 2.776
+    and √(200/5): 17.6. The published rise is 4.26 in ewc and 4.85 in er, and t √(200/n) < 0.59 needs over 200 seeds."""
+    ewc = published_runs("ewc", spread=0.0)
+    moved = [run for run in published_runs("ewc", spread=10.0) if run.lr > 0.02]
+    ewc = [*(run for run in ewc if run.lr < 0.02), *moved]
+    er = [run for run in published_runs("er") if run.seed == 11]
+    (text,) = page.split_text.more_seeds(page.compare([*ewc, *er]))
+    assert "by 10.0 to 10.0 points (1 of 2 algorithms" in text
+    assert "±17.6 points with 5 seeds of all" in text and "−0.59, from 0 would take more than 200 seeds." in text
+    assert page.split_text.more_seeds(page.compare([*ewc, *published_runs("er")])) == []
+    assert page.split_text.more_seeds(page.compare([*er, *ewc[::5]])) == []  # no deviation is known
+
+
 def test_projected_cost(page: ModuleType) -> None:
     """Two tasks of two epochs of 25 steps; the whole has 10 tasks of 100 epochs of 313, 12.52 times 25, and 25 runs.
 
