@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from glocal.metrics import learning_rate_test, low_minus_high
 from glocal.paper.claims import (
+    LEVEL,
     TableRow,
     complete_seeds,
     impostors,
@@ -25,7 +27,16 @@ from glocal.paper.claims import (
     table_rows,
 )
 from glocal.paper.comparison import MAX_Z, Comparison
-from glocal.paper.scoreboard import CONTRADICTED, LEVEL, REPRODUCED, UNSETTLED, UNTESTABLE, Claim
+from glocal.paper.scoreboard import (
+    CONTRADICTED,
+    FEW_SEEDS,
+    REPRODUCED,
+    RISES_MORE,
+    SAME_BY_ALGORITHM,
+    UNSETTLED,
+    UNTESTABLE,
+    Claim,
+)
 from glocal.paper.studies.common import MeanInterval, rank_correlation
 from glocal.report.table import ABSENT, format_lr, signed
 
@@ -33,18 +44,18 @@ INTRODUCTION = """The paper calls a continual-learning algorithm *local* if it a
 near their solutions, and *global* otherwise. It says (§6.1) that local algorithms forget more at high learning rates,
 which move the parameters far, and that global ones do not. Here two of the three benchmarks of its Table 1 are trained
 again and each claim is tested."""
-WORDS = """Rotated-MNIST has 20 rotations of all digits, learnt for five epochs each by an MLP; `rotated-mnist` takes
+SETUP = """Rotated-MNIST has 20 rotations of all digits, learnt for five epochs each by an MLP; `rotated-mnist` takes
 the angles of the published runs, which differ between algorithms, *seed angles* the same for all. Split CIFAR-10 has
 five tasks of two classes, learnt for 50 epochs each by a ResNet-18. The paper has five seeds.
 [Algorithms](algorithms.md) has the equations; `ogd-published` is what the paper's code computes in the row OGD,
 [nearly plain SGD](reproduction/rotated-mnist.md#ogd-and-ogd-gtl), and `ogd-gtl` its OGD-GTL."""
-NEARLY_SGD, NO_MEMORY, STATED = "ogd-published", "sgd", "ogd-gtl"
-"""OGD as published, plain SGD, and the paper's OGD-GTL, which can take the place of OGD as published."""
+OGD_PUBLISHED, SGD, OGD_GTL = "ogd-published", "sgd", "ogd-gtl"
 INDEPENDENT = math.sqrt(2 / math.pi)
 """The mean |z| of independent samples."""
 BOARD_NOTE = """*Published*: the same statistic of the published means. A claim about every algorithm has the number of
-algorithms for it, against it, or not settled (95 % interval contains 0); [claims by row](reproduction/claims-by-row.md)
-has their numbers. *Reproduced* is about the sign, not the size; that there is no correlation can only be contradicted.
+algorithms for it, against it, or not settled (the 95 % interval contains 0; of published correlations, p ≥ {level:g} by
+permutation); [claims by row](reproduction/claims-by-row.md) has their numbers. *Reproduced* is about the sign, not the
+size; that there is no correlation can only be contradicted.
 *Measured classes*: those that the [experiment on Definition 3.1](reproduction/studies.md#locality) finds; {moved}.
 *Low − high*: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed. *ρ*:
 Spearman's rank correlation with the learning rate, for each seed. Brackets: 95 % t-intervals over seeds, not corrected
@@ -66,56 +77,65 @@ class Rise(NamedTuple):
     other: list[str]
 
 
-class Rises(NamedTuple):
-    """Rises by column, where seeds can tell."""
+@dataclass(frozen=True)
+class Rises:
+    """Rises by column, where two seeds or more can tell."""
 
-    stated: dict[str, Rise]
+    paper: dict[str, Rise]
     """Of the paper's local rows, against its global ones."""
-    sure: dict[str, Rise]
-    """The same without OGD as published and without rows whose measured class is not the paper's."""
-    replaced: dict[str, Rise]
+    without_doubtful: dict[str, Rise]
+    """The same without OGD as published and without the reclassified rows."""
+    with_ogd_gtl: dict[str, Rise]
     """The same with OGD-GTL in the place of OGD as published."""
-    alike: dict[str, Rise]
-    """OGD as published against plain SGD."""
+    ogd_against_sgd: dict[str, Rise]
+    """OGD as published against plain SGD, in the columns of `paper`."""
 
     @property
-    def holds(self) -> bool:
-        return bool(self.stated) and all(rise.difference.low > 0 for rise in self.stated.values())
+    def answer(self) -> str:
+        """Whether forgetting rises more in the paper's local rows: "yes", "no" (it rises less) or "not settled"."""
+        return _answer(self.paper.values())
 
     @property
     def survives(self) -> bool:
-        return self.holds and bool(self.sure) and all(rise.difference.low > 0 for rise in self.sure.values())
+        """Whether the answer is yes, also without the doubtful rows in every column."""
+        kept = self.without_doubtful
+        return self.answer == "yes" and kept.keys() == self.paper.keys() and _answer(kept.values()) == "yes"
 
 
-def rises(rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> Rises:
-    """Compare local with global rows; `moved` are the algorithms whose measured class is not the paper's."""
-    found = Rises({}, {}, {}, {})
-    doubtful = {NEARLY_SGD, *moved}
+def _answer(found: Iterable[Rise]) -> str:
+    answers = {rise.difference.phrase("yes", "no", "not settled") for rise in found}
+    return answers.pop() if len(answers) == 1 else "not settled"
+
+
+def rises(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> Rises:
+    """Compare local with global rows; `reclassified` are the algorithms whose measured class is not the paper's."""
+    paper, without, replaced, ogd = {}, {}, {}, {}
     for column, own in rows.items():
-        values = {row.algorithm: row.values["forgetting"] for row in own}
         local, other = (
             [x.algorithm for x in own if x.published and x.locality == kind] for kind in ("local", "global")
         )
-        kept = [[name for name in side if name not in doubtful] for side in (local, other)]
-        sides = {"stated": (local, other), "sure": kept}
-        if STATED in values and NEARLY_SGD in local:
-            sides["replaced"] = [*kept[0], STATED], kept[1]
-        if {NEARLY_SGD, NO_MEMORY} <= set(values):
-            sides["alike"] = [NEARLY_SGD], [NO_MEMORY]
-        for name, (first, second) in sides.items():
-            if first and second:
-                difference, seeds = interaction_by_seed(*([values[x] for x in side] for side in (first, second)))
-                if seeds > 1:
-                    getattr(found, name)[column] = Rise(difference, first, second)
-        if column not in found.stated:
-            found.alike.pop(column, None)
-    return found
+        sure = [[name for name in side if name not in (OGD_PUBLISHED, *reclassified)] for side in (local, other)]
+        paper[column] = _rise(own, local, other)
+        without[column] = _rise(own, *sure)
+        replaced[column] = _rise(own, [*sure[0], OGD_GTL], sure[1]) if OGD_PUBLISHED in local else None
+        ogd[column] = _rise(own, [OGD_PUBLISHED], [SGD]) if paper[column] else None
+    known = ({column: rise for column, rise in part.items() if rise} for part in (paper, without, replaced, ogd))
+    return Rises(*known)
+
+
+def _rise(rows: Sequence[TableRow], local: list[str], other: list[str]) -> Rise | None:
+    """Return None if there are no such rows, or fewer than two seeds that all of them have."""
+    values = {row.algorithm: row.values["forgetting"] for row in rows}
+    if not (local and other) or not {*local, *other} <= values.keys():
+        return None
+    difference, seeds = interaction_by_seed(*([values[name] for name in side] for side in (local, other)))
+    return Rise(difference, local, other) if seeds > 1 else None
 
 
 def abstract(
     claims: Sequence[Claim],
     rows: Mapping[str, Sequence[TableRow]],
-    moved: Sequence[str],
+    reclassified: Sequence[str],
     agrees: str,
     experiments: Sequence[str],
 ) -> str:
@@ -124,98 +144,87 @@ def abstract(
     Args:
         claims: the scoreboard.
         rows: the rows of every column.
-        moved: the algorithms whose measured class is not the paper's.
+        reclassified: the algorithms whose measured class is not the paper's.
         agrees: a sentence on how our numbers agree with the published ones.
         experiments: sentences from our own experiments.
     """
-    found = rises(rows, moved)
+    found = rises(rows, reclassified)
     kinds = Counter(claim.paper.kind for claim in claims)
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in (REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE))
-    kept = sum(claim.paper.kind == claim.measured.kind == REPRODUCED for claim in claims)
-    parts = [agrees, f"**Of {len(claims)} tests of its claims**: {counts}."]
-    if moved:
-        parts[1] += f" With the classes that an experiment on its Definition 3.1 finds, {kept} stay reproduced."
-    if not found.stated:
-        parts.append("**No benchmark has two seeds of every algorithm, so nothing can be concluded.**")
-    elif not found.holds:
-        parts.append(
-            f"**Forgetting does not rise more in local algorithms**: the difference is {_by_column(found.stated)}."
-        )
-    else:
-        parts.append(
-            "**With the learning rate, forgetting rises more in the paper's local algorithms than in its global "
-            f"ones**, by {_by_column(found.stated)} points."
-        )
-        parts.append(_doubts(found, moved))
+    tests = f"**Of {len(claims)} tests of its claims**: {counts}."
+    if reclassified:
+        kept = sum(claim.paper.kind == claim.measured.kind == REPRODUCED for claim in claims)
+        tests += f" With the classes that an experiment on its Definition 3.1 finds, {kept} stay reproduced."
     split = [claim.paper for claim in claims if claim.column.startswith("split-")]
-    if few := sum("seed" in outcome.verdict for outcome in split):
-        parts[1] += f" On Split CIFAR-10, {few} of {len(split)} lack seeds."
-    bullets = [_fill(f"- {text}", "  ") for text in [*parts, " ".join(experiments)] if text]
-    return "\n".join([f"{_fill(INTRODUCTION)}\n", *bullets])
+    if few := sum(outcome.reason == FEW_SEEDS for outcome in split):
+        tests += f" On Split CIFAR-10, {few} of {len(split)} lack seeds."
+    headlines = {
+        "yes": "With the learning rate, forgetting rises more in the paper's local algorithms than in its global ones",
+        "no": "With the learning rate, forgetting rises less in the paper's local algorithms than in its global ones",
+        "not settled": "Whether forgetting rises more with the learning rate in the paper's local algorithms is open",
+    }
+    if found.paper:
+        main = f"**{headlines[found.answer]}**: the difference is {_by_column(found.paper)} points."
+    else:
+        main = "**No benchmark has two seeds of every algorithm, so nothing can be concluded.**"
+    parts = [agrees, tests, main, _doubts(found, reclassified), " ".join(experiments)]
+    return "\n".join([f"{_fill(INTRODUCTION)}\n", *(_fill(f"- {text}", "  ") for text in parts if text)])
 
 
 def _fill(text: str, indent: str = "") -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False, subsequent_indent=indent)
 
 
-def _doubts(found: Rises, moved: Sequence[str]) -> str:
-    """Say whether the rise in local rows survives without the doubtful ones."""
+def _doubts(found: Rises, reclassified: Sequence[str]) -> str:
+    """Say whether a rise in local rows survives without the doubtful ones."""
+    if found.answer != "yes":
+        return ""
+    doubtful = _code([OGD_PUBLISHED, *reclassified])
     if found.survives:
-        without = _code([NEARLY_SGD, *moved])
-        return f"**It also does without the doubtful ones**, {without}: by {_by_column(found.sure)} points."
+        return f"**So it does without {doubtful}**, which are doubtful: by {_by_column(found.without_doubtful)} points."
     reasons = []
-    if found.alike and not any(rise.difference.low > 0 for rise in found.alike.values()):
-        local = dict.fromkeys(name for rise in found.stated.values() for name in rise.local)
-        reasons.append(f"of the {len(local)} local ones, `{NEARLY_SGD}` forgets as plain SGD does")
-    if moved:
-        reasons.append(f"{_code(moved)} changes class by Definition 3.1, measured after one task")
-    text = f"**This does not show that locality is the reason**: {'; '.join(reasons)}." if reasons else ""
-    if found.sure:
-        text += f" Without these, chosen after the results, {_minus(found.sure)}"
-        text += f"; {_minus(found.replaced)}." if found.replaced else "."
-    return text.strip()
+    if found.ogd_against_sgd:
+        reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(found.ogd_against_sgd)}")
+    if reclassified:
+        reasons.append(f"{_code(reclassified)} changes class by Definition 3.1, measured after one task")
+    text = "**This does not show that locality is the reason**"
+    text += f": {'; '.join(reasons)}." if reasons else "."
+    compared = [*_minus(found.without_doubtful), *_minus(found.with_ogd_gtl)]
+    return f"{text} Without {doubtful}, chosen after the results: {'; '.join(compared)}." if compared else text
 
 
-def _minus(found: Mapping[str, Rise]) -> str:
-    rise = next(iter(found.values()))
-    return f"{_code(rise.local)} minus {_code(rise.other)} is {_settled(found)}"
+def _minus(found: Mapping[str, Rise]) -> list[str]:
+    """Return a text for each pair of sides that columns have."""
+    by_sides: dict[str, dict[str, Rise]] = {}
+    for column, rise in found.items():
+        by_sides.setdefault(f"{_code(rise.local)} minus {_code(rise.other)}", {})[column] = rise
+    return [f"{sides} is {_settled(own)}" for sides, own in by_sides.items()]
 
 
 def conclusions(
     claims: Sequence[Claim],
     tables: Mapping[str, Comparison],
     rows: Mapping[str, Sequence[TableRow]],
-    moved: Sequence[str],
+    reclassified: Sequence[str],
 ) -> str:
     """Return a list of what follows from the scoreboard and from the comparison with published numbers."""
-    found, texts = rises(rows, moved), [numbers(tables)]
+    texts = [numbers(tables)]
     if counted := rising(rows):
-        texts.append(f"**Both classes.** {counted}.{_alike(found)}")
-    if moved:
+        texts.append(f"**Both classes.** {counted}.")
+    if reclassified:
         changed = sum(claim.paper.kind != claim.measured.kind for claim in claims)
-        rise = [x for x in claims if x.claim.startswith("Forgetting rises more with the lr in") and "[" in x.paper.ours]
-        differences = join(f"{x.measured.ours} ({x.column})" for x in rise)
+        rise = [x for x in claims if x.claim == RISES_MORE and x.measured.kind != UNTESTABLE]
+        differences = join(f"{x.measured.ours} ({x.column})" for x in rise) if rise else "unknown numbers of"
         texts.append(
             f"**The classes matter.** With the *measured classes*, {changed} of the {len(claims)} verdicts change, and "
             f"forgetting rises by {differences} points more in local than in global algorithms."
         )
-    units = [claim.paper.kind for claim in claims if "algorithms as units" in claim.claim]
+    units = [claim.paper.kind for claim in claims if claim.claim == SAME_BY_ALGORITHM]
     texts.append(
         f"**Other algorithms.** That others of these classes would differ too is shown in {units.count(REPRODUCED)} of "
         f"{len(units)} benchmarks; {units.count(UNTESTABLE)} have too few algorithms for it."
     )
     return "\n".join(f"- {text}" for text in texts)
-
-
-def _alike(found: Rises) -> str:
-    """Compare OGD as published with plain SGD."""
-    if not found.alike:
-        return ""
-    words = sorted({x.difference.phrase("more than", "less than", "about as much as") for x in found.alike.values()})
-    return (
-        f" With `{NEARLY_SGD}` it rises {' or '.join(words)} with plain SGD, which the paper calls global: the "
-        f"difference is {_by_column(found.alike)} points."
-    )
 
 
 def _by_column(found: Mapping[str, Rise]) -> str:
@@ -237,8 +246,7 @@ def numbers(tables: Mapping[str, Comparison]) -> str:
         f"**The numbers.** {right} of {total} are within {MAX_Z:g} standard errors of the published ones, but of "
         f"another algorithm's published numbers {passed} of {compared} are too. On average ours are {away} standard "
         f"errors away; {INDEPENDENT:.1f} is expected of independent samples. Averaged over learning rates, "
-        f"{f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g}. Split "
-        "CIFAR-10's cells that differed by their first seed were given more."
+        f"{f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g}."
     )
 
 
@@ -265,7 +273,7 @@ def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
     return f"Forgetting rises from low to high learning rates {told}" if told else ""
 
 
-def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], moved: Sequence[str]) -> str:
+def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
     """Lay out the scoreboard, each claim with its columns below each other."""
     order = list(dict.fromkeys(claim.claim for claim in claims))
     lines: list[dict[str, str]] = []
@@ -282,8 +290,9 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], moved
     counted = [row for own in rows.values() for row in own if row.published]
     diverged = sum(row.diverged for row in counted)
     note = BOARD_NOTE.format(
-        moved=f"they differ from the paper's for {', '.join(f'`{name}`' for name in moved)}"
-        if moved
+        level=LEVEL,
+        moved=f"they differ from the paper's for {', '.join(f'`{name}`' for name in reclassified)}"
+        if reclassified
         else "they are the paper's",
         diverged=f"{diverged} runs of these tests diverged and are left out."
         if diverged
@@ -331,7 +340,7 @@ def agreement(made: Comparison) -> str:
     """How many published numbers ours agree with, beside how many of another row's, and the matrix of both."""
     counts, (own, others) = impostors(made), passes(made)
     apart = [where for where, cell in compared(made).items() if cell.differs]
-    alike = [pair for pair, (passed, n) in counts.items() if passed == n and pair[0] != pair[1]]
+    alike = [pair for pair, (passed, n) in counts.items() if passed == n > 0 and pair[0] != pair[1]]
     text = (
         f"Of {own[1]} published numbers that have a counterpart here, accuracies and forgetting, {own[0]} are within "
         f"{MAX_Z:g} standard errors of ours{f' (not {join(apart)})' if apart else ''}. The same rule lets {others[0]} "

@@ -158,7 +158,7 @@ All numbers are attributes of the result: `distance`, `radius`, `inside`, `forge
 
 The lens recommends no algorithm. [An experiment](reproduction/experiments.md#forecast) with an MLP on ten tasks of
 Rotated-MNIST decided this by a registered rule. `laplace` with `implicit=true` was more
-accurate than replay (`er`) of 500 examples in {won} of {settings} settings, but it keeps at least {factor:.0f} times
+accurate than replay (`er`) of 500 examples in {won} of {settings} settings, but it keeps at least {factor} times
 as much memory. Against replay with equal memory it was more accurate in {won_equal}, and replay in {lost_equal}; the
 rule recommends one of them only if the other wins in fewer than {limit}. Other networks, data and optimisers were not
 measured, nor were costs such as time and privacy.
@@ -284,7 +284,7 @@ def wins() -> dict[str, float]:
         "won": (few > 0).sum(),
         "won_equal": (equal > 0).sum(),
         "lost_equal": (equal < 0).sum(),
-        "factor": min(forecast.equal_memory(int(width)) for width in widths) / slots,
+        "factor": min(forecast.equal_memory(int(width)) for width in widths) // slots,
         "limit": forecast.MIN_WINS,
         "forgotten": forgotten,
         "gained": gained,

@@ -61,7 +61,10 @@ def _instability(diverged: Mapping[float, str], rates: Collection[float], result
     """Say where `optimal-soft` diverges, and whether these are the rates at which its steps are unstable."""
     if not diverged:
         return ""
-    task, limit = max(stability_limits(read_table(results / "implicit.parquet")).items())
+    limits = stability_limits(read_table(results / "implicit.parquet"))
+    if not limits:
+        return f" It diverges in {join(diverged.values())}."
+    task, limit = max(limits.items())
     above = {lr for lr in rates if lr > limit}
     explains = (
         "some run diverges at every rate above the limit, and none at any other"

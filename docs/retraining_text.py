@@ -64,6 +64,11 @@ def counts(rows: pl.DataFrame) -> str:
     return f"{kinds['equivalent']} of {len(found)} numbers are equivalent within ±{MARGIN:g} points{others}"
 
 
+def equivalent(rows: pl.DataFrame) -> tuple[int, int]:
+    """Count the numbers that are equivalent to the published ones, and all that are compared."""
+    return _equivalent(rows, 1.0), len(differences_by_name(rows))
+
+
 def differences_by_name(rows: pl.DataFrame, ratio: float = 1.0) -> dict[str, MeanInterval]:
     """Return ours minus the published numbers, by what they are, where there are intervals."""
     return {

@@ -311,7 +311,7 @@ def by_more_seeds(runs: Runs, made: Comparison) -> list[str]:
         )
     alone, every = (row_differences(x) for x in (compare(run for run in runs if run.seed == first), made))
     for name, (found, _) in alone.items():
-        seeds = min(row.seeds for row in made.rows if row.algorithm == name)
+        seeds = min(row.acc.ours.seeds for row in made.rows if row.algorithm == name and row.acc.ours)
         if abs(found.z) > MAX_Z and seeds > 1:
             now, (row,) = every[name][0], [row for row in table_rows(made) if row.algorithm == name]
             target = mean(row.published["acc"].values())

@@ -201,14 +201,25 @@ def test_published_means() -> None:
     ]
 
 
+def test_a_class_without_algorithms_is_not_testable() -> None:
+    rows = [row(name, "local", changing(1, 2, 3)) for name in ("ewc", "ogd")]
+    (reason,) = {
+        (claim.paper.verdict, claim.paper.ours)
+        for claim in scoreboard("made up", rows, {"ewc": "local", "ogd": "local"})
+    }
+    assert reason == ("not testable: a class has no algorithms", "–")
+
+
+def test_equal_published_means_are_not_correlated() -> None:
+    rows = [row("ewc", "local", changing(1, 2)), row("er", "global", changing(1, 2), (3, 3, 3, 3, 3))]
+    assert scoreboard("made up", rows, {"ewc": "local", "er": "global"})[1].paper.published == "1 not settled"
+
+
 def test_one_seed_is_not_testable() -> None:
     found = board("global", seeds=1)
     assert {claim.paper.kind for claim in found} == {"not testable"}
-    assert (
-        found[0].paper.ours == "2 not settled"
-        and found[4].paper.ours == "+7.33"
-        and found[4].paper.verdict.endswith("1 common seed")
-    )
+    assert found[0].paper.ours == "2 too few seeds" and found[4].paper.ours == "+7.33"
+    assert {claim.paper.reason for claim in found} == {"too few seeds", "p ≥ 1/10"}
 
 
 def test_claims_on_the_exemplars_of_icarl() -> None:

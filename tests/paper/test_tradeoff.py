@@ -10,7 +10,6 @@ import pytest
 import torch
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
-from scipy import stats
 
 from glocal.cli.main import main
 from glocal.paper import get_study
@@ -92,14 +91,15 @@ def test_the_verdict_follows_the_rows() -> None:
     assert "is +4.00 [−8.71, +16.71]: not settled" in unclear and "agree" not in unclear
     assert (up.table[0]["best final accuracy"], up.table[0]["at lr"]) == (58.0, 0.2)
     lost = STUDY.summarize(made_up(8.0, diverged=True)).verdict
-    assert "1 of 16 runs diverged" in lost and "one seed gives no interval" in lost
+    assert "1 of 16 runs diverged" in lost and "no two seeds, so no interval" in lost
     gone = made_up(8.0).filter((pl.col("algorithm") != "er") | pl.col("lr").is_in([0.1, 0.2]))
     assert np.isnan(float(STUDY.summarize(gone).table[0]["Δ final accuracy"]))
     assert STUDY.summarize(made_up(1.0).filter(lr=0.1)).table == []
 
 
 def test_algorithms_as_units() -> None:
-    """Each algorithm changes by its own amount with every seed: no spread over seeds, and Welch's over algorithms."""
+    """Each algorithm changes by its own amount with every seed: no spread over seeds. Of the ten ways to call three of
+    five global, 8, 6 and 13 have the largest mean, but 1/10 is above 5 %."""
     rises = {"er": 8.0, "agem": 6.0, "si": 13.0, "ewc": 5.0, "ogd": -1.0}
     rows = [
         {"algorithm": name, "locality": "local" if name in ("ewc", "ogd") else "global", "lr": lr, "seed": seed}
@@ -111,16 +111,11 @@ def test_algorithms_as_units() -> None:
     found = class_difference(pl.DataFrame(rows))
     assert found is not None
     by_seed, by_algorithm, seeds = found
-    first, second = np.array([8, 6, 13.0]), np.array([5, -1.0])
-    parts = [x.var(ddof=1) / len(x) for x in (first, second)]
-    freedom = sum(parts) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, (first, second), strict=True))
-    reach = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
     assert seeds == 2 and tuple(by_seed) == pytest.approx((7, 7, 7))
-    assert tuple(by_algorithm) == pytest.approx((7, 7 - reach, 7 + reach))
+    assert tuple(by_algorithm) == pytest.approx((7, 1, 10, 10))
     whole = [row | {"challenge": "x", "forgetting": 1.0, "learning_accuracy": 1.0} for row in rows]
     verdict = STUDY.summarize(pl.DataFrame(whole)).verdict
-    assert "agrees with the paper for these algorithms. With algorithms as units it is +7.00 [−" in verdict
-    assert verdict.endswith("not settled for other algorithms of these classes.")
+    assert "agrees with the paper for these algorithms. With algorithms as units it is +7.00, p = 1/10: not" in verdict
 
 
 @pytest.mark.parametrize("diverged", [False, True])

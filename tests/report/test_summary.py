@@ -288,11 +288,14 @@ def test_a_mean_that_rounds_to_zero_has_no_sign() -> None:
 
 def test_the_papers_test_with_one_verdict_per_algorithm() -> None:
     """Of three tasks, forgetting over two is ¾ of what is lost: 0.1 per step of the learning rate is 7.5 points."""
-    lrs, sign = (0.001, 0.01, 0.05, 0.1), {"ewc": 1, "ogd": -1, "er": 1}
+    lrs, sign = (0.001, 0.01, 0.05, 0.1), {"ewc": 1, "ogd": -1, "er": 1, "icarl-random": 1}
     runs = sweep(sign, lrs, SEEDS, lambda a, lr, s: 0.4 + sign[a] * 0.1 * lrs.index(lr) + 0.001 * (s - 11))
     rows = {row.algorithm: row.trend for row in summary.trends(summary.group_runs(runs))}
-    assert {name: trend.difference for name, trend in rows.items()} == pytest.approx({"ewc": -15, "ogd": 15, "er": -15})
+    assert {name: trend.difference for name, trend in rows.items()} == pytest.approx(
+        {"ewc": -15, "ogd": 15, "er": -15, "icarl-random": -15}
+    )
     verdicts = {"ewc": "supports the paper", "ogd": "contradicts the paper", "er": "no sign predicted"}
+    verdicts |= {"icarl-random": "contradicts the paper"}  # which predicts no difference for it
     assert {name: trend.verdict for name, trend in rows.items()} == verdicts
     for text in (printed(runs, 100), text_of(runs, "markdown"), text_of(runs, "latex")):
         assert all(verdict in text for verdict in verdicts.values()) and "15.00" in text

@@ -30,11 +30,14 @@ from glocal.metrics import low_minus_high_by_seed
 from glocal.paper.comparison import Comparison, Difference
 from glocal.paper.studies.common import MeanInterval, rank_correlation
 from glocal.report.summary import View
+from glocal.report.table import signed
 
 Values: TypeAlias = Mapping[float, Mapping[int, float]]  # values[lr][seed]
 LOW_LR = 1e-3
 """The lower end of the learning rates, in the paper's words: 10⁻⁴ and 10⁻³."""
 
+LEVEL = 0.05
+"""Of permutation tests."""
 IMPOSTORS = ("sgd", "ogd-gtl")
 """Rows of ours without published numbers that other rows' published numbers are compared with too."""
 
@@ -68,6 +71,16 @@ class Permutation(NamedTuple):
     as_high: int
     as_low: int
     assignments: int
+
+    def __str__(self) -> str:
+        return f"{signed(self.difference)}, p = {self.as_high}/{self.assignments}"
+
+    def phrase(self, above: str, below: str, unclear: str, too_few: str) -> str:
+        """Return the phrase for a difference shown to be above 0, below 0, or neither, or that no difference could."""
+        most = LEVEL * self.assignments
+        if most < 1:
+            return too_few
+        return above if self.as_high <= most else below if self.as_low <= most else unclear
 
 
 def table_rows(comparison: Comparison) -> list[TableRow]:

@@ -21,7 +21,7 @@ from glocal import tree
 from glocal.errors import GlocalError, require_known
 from glocal.files import report_os_errors
 from glocal.metrics import END_LRS, OVER, Over, Scope, low_minus_high, scope_of
-from glocal.paper.table1 import COLUMNS, ICARL_ALGORITHMS, SEEDS
+from glocal.paper.table1 import COLUMNS, SEEDS
 from glocal.report import summary, table
 from glocal.report.summary import Group, TrendRow, View
 from glocal.report.table import ABSENT, Cell, CellKey, Table, by_learning_rate, mean_std, signed, to_csv, to_json
@@ -141,7 +141,7 @@ def render(comparison: Comparison, format: str) -> RenderableType:
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """Write the comparison in every format, and the test as a second CSV file."""
     text = io.StringIO()
-    Console(file=text, width=TEXT_WIDTH, color_system=None).print(render(comparison, "rich"))
+    Console(file=text, width=TEXT_WIDTH, color_system=None, force_jupyter=False).print(render(comparison, "rich"))
     formats = {"md": "markdown", "tex": "latex", "csv": "csv"}
     texts = {f"table1.{suffix}": str(render(comparison, format)) for suffix, format in formats.items()}
     test = to_csv([trend.record() for trend in comparison.trends])
@@ -311,5 +311,4 @@ def _trends(rows: Sequence[ComparisonRow], view: View) -> Iterator[TrendRow]:
         own = [row for row in rows if (row.challenge, row.algorithm) == (trend.challenge, trend.algorithm)]
         ends = own[:END_LRS] + own[-END_LRS:]
         known = {row.lr: estimate.mean for row in ends if (estimate := row.forgetting[view.forgetting].published)}
-        flat = replace(trend.trend, flat=trend.algorithm == ICARL_ALGORITHMS[1])
-        yield replace(trend, trend=flat, published=low_minus_high(known) if len(known) == len(ends) else None)
+        yield replace(trend, published=low_minus_high(known) if len(known) == len(ends) else None)

@@ -18,6 +18,7 @@ import numpy as np
 
 from glocal.metrics import LearningRateTest, learning_rate_test, low_minus_high
 from glocal.paper.claims import (
+    LEVEL,
     LOW_LR,
     Minimum,
     TableRow,
@@ -32,30 +33,29 @@ from glocal.paper.table1 import ICARL_ALGORITHMS
 from glocal.report.summary import format_range
 from glocal.report.table import ABSENT, format_lr, signed
 
-LEVEL = 0.05
-"""Of the permutation test."""
 REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE = "reproduced", "contradicted", "not settled", "not testable"
-WORDS = ("for", "against", "negative", "positive", UNSETTLED)
-"""What a row can be counted as: for or against a claim, or of a sign."""
+FEW_SEEDS = "too few seeds"
+"""Why a claim is not testable, or a row says nothing of it."""
+COUNTED = ("for", "against", "negative", "positive", UNSETTLED, FEW_SEEDS)
+"""What a row can be counted as: for or against a claim, of a sign, or neither."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the published means and our runs say of a claim, as text, what it is based on, and the verdict.
-
-    Of a claim about every row, how many rows support it and how many are against it; else the statistic.
-    """
+    """What the published means and our runs say of a claim, as text, what it is based on, and the verdict."""
 
     published: str
     ours: str
     n: str
-    verdict: str
+    kind: str
+    """The verdict without its reason."""
+    reason: str = ""
     by_row: bool = True
+    """Whether the texts count rows, those for the claim and those against it; else they hold the statistic."""
 
     @property
-    def kind(self) -> str:
-        """The verdict without its reasons."""
-        return self.verdict.partition(":")[0]
+    def verdict(self) -> str:
+        return f"{self.kind}: {self.reason}" if self.reason else self.kind
 
 
 Rows: TypeAlias = Sequence[TableRow]
@@ -85,7 +85,7 @@ def scoreboard(column: str, rows: Rows, measured: Mapping[str, str]) -> list[Cla
     claims = []
     for text, test in CLAIMS.items():
         paper, found = (
-            test(*([row for row in own if classes[row.algorithm] == kind] for kind in ("local", "global")))
+            _run(test, *([row for row in own if classes[row.algorithm] == kind] for kind in ("local", "global")))
             for classes in ({row.algorithm: row.locality for row in own}, measured)
         )
         claims.append(Claim(text, column, paper, found))
@@ -94,6 +94,12 @@ def scoreboard(column: str, rows: Rows, measured: Mapping[str, str]) -> list[Cla
         outcomes = {text: test(icarl[:1], icarl[1:]) for text, test in ICARL_CLAIMS.items()}
         claims += [Claim(text, column, outcome, outcome) for text, outcome in outcomes.items()]
     return claims
+
+
+def _run(test: Test, local: Rows, other: Rows) -> Outcome:
+    if local and other:
+        return test(local, other)
+    return Outcome(ABSENT, ABSENT, ABSENT, UNTESTABLE, "a class has no algorithms")
 
 
 def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
@@ -122,9 +128,11 @@ def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
 
 
 def _are_correlated(means: Mapping[float, float]) -> bool:
+    """Equal means have no correlation."""
     lrs, values = (np.array(list(part)) for part in (means, means.values()))
+    found = rank_correlation(lrs, values)
     every = np.abs([rank_correlation(lrs, np.array(order)) for order in permutations(values)])
-    return bool(np.mean(every >= abs(rank_correlation(lrs, values)) - 1e-9) < LEVEL)
+    return bool(np.isfinite(found) and np.mean(every >= abs(found) - 1e-9) < LEVEL)
 
 
 def _correlation_marks(rows: Rows, statistic: str, holds: Callable[[int], bool | None]) -> Marks:
@@ -143,13 +151,14 @@ def _negative(local: Rows, other: Rows) -> Outcome:
 def _both_signs(local: Rows, other: Rows) -> Outcome:
     """One row of each sign is enough; rows of one sign alone contradict it if all are settled."""
     outcome = _for_each([], _low_minus_high_marks(other, {}))
-    signs = [_test(row).sign for row in other]
+    tests = [_test(row) for row in other]
+    signs = [test.sign for test in tests]
     published = [low_minus_high(row.published["forgetting"]) for row in other]
     theirs = _count(["negative" if x < 0 else "positive" for x in published])
-    outcome = replace(outcome, published=theirs, ours=_count(signs))
+    outcome = replace(outcome, published=theirs, ours=_count([x.sign if x.seeds > 1 else FEW_SEEDS for x in tests]))
     if {"negative", "positive"} <= set(signs):
-        return replace(outcome, verdict=REPRODUCED)
-    return outcome if "not settled" in signs else replace(outcome, verdict=CONTRADICTED)
+        return replace(outcome, kind=REPRODUCED, reason="")
+    return outcome if UNSETTLED in signs else replace(outcome, kind=CONTRADICTED, reason="")
 
 
 def _random_is_flat(herding: Rows, random: Rows) -> Outcome:
@@ -174,9 +183,9 @@ def _interaction(statistic: str, sign: int) -> Test:
             changes = [[-low_minus_high(row.published[statistic]) for row in side] for side in (local, other)]
             difference = float(np.mean(changes[0]) - np.mean(changes[1]))
             published = signed(difference)
-        verdict = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
-        verdict = verdict if seeds > 1 else f"{UNTESTABLE}: {seeds} common seed{'' if seeds == 1 else 's'}"
-        return Outcome(published, str(found), _size([seeds], local, other), verdict, by_row=False)
+        kind = {1: REPRODUCED, -1: CONTRADICTED, 0: UNSETTLED}[sign * _sign(found)]
+        kind, reason = (kind, "") if seeds > 1 else (UNTESTABLE, FEW_SEEDS)
+        return Outcome(published, str(found), _size([seeds], local, other), kind, reason, by_row=False)
 
     return test
 
@@ -188,23 +197,21 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
     means = {row.algorithm: -low_minus_high(row.published["forgetting"]) for row in rows}
     theirs = permutation_test(means, chosen)
     found = permutation_test({name: -x.difference for name, x in tests.items()}, chosen)
-    published, ours = (f"{signed(x.difference)}, p = {x.as_high}/{x.assignments}" for x in (theirs, found))
-    most = LEVEL * found.assignments
-    verdict = REPRODUCED if found.as_high <= most else CONTRADICTED if found.as_low <= most else UNSETTLED
-    if most < 1:
-        verdict = f"{UNTESTABLE}: p ≥ 1/{found.assignments}"
-    return Outcome(published, ours, _size([x.seeds for x in tests.values()], local, other), verdict, by_row=False)
+    kind = found.phrase(REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE)
+    reason = f"p ≥ 1/{found.assignments}" if kind == UNTESTABLE else ""
+    n = _size([x.seeds for x in tests.values()], local, other)
+    return Outcome(str(theirs), str(found), n, kind, reason, by_row=False)
 
 
+RISES_MORE = "Forgetting rises more with the lr in local than in global algorithms (seeds as units)"
+SAME_BY_ALGORITHM = "The same (algorithms as units)"
 CLAIMS: dict[str, Test] = {
     f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
     "Forgetting of global algorithms is not correlated with the lr (ρ)": _uncorrelated,
     "Low − high forgetting is negative for each local algorithm": _negative,
     "Low − high forgetting has both signs among global algorithms": _both_signs,
-    "Forgetting rises more with the lr in local than in global algorithms (seeds as units)": _interaction(
-        "forgetting", 1
-    ),
-    "The same (algorithms as units)": _interaction_by_algorithm,
+    RISES_MORE: _interaction("forgetting", 1),
+    SAME_BY_ALGORITHM: _interaction_by_algorithm,
     "Accuracy rises less with the lr in local than in global algorithms (seeds as units)": _interaction("acc", -1),
     "The distance from θ_0 grows with the lr (ρ)": _farther_at_high_rates,
 }
@@ -225,23 +232,22 @@ def _test(row: TableRow) -> LearningRateTest:
 def _for_each(published: Sequence[bool | None], marks: Marks) -> Outcome:
     """Make the outcome of a claim that must hold in each row; None is not settled."""
     against = [name for name, (seeds, mark) in marks.items() if seeds > 1 and mark is False]
-    few = [seeds for seeds, _ in marks.values() if seeds < 2]
     undecided = [name for name, (_, mark) in marks.items() if mark is None]
     if against:
-        verdict = f"{CONTRADICTED}: {_names(against)}"
-    elif few:
-        verdict = f"{UNTESTABLE}: too few seeds"
+        verdict = CONTRADICTED, _names(against)
+    elif any(seeds < 2 for seeds, _ in marks.values()):
+        verdict = UNTESTABLE, FEW_SEEDS
     else:
-        verdict = f"{UNSETTLED}: {_names(undecided)}" if undecided else REPRODUCED
+        verdict = (UNSETTLED, _names(undecided)) if undecided else (REPRODUCED, "")
     words = {True: "for", False: "against", None: UNSETTLED}
-    ours = _count([words[mark if seeds > 1 else None] for seeds, mark in marks.values()])
+    ours = _count([words[mark] if seeds > 1 else FEW_SEEDS for seeds, mark in marks.values()])
     n = format_range((seeds for seeds, _ in marks.values()), "seed")
-    return Outcome(_count([words[x] for x in published]), ours, n, verdict)
+    return Outcome(_count([words[x] for x in published]), ours, n, *verdict)
 
 
 def _count(words: Sequence[str]) -> str:
-    """Count words in the order of `WORDS`, such as "2 for, 1 against"."""
-    return ", ".join(f"{words.count(word)} {word}" for word in WORDS if word in words) or ABSENT
+    """Count words in the order of `COUNTED`, such as "2 for, 1 against"."""
+    return ", ".join(f"{words.count(word)} {word}" for word in COUNTED if word in words) or ABSENT
 
 
 def _size(seeds: Sequence[int], local: Rows, other: Rows) -> str:

@@ -204,7 +204,7 @@ def draw_errors(errors: TrainingErrors, figure: Figure) -> None:
         violation = errors.assumptions[name].first_violation
         if violation is not None:
             axes.axvline(violation.step, color=WARM[0], linewidth=1, label="first violation")
-            axes.set_title(f"step {violation.step}", loc="right", color=WARM[0], fontsize="small")
+            axes.set_title(f"by step {violation.step}", loc="right", color=WARM[0], fontsize="small")
     for axes in grid[panels:]:
         axes.set_axis_off()
     drawn = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid)

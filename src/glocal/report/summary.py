@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -43,6 +43,8 @@ TREND_NOTE = (
     f"with its {CONFIDENCE:.0%} t-interval over seeds. The paper (§6.1) predicts a negative difference for local "
     "algorithms and no sign for global ones."
 )
+FLAT = ("icarl-random",)
+"""Algorithms whose forgetting is the same at low and at high learning rates, as the paper predicts."""
 FLAT_NOTE = "For iCaRL with random exemplars it predicts no difference."
 
 
@@ -392,7 +394,9 @@ def trends(groups: Iterable[Group], view: View = DEFAULT_VIEW) -> list[TrendRow]
         forgetting = {g.lr: {seed: x["forgetting"] for seed, x in g.by_seed(view).items()} for g in own}
         trend = metrics.learning_rate_test(forgetting, own[0].locality)
         if trend is not None:
-            digits = 2 if metrics.measure_of(own[0].runs[0], view.measure) == "accuracy" else 4
+            run = own[0].runs[0]
+            trend = replace(trend, flat=run.config["algorithm"]["name"] in FLAT)
+            digits = 2 if metrics.measure_of(run, view.measure) == "accuracy" else 4
             found.append(TrendRow(own[0].challenge, own[0].algorithm, trend, digits=digits))
     return found
 

@@ -158,7 +158,7 @@ class Table:
 
     def text(self, width: int = 100) -> str:
         """Render as a terminal of this width shows it, without colors."""
-        console = Console(file=io.StringIO(), width=width, record=True)
+        console = Console(file=io.StringIO(), width=width, record=True, force_jupyter=False)
         console.print(self)
         return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 

@@ -145,7 +145,7 @@ class ApproximationError(common.RecordedStudy):
             )
         else:
             verdict += f": {agreement(growth['local'] > growth['global'])}."
-        return Summary(table, verdict + "".join(f" {_skill_sentence(skills[lr], lr)}" for lr in skills))
+        return Summary(table, verdict + "".join(_skill_sentence(skills[lr], lr) for lr in skills))
 
 
 def skill(rows: pl.DataFrame, lr: float) -> dict[str, MeanInterval]:
@@ -176,7 +176,7 @@ def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
         for kind in kinds
     }
     told = "; ".join(f"{kind}: {members}" for kind, members in parts.items() if members)
-    return f"Against the constant L_o(θ_o) at {lr:g}, {told}."
+    return f" Against the constant L_o(θ_o) at {lr:g}, {told}." if told else ""
 
 
 STUDIES = (ApproximationError(),)

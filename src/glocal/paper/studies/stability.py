@@ -15,12 +15,12 @@ forgetting. The study takes the runs of Table 1, and its columns are those of a 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from glocal.metrics import (
     END_LRS,
@@ -33,7 +33,7 @@ from glocal.metrics import (
 )
 from glocal.networks import mlp
 from glocal.paper import table1
-from glocal.paper.claims import interaction_by_seed
+from glocal.paper.claims import Permutation, interaction_by_seed, permutation_test
 from glocal.paper.studies import common
 from glocal.paper.studies.common import (
     MeanInterval,
@@ -236,26 +236,32 @@ class Tradeoff:
 STUDIES = (Stability(), Tradeoff())
 
 
-def class_difference(rows: pl.DataFrame) -> tuple[MeanInterval, MeanInterval, int] | None:
+def class_difference(rows: pl.DataFrame) -> tuple[MeanInterval, Permutation, int] | None:
     """Compare the change of global algorithms with that of local ones: global − local, from low to high rates.
 
     Returns:
-        The difference with seeds as units, paired; with algorithms as units (Welch's interval, NaN if a class has one
-        algorithm); and the number of seeds. None if a class has no algorithm with a seed at all four rates.
+        The difference with seeds as units, paired; with algorithms as units; and the number of seeds. None if a class
+        has no algorithm with a seed at all four rates.
     """
-    lrs, sides = distinct(rows, "lr"), []
+    lrs = distinct(rows, "lr")
+    sides: list[dict[str, Any]] = []
     for kind in ("global", "local"):
         parts = rows.filter(pl.col("acc").is_finite(), locality=kind).partition_by("algorithm")
-        values = [{lr: dict(own.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs} for own in parts]
-        sides.append([own for own in values if len(lrs) >= 2 * END_LRS and low_minus_high_by_seed(own)])
+        values = {
+            str(own["algorithm"][0]): {lr: dict(own.filter(lr=lr).select("seed", "acc").iter_rows()) for lr in lrs}
+            for own in parts
+        }
+        complete = len(lrs) >= 2 * END_LRS
+        sides.append({name: own for name, own in values.items() if complete and low_minus_high_by_seed(own)})
     if not all(sides):
         return None
-    found, seeds = interaction_by_seed(*sides)
-    changes = [[-float(np.mean(list(low_minus_high_by_seed(own).values()))) for own in side] for side in sides]
-    bounds = (np.nan, np.nan)
-    if min(map(len, sides)) > 1:
-        bounds = stats.ttest_ind(*changes, equal_var=False).confidence_interval()
-    return found, MeanInterval(float(np.mean(changes[0]) - np.mean(changes[1])), *map(float, bounds)), seeds
+    found, seeds = interaction_by_seed(*(list(side.values()) for side in sides))
+    changes = {
+        name: -float(np.mean(list(low_minus_high_by_seed(own).values())))
+        for side in sides
+        for name, own in side.items()
+    }
+    return found, permutation_test(changes, set(sides[0])), seeds
 
 
 def _difference(rows: pl.DataFrame) -> str:
@@ -265,13 +271,11 @@ def _difference(rows: pl.DataFrame) -> str:
         return ""
     found, by_algorithm, seeds = differences
     if seeds < 2:
-        return ": one seed gives no interval"
+        return ": no two seeds, so no interval"
     settled = found.phrase(agreement(True), agreement(False), "not settled")
     told = f". The difference, over {seeds} seeds with its 95 % interval, is {found}: {settled} for these algorithms"
-    if np.isfinite(by_algorithm.low):
-        others = by_algorithm.phrase(agreement(True), agreement(False), "not settled")
-        told += f". With algorithms as units it is {by_algorithm}: {others} for other algorithms of these classes"
-    return told
+    others = by_algorithm.phrase(agreement(True), agreement(False), "not settled", "not testable, they are too few")
+    return f"{told}. With algorithms as units it is {by_algorithm}: {others} for other algorithms of these classes"
 
 
 def _draw_curve(axes: Axes, rows: pl.DataFrame, name: str, style: LineStyle, lrs: list[float]) -> np.ndarray:
