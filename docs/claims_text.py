@@ -56,7 +56,7 @@ BOARD_NOTE = """*Published*: the same statistic of the published means. A claim 
 algorithms for it, against it, or not settled (the 95 % interval contains 0; of published correlations, p ≥ {level:g} by
 permutation); [claims by row](reproduction/claims-by-row.md) has their numbers. *Reproduced* is about the sign, not the
 size; that there is no correlation can only be contradicted.
-*Measured classes*: those that the [experiment on Definition 3.1](reproduction/studies.md#locality) finds; {moved}.
+*Measured classes*: those that the [experiment on Definition 3.1](reproduction/studies.md#locality) finds; {differ}.
 *Low − high*: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed. *ρ*:
 Spearman's rank correlation with the learning rate, for each seed. Brackets: 95 % t-intervals over seeds, not corrected
 for the number of tests. *Seeds as units*, of the seeds in common: would other seeds of these algorithms show the
@@ -291,7 +291,7 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], recla
     diverged = sum(row.diverged for row in counted)
     note = BOARD_NOTE.format(
         level=LEVEL,
-        moved=f"they differ from the paper's for {', '.join(f'`{name}`' for name in reclassified)}"
+        differ=f"they differ from the paper's for {', '.join(f'`{name}`' for name in reclassified)}"
         if reclassified
         else "they are the paper's",
         diverged=f"{diverged} runs of these tests diverged and are left out."

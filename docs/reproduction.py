@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -18,6 +19,8 @@ from glocal.paper import STUDIES, get_study, results
 from glocal.paper.claims import IMPOSTORS, measured_locality, table_rows
 from glocal.paper.comparison import MAX_Z, Comparison, compare, paper_layout, relabel, render
 from glocal.paper.scoreboard import scoreboard
+from glocal.paper.studies.common import MeanInterval
+from glocal.paper.studies.retraining import MARGIN, differences, verdict_of
 from glocal.paper.studies.stability import class_difference
 from glocal.paper.study import Row, draw, format_cell, read_cost, read_table
 from glocal.paper.table1 import COLUMNS, Column
@@ -61,8 +64,9 @@ TEXT = """# The paper, reproduced
 
 ![Ours minus the published numbers](images/reproduction-differences.png)
 
-Ours minus the published numbers of Table 1, with 2 standard errors on either side. Hollow: one seed of ours, with the
-published deviation.
+Ours minus the published numbers of Table 1. Left: with initialisation and order as the only noise, 90 % intervals and
+the margin of ±2 points ([retraining](reproduction/experiments.md#retraining)). Right: with 2 standard errors; hollow:
+one seed of ours, with the published deviation.
 
 ## Table 1
 
@@ -186,9 +190,9 @@ def study(name: str) -> str:
 def measured_classes(rows: pl.DataFrame) -> str:
     """Repeat the comparison of local and global algorithms with the classes that the study `locality` finds."""
     found = measured_locality(read_table(RESULTS / "locality.parquet"), ROTATED)
-    differences = class_difference(rows.with_columns(locality=pl.col("algorithm").replace_strict(found)))
-    assert differences is not None
-    by_seed, by_algorithm, _ = differences
+    compared = class_difference(rows.with_columns(locality=pl.col("algorithm").replace_strict(found)))
+    assert compared is not None
+    by_seed, by_algorithm, _ = compared
     words = "agrees with the paper", "contradicts the paper", "not settled"
     return (
         f"\n\nWith the [measured classes](#locality) the difference is {by_seed} over seeds: {by_seed.phrase(*words)}. "
@@ -265,26 +269,53 @@ def _has_results(page: str) -> bool:
     return page in ("claims-by-row", "studies", "experiments") or (RESULTS / f"{page}.parquet").exists()
 
 
+class Point(NamedTuple):
+    """A number of Table 1: its name, ours minus the published one with an interval, and how it is drawn."""
+
+    name: str
+    difference: MeanInterval
+    differs: bool
+    hollow: bool = False
+
+
+def compared_points(made: Comparison, measure: str) -> list[Point]:
+    """Return the differences with 2 standard errors; hollow if we have one seed."""
+    points = []
+    for row in made.rows:
+        cell = row.acc if measure == "acc" else row.forgetting["t-1"]
+        if cell.difference is not None and cell.standard_error is not None and cell.ours is not None:
+            bounds = (cell.difference + sign * MAX_Z * cell.standard_error for sign in (-1, 1))
+            interval = MeanInterval(cell.difference, *bounds)
+            points.append(Point(f"{row.algorithm} {row.lr:g}", interval, cell.differs, cell.ours.seeds == 1))
+    return points
+
+
+def retrained_points(measure: str) -> list[Point]:
+    """Return the differences with initialisation and order as the only noise."""
+    found = differences(read_table(table_of("retraining")), measure)
+    return [Point(f"{name} {lr:g}", x, verdict_of(x) == "different") for (name, lr), x in found.items()]
+
+
 def draw_differences(tables: Mapping[str, Comparison], path: Path) -> Path:
-    """Draw our numbers minus the published ones, with 2 standard errors, a panel for each column and measure."""
+    """Draw our numbers minus the published ones by the strictest test, a panel for each column and measure."""
 
     def fill(figure: Figure) -> None:
         figure.set_size_inches(9.6, 6.4)
         panels = figure.subplots(1, 2 * len(tables))
         for i, (name, made) in enumerate(tables.items()):
-            rows = [row for row in made.rows if row.acc.published is not None]
+            retrained = name == ROTATED and table_of("retraining").exists()
             panels[2 * i + 1].sharex(panels[2 * i])
-            for axes, measure in zip(panels[2 * i : 2 * i + 2], ("ACC", "FGT"), strict=True):
-                cells = [row.acc if measure == "ACC" else row.forgetting["t-1"] for row in rows]
-                places = range(len(rows))
+            for axes, measure in zip(panels[2 * i : 2 * i + 2], retraining_text.TITLES, strict=True):
+                points = retrained_points(measure) if retrained else compared_points(made, measure)
                 axes.axvline(0, color=FAINT, linewidth=0.9)
-                for place, cell in zip(places, cells, strict=True):
-                    error = MAX_Z * cell.standard_error
-                    colour = "C3" if cell.differs else "C0"
-                    single = {"markerfacecolor": "white"} if cell.ours.seeds == 1 else {}
-                    axes.errorbar(cell.difference, place, xerr=error, fmt="o", markersize=3.5, color=colour, **single)
-                axes.set(title=f"{name}: {measure}", xlabel="ours − published (points)")
-                axes.set_yticks(places, [f"{row.algorithm} {row.lr:g}" for row in rows] if measure == "ACC" else [])
+                if retrained:
+                    axes.axvspan(-MARGIN, MARGIN, color=FAINT, alpha=0.15, linewidth=0)
+                for place, (_, (mean, low, high), differs, hollow) in enumerate(points):
+                    style = {"markerfacecolor": "white"} if hollow else {}
+                    error, color = [[mean - low], [high - mean]], "C3" if differs else "C0"
+                    axes.errorbar(mean, place, xerr=error, fmt="o", markersize=3.5, color=color, **style)
+                axes.set(title=f"{name}: {retraining_text.TITLES[measure]}", xlabel="ours − published (points)")
+                axes.set_yticks(range(len(points)), [point.name for point in points] if measure == "acc" else [])
                 axes.invert_yaxis()
                 axes.tick_params(labelsize=7)
 

@@ -218,7 +218,7 @@ def test_equal_published_means_are_not_correlated() -> None:
 def test_one_seed_is_not_testable() -> None:
     found = board("global", seeds=1)
     assert {claim.paper.kind for claim in found} == {"not testable"}
-    assert found[0].paper.ours == "2 too few seeds" and found[4].paper.ours == "+7.33"
+    assert found[0].paper.ours == "2 with too few seeds" and found[4].paper.ours == "+7.33"
     assert {claim.paper.reason for claim in found} == {"too few seeds", "p ≥ 1/10"}
 
 

@@ -649,6 +649,31 @@ def test_differences_are_drawn_hollow_for_one_seed(page: ModuleType, monkeypatch
         assert [line.get_markerfacecolor() == "white" for line in points] == [False] * 5 + [True] * 5
 
 
+def test_retrained_differences_are_drawn_with_their_intervals(
+    page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five sequences, each with a seed 0.5 below and one 0.5 above their mean, which is 3 points too high."""
+    figure, column = Figure(), COLUMNS["rotated-mnist"]
+    monkeypatch.setattr(page, "save_figure", lambda fill, path: fill(figure))
+    cell = column.published_cell(column.row("er"), 0.01)
+    assert cell is not None
+    rows = [
+        {"challenge": "rotated-mnist", "algorithm": "er", "locality": "global", "lr": 0.01, "seed": i, "sequence": j}
+        | {name: cell[f"{name}_mean"] + 3 + 0.5 * i for name in ("acc", "forgetting")}
+        for i in (-1, 1)
+        for j in range(5)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "retraining.parquet")
+    page.draw_differences({"rotated-mnist": page.compare(published_runs("ewc"))}, Path("x.png"))
+    for axes, measure in zip(figure.axes, ("acc", "forgetting"), strict=True):
+        (point,) = [line for line in axes.lines if line.get_marker() == "o"]
+        assert np.asarray(point.get_xdata()).tolist() == pytest.approx([3]) and len(axes.patches) == 1
+        (segment,) = axes.collections[0].get_segments()  # type: ignore[attr-defined]
+        interval = page.differences(pl.DataFrame(rows), measure)["er", 0.01]
+        assert segment[:, 0].tolist() == pytest.approx([interval.low, interval.high])
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["er 0.01"]
+
+
 @pytest.mark.parametrize(("moved", "said"), [(0.0, "**Our numbers agree"), (10.0, "**Not all of our numbers agree")])
 def test_agreement_follows_the_counts(page: ModuleType, moved: float, said: str) -> None:
     runs = [*published_runs("er"), *(run for run in published_runs("ewc", moved) if run.lr > 0.001 or run.seed == 11)]

@@ -35,8 +35,9 @@ from glocal.report.table import ABSENT, format_lr, signed
 
 REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE = "reproduced", "contradicted", "not settled", "not testable"
 FEW_SEEDS = "too few seeds"
-"""Why a claim is not testable, or a row says nothing of it."""
-COUNTED = ("for", "against", "negative", "positive", UNSETTLED, FEW_SEEDS)
+"""Why a claim is not testable."""
+UNKNOWN = f"with {FEW_SEEDS}"
+COUNTED = ("for", "against", "negative", "positive", UNSETTLED, UNKNOWN)
 """What a row can be counted as: for or against a claim, of a sign, or neither."""
 
 
@@ -155,7 +156,7 @@ def _both_signs(local: Rows, other: Rows) -> Outcome:
     signs = [test.sign for test in tests]
     published = [low_minus_high(row.published["forgetting"]) for row in other]
     theirs = _count(["negative" if x < 0 else "positive" for x in published])
-    outcome = replace(outcome, published=theirs, ours=_count([x.sign if x.seeds > 1 else FEW_SEEDS for x in tests]))
+    outcome = replace(outcome, published=theirs, ours=_count([x.sign if x.seeds > 1 else UNKNOWN for x in tests]))
     if {"negative", "positive"} <= set(signs):
         return replace(outcome, kind=REPRODUCED, reason="")
     return outcome if UNSETTLED in signs else replace(outcome, kind=CONTRADICTED, reason="")
@@ -240,7 +241,7 @@ def _for_each(published: Sequence[bool | None], marks: Marks) -> Outcome:
     else:
         verdict = (UNSETTLED, _names(undecided)) if undecided else (REPRODUCED, "")
     words = {True: "for", False: "against", None: UNSETTLED}
-    ours = _count([words[mark] if seeds > 1 else FEW_SEEDS for seeds, mark in marks.values()])
+    ours = _count([words[mark] if seeds > 1 else UNKNOWN for seeds, mark in marks.values()])
     n = format_range((seeds for seeds, _ in marks.values()), "seed")
     return Outcome(_count([words[x] for x in published]), ours, n, *verdict)
 
