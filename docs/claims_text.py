@@ -1,32 +1,30 @@
-"""Text of docs/reproduction.md on the paper's claims: abstract, scoreboard, rows behind it, and impostors.
+"""Text of docs/reproduction.md on the paper's claims: abstract, scoreboard, conclusions, and rows behind them.
 
 Everything is computed from `glocal.paper.claims` and `glocal.paper.scoreboard`.
 """
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from agreement_text import numbers
+from markup import code, join, table
 
 from glocal.metrics import learning_rate_test, low_minus_high
 from glocal.paper.claims import (
     LEVEL,
     TableRow,
     complete_seeds,
-    impostors,
     interaction_by_seed,
     lr_correlation,
     minimum,
-    table_rows,
 )
-from glocal.paper.comparison import MAX_Z, Comparison
+from glocal.paper.comparison import Comparison
 from glocal.paper.scoreboard import (
     CONTRADICTED,
     FEW_SEEDS,
@@ -50,8 +48,6 @@ five tasks of two classes, learnt for 50 epochs each by a ResNet-18. The paper h
 [Algorithms](algorithms.md) has the equations; `ogd-published` is what the paper's code computes in the row OGD,
 [nearly plain SGD](reproduction/rotated-mnist.md#ogd-and-ogd-gtl), and `ogd-gtl` its OGD-GTL."""
 OGD_PUBLISHED, SGD, OGD_GTL = "ogd-published", "sgd", "ogd-gtl"
-INDEPENDENT = math.sqrt(2 / math.pi)
-"""The mean |z| of independent samples."""
 BOARD_NOTE = """*Published*: the same statistic of the published means. A claim about every algorithm has the number of
 algorithms for it, against it, or not settled (the 95 % interval contains 0; of published correlations, p ≥ {level:g} by
 permutation); [claims by row](reproduction/claims-by-row.md) has their numbers. *Reproduced* is about the sign, not the
@@ -179,14 +175,14 @@ def _doubts(found: Rises, reclassified: Sequence[str]) -> str:
     """Say whether a rise in local rows survives without the doubtful ones."""
     if found.answer != "yes":
         return ""
-    doubtful = _code([OGD_PUBLISHED, *reclassified])
+    doubtful = code([OGD_PUBLISHED, *reclassified])
     if found.survives:
         return f"**So it does without {doubtful}**, which are doubtful: by {_by_column(found.without_doubtful)} points."
     reasons = []
     if found.ogd_against_sgd:
         reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(found.ogd_against_sgd)}")
     if reclassified:
-        reasons.append(f"{_code(reclassified)} changes class by Definition 3.1, measured after one task")
+        reasons.append(f"{code(reclassified)} changes class by Definition 3.1, measured after one task")
     text = "**This does not show that locality is the reason**"
     text += f": {'; '.join(reasons)}." if reasons else "."
     compared = [*_minus(found.without_doubtful), *_minus(found.with_ogd_gtl)]
@@ -197,7 +193,7 @@ def _minus(found: Mapping[str, Rise]) -> list[str]:
     """Return a text for each pair of sides that columns have."""
     by_sides: dict[str, dict[str, Rise]] = {}
     for column, rise in found.items():
-        by_sides.setdefault(f"{_code(rise.local)} minus {_code(rise.other)}", {})[column] = rise
+        by_sides.setdefault(f"{code(rise.local)} minus {code(rise.other)}", {})[column] = rise
     return [f"{sides} is {_settled(own)}" for sides, own in by_sides.items()]
 
 
@@ -234,26 +230,6 @@ def _by_column(found: Mapping[str, Rise]) -> str:
 def _settled(found: Mapping[str, Rise]) -> str:
     words = "agrees", "the opposite", "not settled"
     return join(f"{rise.difference} ({column}: {rise.difference.phrase(*words)})" for column, rise in found.items())
-
-
-def numbers(tables: Mapping[str, Comparison]) -> str:
-    """Say how strict the comparison with published numbers is, and which rows differ from theirs."""
-    right, total = agreeing(tables)
-    passed, compared = map(sum, zip(*(passes(made)[1] for made in tables.values()), strict=True))
-    away = join(f"{_mean_z(made):.2f} ({column})" for column, made in tables.items())
-    far = [f"`{row}` ({column})" for column, made in tables.items() for row in far_rows(made)]
-    return (
-        f"**The numbers.** {right} of {total} are within {MAX_Z:g} standard errors of the published ones, but of "
-        f"another algorithm's published numbers {passed} of {compared} are too. On average ours are {away} standard "
-        f"errors away; {INDEPENDENT:.1f} is expected of independent samples. Averaged over learning rates, "
-        f"{f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g}."
-    )
-
-
-def agreeing(tables: Mapping[str, Comparison]) -> tuple[int, int]:
-    """Count our numbers within `MAX_Z` standard errors of the published ones, and all that are compared."""
-    passed, compared = zip(*(passes(made)[0] for made in tables.values()), strict=True)
-    return sum(passed), sum(compared)
 
 
 def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
@@ -298,7 +274,7 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], recla
         if diverged
         else "No run of these tests diverged.",
     )
-    return f"{_table(lines)}\n\n{note}"
+    return f"{table(lines)}\n\n{note}"
 
 
 def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mapping[str, str]]) -> str:
@@ -323,129 +299,5 @@ def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mappi
                 line |= {name: x, f"{name}, published": published}
             line |= {"ρ of the distance": str(lr_correlation(row.values["distance"]))}
             lines.append(line | {"seeds": str(len(complete_seeds(forgetting))), "diverged": str(row.diverged)})
-        parts.append(f"**{column}**\n\n{_table(lines)}")
+        parts.append(f"**{column}**\n\n{table(lines)}")
     return "\n\n".join([*parts, ROWS_NOTE.format(level=LEVEL)])
-
-
-def passes(made: Comparison) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Count (passed, compared) of our rows against their own published numbers, and against other rows'."""
-    counts = impostors(made)
-    own = [pair for (ours, theirs), pair in counts.items() if ours == theirs]
-    others = [pair for (ours, theirs), pair in counts.items() if ours != theirs]
-    first, second = ((sum(p for p, _ in part), sum(n for _, n in part)) for part in (own, others))
-    return first, second
-
-
-def agreement(made: Comparison) -> str:
-    """How many published numbers ours agree with, beside how many of another row's, and the matrix of both."""
-    counts, (own, others) = impostors(made), passes(made)
-    apart = [where for where, cell in compared(made).items() if cell.differs]
-    alike = [pair for pair, (passed, n) in counts.items() if passed == n > 0 and pair[0] != pair[1]]
-    text = (
-        f"Of {own[1]} published numbers that have a counterpart here, accuracies and forgetting, {own[0]} are within "
-        f"{MAX_Z:g} standard errors of ours{f' (not {join(apart)})' if apart else ''}. The same rule lets {others[0]} "
-        f"of {others[1]} numbers pass if our rows are compared with the published numbers of other rows"
-    )
-    if alike:
-        pairs = join(f"ours of `{a}` from the published `{b}`" for a, b in alike)
-        text += f", and cannot tell {pairs}: {'it passes' if len(alike) == 1 else 'they pass'} in every cell"
-    elif others[1]:
-        text += "; no row passes for another in every cell"
-    names, published = (list(dict.fromkeys(pair[i] for pair in counts)) for i in (0, 1))
-    lines = [
-        {"ours": f"`{a}`"} | {f"published `{b}`": f"{counts[a, b][0]} / {counts[a, b][1]}" for b in published}
-        for a in names
-    ]
-    text += f". The mean |Δ| is {_mean_z(made):.2f}; independent samples would be {INDEPENDENT:.1f} apart."
-    return f"{text} Numbers that pass, of those compared:\n\n{_table(lines)}\n\n{by_row(made)}"
-
-
-class RowDifference(NamedTuple):
-    """Ours minus published of one row, averaged over learning rates, and its standard error."""
-
-    mean: float
-    error: float
-
-    @property
-    def z(self) -> float:
-        return self.mean / self.error
-
-
-def row_differences(made: Comparison) -> dict[str, tuple[RowDifference, RowDifference]]:
-    """Return ACC and FGT of every published row.
-
-    The standard error is made of our means over learning rates, seed by seed, and of the published deviations, whose
-    learning rates are taken as independent. So are ours, where fewer than two seeds finished at all rates.
-    """
-    found = {}
-    for row in table_rows(made):
-        own = [cell for cell in made.rows if cell.algorithm == row.algorithm and cell.acc.z is not None]
-        if not own:
-            continue
-        parts = {"acc": [cell.acc for cell in own], "forgetting": [cell.forgetting[made.over] for cell in own]}
-        differences = []
-        for name, cells in parts.items():
-            error = math.sqrt(sum(x.standard_error**2 for x in cells)) / len(cells)
-            if len(means := list(row_means(row, name).values())) > 1:
-                theirs = math.sqrt(sum(x.published.variance / x.published.seeds for x in cells)) / len(cells)
-                error = math.hypot(stdev(means) / math.sqrt(len(means)), theirs)
-            differences.append(RowDifference(mean(x.difference for x in cells), error))
-        found[row.algorithm] = tuple(differences)
-    return found
-
-
-def row_means(row: TableRow, statistic: str) -> dict[int, float]:
-    """Return the mean over learning rates of every seed that finished at all of them."""
-    values = row.values[statistic]
-    return {seed: mean(own[seed] for own in values.values()) for seed in complete_seeds(values)}
-
-
-def _mean_z(made: Comparison) -> float:
-    return mean(abs(cell.z) for cell in compared(made).values() if cell.z is not None)
-
-
-def far_rows(made: Comparison) -> list[str]:
-    """Return the rows whose mean ACC or FGT is further than `MAX_Z` standard errors from the published one."""
-    return [name for name, both in row_differences(made).items() if any(abs(x.z) > MAX_Z for x in both)]
-
-
-def by_row(made: Comparison) -> str:
-    """Lay out ours minus published of every row, averaged over learning rates."""
-    lines = []
-    for name, both in row_differences(made).items():
-        line = {"algorithm": f"`{name}`"}
-        for what, x in zip(("ACC", "FGT"), both, strict=True):
-            z = signed(x.z, 1)
-            line |= {f"{what}: ours − published": f"{signed(x.mean)} ± {x.error:.2f}"}
-            line |= {f"{what}: z": f"**{z}**" if abs(x.z) > MAX_Z else z}
-        lines.append(line)
-    return (
-        "Rows, averaged over learning rates: the difference ± its standard error in points, and z, their ratio; bold "
-        f"if |z| > {MAX_Z:g}. Our part of the error is over the means of the seeds that finished at all rates; the "
-        "published part, and ours with fewer than two such seeds, takes the rates as independent.\n\n"
-        f"{_table(lines)}"
-    )
-
-
-def compared(made: Comparison) -> dict[str, Any]:
-    """Every accuracy and forgetting, by what it is."""
-    return {
-        f"{what} of `{row.algorithm}` at {row.lr:g}": cell
-        for row in made.rows
-        for what, cell in (("the accuracy", row.acc), ("the forgetting", row.forgetting[made.over]))
-    }
-
-
-def _code(names: Iterable[str]) -> str:
-    return join(f"`{name}`" for name in names)
-
-
-def join(parts: Iterable[str]) -> str:
-    """Return "a, b and c"."""
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _table(lines: Sequence[Mapping[str, str]]) -> str:
-    rows = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
+import markup
 import numpy as np
 import polars as pl
 import retraining_text
-from claims_text import join
+from markup import join
 from study_notes import RESULTS
 
 from glocal.paper.studies import ball as ball_study
@@ -182,8 +183,10 @@ def _lead_table(found: pl.DataFrame) -> str:
     parts |= {f"learning rate {lr:g}": found.filter(lr=lr) for lr in distinct(found, "lr")}
     parts |= {f"layers of {width:g} units": found.filter(width=width) for width in distinct(found, "width")}
     parts |= {f"angles within {angle:g}°": found.filter(angles=angle) for angle in distinct(found, "angles")}
-    lines = [f"| {name} | {_won_of(own)} | {_lead(own)} |" for name, own in parts.items()]
-    return "\n".join(["| settings | won by `laplace` | its mean lead in points |", "| --- | --- | --- |", *lines])
+    names = "settings", "won by `laplace`", "its mean lead in points"
+    return markup.table(
+        [dict(zip(names, (name, _won_of(own), _lead(own)), strict=True)) for name, own in parts.items()]
+    )
 
 
 def _won_of(leads: pl.DataFrame) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from claims_text import join
+from markup import join, table
 from study_notes import part_effects
 
 from glocal.metrics import summary
@@ -119,9 +119,12 @@ def correlation_table(published: Sequence[Run], own: Sequence[Run]) -> str:
     }
     found = {(title, of): rank_correlations(runs, of) for of in DISTANCES for title, runs in groups.items()}
     lrs = sorted({lr for own in found.values() for lr in own})
-    lines = [["algorithms", "distance", *(f"lr {lr:g}" for lr in lrs)], ["---"] * (len(lrs) + 2)]
-    lines += [[*key, *(str(own.get(lr, ABSENT)) for lr in lrs)] for key, own in found.items()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return table(
+        [
+            {"algorithms": title, "distance": of} | {f"lr {lr:g}": str(own.get(lr, ABSENT)) for lr in lrs}
+            for (title, of), own in found.items()
+        ]
+    )
 
 
 def rank_correlations(runs: Sequence[Run], distance: str) -> dict[float, MeanInterval]:

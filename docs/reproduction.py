@@ -34,7 +34,9 @@ import experiment_notes  # noqa: E402
 import retraining_text  # noqa: E402
 import rotated_text  # noqa: E402
 import split_text  # noqa: E402
-from claims_text import SETUP, abstract, agreeing, agreement, board, conclusions, details, join  # noqa: E402
+from agreement_text import agreeing, agreement  # noqa: E402
+from claims_text import SETUP, abstract, board, conclusions, details  # noqa: E402
+from markup import join  # noqa: E402
 from other_findings import correlation_table, findings  # noqa: E402
 from run_text import chosen, cost, seeds  # noqa: E402
 from study_notes import NOTES  # noqa: E402

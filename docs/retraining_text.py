@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
-from claims_text import join
+from markup import join
 
 from glocal.paper.studies.common import MeanInterval, names
 from glocal.paper.studies.retraining import COLUMN, LEVEL, MARGIN, differences, estimate, verdict_of

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from statistics import mean
 
 import numpy as np
-from claims_text import join
+from markup import join
 from run_text import chosen, cost
 
 from glocal.algorithms import ALGORITHMS

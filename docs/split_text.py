@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import mean, median, variance
 from typing import get_args
 
-from claims_text import agreement, compared, join, row_differences, row_means
+from agreement_text import agreement, compared, row_differences, row_means
+from markup import join, table
 from run_text import chosen, cost
 from scipy import stats
 
@@ -86,8 +87,9 @@ def class_incremental(runs: Runs) -> str:
             continue
         cells.setdefault(row.algorithm, {})[row.lr] = f"{mean_std(ours.mean, ours.std)} ({ours.seeds})"
         best[row.algorithm] = max(ours.mean, best.get(row.algorithm, 0.0))
-    lines = [["algorithm", *(f"lr {lr:g}" for lr in lrs)], ["---", *["---:"] * len(lrs)]]
-    lines += [[f"`{name}`", *(own.get(lr, ABSENT) for lr in lrs)] for name, own in cells.items()]
+    lines = [
+        {"algorithm": f"`{name}`"} | {f"lr {lr:g}": own.get(lr, ABSENT) for lr in lrs} for name, own in cells.items()
+    ]
     tasks, outputs = runs[0].tasks, runs[0].config["challenge"]["outputs"]
     most = 100 / tasks
     above = [f"`{name}`" for name, value in best.items() if value > most]
@@ -96,7 +98,7 @@ def class_incremental(runs: Runs) -> str:
         "accuracy in percent, mean ± standard deviation, and in brackets the number of seeds. A network that knows the "
         f"classes of one task only has at most {most:.0f} %{f'; {join(above)} reach more' if above else ''}."
     )
-    return "\n\n".join(["## Class-incremental accuracy", told, "\n".join(f"| {' | '.join(x)} |" for x in lines)])
+    return "\n\n".join(["## Class-incremental accuracy", told, table(lines)])
 
 
 def figures(runs: Runs, challenge: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from claims_text import join
+from markup import join
 
 from glocal.paper import get_study
 from glocal.paper.studies.approximation_error import CONSTANT

@@ -584,7 +584,7 @@ def test_columns_that_differ_are_told_apart(page: ModuleType) -> None:
 def test_rows_are_compared_as_a_whole(page: ModuleType) -> None:
     """Each of five cells is two standard errors away. All rates have the same spread over seeds, so our row's error
     is that of a cell; the published one, with independent rates, is that of a cell over √5."""
-    text = sys.modules["claims_text"]
+    text = sys.modules["agreement_text"]
     near, far = (page.compare(published_runs("er", x)) for x in (0.5, 2.0))
     column = COLUMNS["rotated-mnist"]
     cells = [column.published_cell(column.row("er"), lr) for lr in column.lrs]
