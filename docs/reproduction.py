@@ -72,7 +72,8 @@ one seed of ours, with the published deviation.
 
 ## Table 1
 
-ACC is the final accuracy; on split-cifar10, among the task's own classes. FGT is forgetting, averaged over the T−1
+Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs. ACC is the final accuracy;
+on split-cifar10, among the task's own classes. FGT is forgetting, averaged over the T−1
 tasks before the last, as the published numbers are; over all T tasks, as the paper's formula says, it is
 {over_all_tasks}. `sgd` and `ogd-gtl` were not published.
 
@@ -388,8 +389,7 @@ def main() -> None:
         "contents": contents(),
         "side": paper_layout(compare(run for run in (*published, *split_runs) if chosen(run)[0] in FRONT_ROWS))
         .markdown()
-        .partition("\n\n")[2]
-        .rstrip(),
+        .split("\n\n")[1],  # without its title and notes
         **{name.replace("-", "_"): split_text.split(name) for name in split_text.SPLIT},
         "precision": split_text.precision(),
         "studies": "".join(study(name) for name in STUDIES if name not in experiment_notes.NOTES),

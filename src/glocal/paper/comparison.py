@@ -159,8 +159,11 @@ def paper_layout(comparison: Comparison) -> Table:
     for row in comparison.rows:
         own = [_cell(x.ours, not row.finished) for x in (row.acc, row.forgetting[comparison.over])]
         cells[row.locality, row.algorithm, row.lr, row.challenge] = [*own, _seeds_cell(row)]
-    note = "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs."
-    return by_learning_rate(("ACC", "FGT", "seeds"), cells, title="All challenges", notes=(note,))
+    notes = (
+        "Ours: mean ± standard deviation over seeds (ddof = 0), in percent; – where there are no runs.",
+        f"FGT: loss of test accuracy since each task was learnt, averaged over {_averaged_tasks(comparison.over)}.",
+    )
+    return by_learning_rate(("ACC", "FGT", "seeds"), cells, title="All challenges", notes=notes)
 
 
 def relabel(runs: Iterable[Run]) -> Runs:
@@ -214,11 +217,10 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
     compared = any(row.acc.published for row in rows)
     single = any(row.acc.ours is not None and row.acc.ours.seeds == 1 for row in rows)
     seeds = summary.format_range((row.seeds for row in rows), "seed")
-    over = "the T−1 tasks before the last, as published" if comparison.over == "t-1" else "all T tasks"
     notes = [
         f"Mean ± standard deviation (ddof = 0) in percent, ours over {seeds}"
         f"{'; one seed has no deviation' if single else ''}.",
-        f"FGT: loss of test accuracy since each task was learnt, averaged over {over}.",
+        f"FGT: loss of test accuracy since each task was learnt, averaged over {_averaged_tasks(comparison.over)}.",
     ]
     if compared:
         borrowed = "; one seed borrows the published deviation" if single else ""
@@ -241,6 +243,10 @@ def _notes(rows: Sequence[ComparisonRow], comparison: Comparison) -> tuple[str, 
     if any(row.diverged for row in rows):
         notes.append(summary.diverged_note(row.identity() for row in rows))
     return tuple(notes)
+
+
+def _averaged_tasks(over: Over) -> str:
+    return "the T−1 tasks before the last, as published" if over == "t-1" else "all T tasks"
 
 
 def _group(runs: Iterable[Run]) -> list[Group]:
