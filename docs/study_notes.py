@@ -42,8 +42,13 @@ def approximation_error(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     *_, high = distinct(rows, "lr")
     lost = [f"`{row['approximation']}`" for row in table if not np.isfinite(row[f"error at {high:g}"])]
     diverged = f" {join(lost)} {'diverges' if len(lost) == 1 else 'diverge'} at the high rate." if lost else ""
-    own, every = rows.filter(approximation=CONSTANT)["seed"].n_unique(), rows["seed"].n_unique()
-    few = f" For the algorithms' own approximations it has {own} of {every} seeds." if own < every else ""
+    constants = rows.filter(approximation=CONSTANT)
+    measured, every = (
+        own.select("algorithm", "seed").n_unique() for own in (constants, rows.filter(approximation="own"))
+    )
+    some = join(f"`{name}`" for name in sorted(names(constants))) if measured else "none"
+    few = f" Of the algorithms' own approximations, {some} have it, with {constants['seed'].n_unique()} seeds."
+    few = few if measured < every else ""
     return rf"""
 The paper says that local approximations are good only near the old solutions, and so at low learning rates. Quadratic
 penalties have weight 1 here, unlike in Table 1.{diverged} Errors in the table are medians over seeds; *error / old
