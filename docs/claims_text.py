@@ -30,7 +30,6 @@ from glocal.paper.scoreboard import (
     FEW_SEEDS,
     REPRODUCED,
     RISES_MORE,
-    SAME_BY_ALGORITHM,
     UNSETTLED,
     UNTESTABLE,
     Claim,
@@ -215,11 +214,6 @@ def conclusions(
             f"**The classes matter.** With the *measured classes*, {changed} of the {len(claims)} verdicts change, and "
             f"forgetting rises by {differences} points more in local than in global algorithms."
         )
-    units = [claim.paper.kind for claim in claims if claim.claim == SAME_BY_ALGORITHM]
-    texts.append(
-        f"**Other algorithms.** That others of these classes would differ too is shown in {units.count(REPRODUCED)} of "
-        f"{len(units)} benchmarks; {units.count(UNTESTABLE)} have too few algorithms for it."
-    )
     return "\n".join(f"- {text}" for text in texts)
 
 

@@ -66,9 +66,9 @@ TEXT = """# The paper, reproduced
 
 ![Ours minus the published numbers](images/reproduction-differences.png)
 
-Ours minus the published numbers of Table 1. Left: with initialisation and order as the only noise, 90 % intervals and
-the margin of ±2 points ([retraining](reproduction/experiments.md#retraining)). Right: with 2 standard errors; hollow:
-one seed of ours, with the published deviation.
+Ours minus the published numbers. Left: with initialisation and order as the only noise, 90 % intervals and the margin
+of ±2 points ([retraining](reproduction/experiments.md#retraining)). Right: 2 standard errors; hollow: one seed of ours,
+with the published deviation.
 
 ## Table 1
 
@@ -81,7 +81,7 @@ tasks before the last, as the published numbers are; over all T tasks, as the pa
 
 ## Experiments beyond the paper
 
-Question, statistic and decision were registered before each run. Brackets: 95 % intervals, unless said otherwise.
+Question, statistic and decision were registered before each run. Brackets: 95 % intervals.
 
 {beyond}
 

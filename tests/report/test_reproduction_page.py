@@ -637,6 +637,38 @@ def test_divergence_is_compared_with_the_largest_stable_step(
     assert sys.modules["other_findings"]._instability({}, (0.01, 0.1), tmp_path) == ""
 
 
+def test_where_the_optimal_objective_diverges(page: ModuleType, tmp_path: Path) -> None:
+    """At equal memory 2 and 4 points above replay at 0.1, whose best rate, 0.2, is 3 and 1 points better than that."""
+    accs = {("optimal-soft", 0.1): (62.0, 64.0), ("er", 0.1): (60.0, 60.0), ("er", 0.2): (65.0, 65.0)}
+    rows = [
+        {"algorithm": name, "lr": lr, "seed": seed, "acc": acc, "sharpness": None, "t": 1}
+        for (name, lr), own in accs.items()
+        for seed, acc in enumerate(own)
+    ]
+    types = {"sharpness": pl.Float64}
+    pl.DataFrame(rows, schema_overrides=types).write_parquet(tmp_path / "implicit.parquet")
+    runs = [fake_run("optimal-soft", 0.1, seed) for seed in (0, 1)]
+    runs += [fake_run("optimal-soft", 0.2, 0), fake_run("optimal-soft", 0.2, 1, diverged=3)]
+    text = sys.modules["other_findings"].optimal_against_replay(runs, tmp_path)
+    assert "by +3.00 [" in text and "each at its best rate, by −2.00 [" in text
+    assert text.endswith("runs diverge: 1 of 2 at 0.2.")
+    assert "runs diverge: none." in sys.modules["other_findings"].optimal_against_replay(runs[:2], tmp_path)
+
+
+def test_skills_of_own_approximations(page: ModuleType, tmp_path: Path) -> None:
+    """Errors of half the constant's at the low rate and of twice as much at the high one, but for si without it."""
+    errors = {("er", "own"): (1.0, 4.0), ("er", "constant"): (2.0, 2.0), ("si", "own"): (1.0, 1.0)}
+    rows = [
+        {"algorithm": name, "approximation": kind, "lr": lr, "seed": seed, "task": None, "ray": False, "error": error}
+        for (name, kind), own in errors.items()
+        for lr, error in zip((0.1, 0.5), own, strict=True)
+        for seed in (0, 1)
+    ]
+    pl.DataFrame(rows, schema_overrides={"task": pl.Int64}).write_parquet(tmp_path / "approximation-error.parquet")
+    text = sys.modules["other_findings"].own_approximations(tmp_path)
+    assert text.endswith("at 0.1 and 0.5: `er` +0.50 [+0.50, +0.50] and −1.00 [−1.00, −1.00].")
+
+
 def test_differences_are_drawn_hollow_for_one_seed(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = Figure()
     monkeypatch.setattr(page, "save_figure", lambda fill, path: fill(figure))

@@ -205,14 +205,13 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
 
 
 RISES_MORE = "Forgetting rises more with the lr in local than in global algorithms (seeds as units)"
-SAME_BY_ALGORITHM = "The same (algorithms as units)"
 CLAIMS: dict[str, Test] = {
     f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
     "Forgetting of global algorithms is not correlated with the lr (ρ)": _uncorrelated,
     "Low − high forgetting is negative for each local algorithm": _negative,
     "Low − high forgetting has both signs among global algorithms": _both_signs,
     RISES_MORE: _interaction("forgetting", 1),
-    SAME_BY_ALGORITHM: _interaction_by_algorithm,
+    "The same (algorithms as units)": _interaction_by_algorithm,
     "Accuracy rises less with the lr in local than in global algorithms (seeds as units)": _interaction("acc", -1),
     "The distance from θ_0 grows with the lr (ρ)": _farther_at_high_rates,
 }
