@@ -15,7 +15,8 @@ def code(names: Iterable[str]) -> str:
     return join(f"`{name}`" for name in names)
 
 
-def table(lines: Sequence[Mapping[str, str]]) -> str:
-    """Return a table of lines with the same keys."""
-    rows = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
+def table(lines: Sequence[Mapping[str, str]], right: bool = False) -> str:
+    """Return a table of lines with the same keys; `right` aligns all but the first column to the right."""
+    rule = ["---", *["---:" if right else "---"] * (len(lines[0]) - 1)]
+    rows = [list(lines[0]), rule, *(list(line.values()) for line in lines)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -98,7 +98,7 @@ def class_incremental(runs: Runs) -> str:
         "accuracy in percent, mean ± standard deviation, and in brackets the number of seeds. A network that knows the "
         f"classes of one task only has at most {most:.0f} %{f'; {join(above)} reach more' if above else ''}."
     )
-    return "\n\n".join(["## Class-incremental accuracy", told, table(lines)])
+    return "\n\n".join(["## Class-incremental accuracy", told, table(lines, right=True)])
 
 
 def figures(runs: Runs, challenge: str) -> list[str]:
