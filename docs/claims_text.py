@@ -134,7 +134,7 @@ def abstract(
     agrees: str,
     experiments: Sequence[str],
 ) -> str:
-    """Say in ten lines what was tested, what holds, and what it depends on.
+    """Say what was tested, what holds, and what it depends on.
 
     Args:
         claims: the scoreboard.

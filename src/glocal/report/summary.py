@@ -44,7 +44,7 @@ TREND_NOTE = (
     "algorithms and no sign for global ones."
 )
 FLAT = ("icarl-random",)
-"""Algorithms whose forgetting is the same at low and at high learning rates, as the paper predicts."""
+"""Algorithms for which the paper predicts the same forgetting at low and at high learning rates."""
 FLAT_NOTE = "For iCaRL with random exemplars it predicts no difference."
 
 
