@@ -295,17 +295,6 @@ def ball_line(rows: pl.DataFrame) -> str:
     )
 
 
-def ball_shows(rows: pl.DataFrame) -> str:
-    """Return the outcome for the abstract."""
-    difference, _, alone = _ball_differences(rows)
-    found = difference.phrase("rises faster", "rises more slowly", "is not shown to rise faster")
-    against = alone.phrase("it does too", "it rises more slowly", "it is not shown to")
-    return (
-        f"**[Distance](#experiments-beyond-the-paper)**: by a registered test, forgetting {found} with it for local "
-        f"algorithms; compared with plain SGD alone, not registered, {against}."
-    )
-
-
 def _ball_differences(rows: pl.DataFrame) -> tuple[MeanInterval, MeanInterval, MeanInterval]:
     """Return the interaction over all runs, over the wide balls, and compared with plain SGD alone."""
     wide = rows.filter(pl.col("radius") >= WIDE)
@@ -339,19 +328,6 @@ def implicit_line(rows: pl.DataFrame) -> str:
         f"−{implicit_study.MARGIN:g}. For `laplace`, {implicit_study.answer(laplace)} by the same rule: "
         f"{MeanInterval.of(laplace)}. Its highest rate without divergence is {stable:g} with explicit steps; with "
         f"implicit steps its best accuracy, {acc.mean():.1f} %, is at {rate:g}."
-    )
-
-
-def implicit_shows(rows: pl.DataFrame) -> str:
-    """Return the outcome for the abstract."""
-    trained = rows.filter(pl.col("sharpness").is_null())
-    explicit, solved = (implicit_study.best(trained, name)[0] for name in ("laplace", "laplace-implicit"))
-    found = implicit_study.differences(
-        trained.filter(algorithm="optimal-soft-implicit"), implicit_study.LOW, implicit_study.HIGH
-    )
-    return (
-        f"**Steps**: solving for the penalty moves the best rate of `laplace` from {explicit:g} to {solved:g}; whether "
-        f"it saves `optimal-soft` at high rates, the registered case: {implicit_study.answer(found)}."
     )
 
 

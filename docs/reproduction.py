@@ -256,16 +256,10 @@ def agrees(tables: Mapping[str, Comparison]) -> str:
         if name == ROTATED and table_of("retraining").exists():
             rows = read_table(table_of("retraining"))
             passed, total = retraining_text.equivalent(rows)
-            parts[-1] = f"with initialisation and order as the only noise, {retraining_text.counts(rows)} ({name})"
+            parts[-1] = f"{retraining_text.counts(rows)} ({name})"
         every.append(passed == total)
     share = "Our numbers agree" if all(every) else "Not all of our numbers agree"
     return f"**{share} with the published ones**: {'; '.join(parts)}."
-
-
-def shown_by_experiments() -> list[str]:
-    """The sentences of the abstract on our own experiments."""
-    lines = {"ball": experiment_notes.ball_shows, "implicit": experiment_notes.implicit_shows}
-    return [line(read_table(table_of(name))) for name, line in lines.items() if table_of(name).exists()]
 
 
 def _has_results(page: str) -> bool:
@@ -351,7 +345,7 @@ def claims_parts(tables: Mapping[str, Comparison]) -> dict[str, str]:
     reclassified = sorted({row.algorithm for row, classes in counted if classes[row.algorithm] != row.locality})
     comparable = {name: made for name, made in tables.items() if name in COLUMNS}
     return {
-        "abstract": abstract(claims, rows, reclassified, agrees(comparable), shown_by_experiments()),
+        "abstract": abstract(claims, rows, reclassified, agrees(comparable)),
         "board": board(claims, rows, reclassified),
         "conclusions": conclusions(claims, comparable, rows, reclassified),
         "details": details(rows, measured),
