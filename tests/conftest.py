@@ -1,11 +1,16 @@
-"""Fixtures of all tests: one thread per test process, and no access to the user's data, cache or working folder."""
+"""Fixtures of all tests: one thread per process, and no access to the user's data, cache or working folder."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# With two threads each, torch here and in the processes that tests start would wait for one another. Read at import.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 import glocal  # noqa: F401  (first: it asks for reproducible products before any are computed)
@@ -39,11 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slow_file = name.startswith(SLOW) and not name.startswith(QUICK)
         if slow_file or any(case in item.name for case in SLOW_CASES):
             item.add_marker("slow")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,6 @@ if "plain" in sys.argv:
 import glocal, torch
 from glocal import accelerate
 from glocal.networks import resnet18
-torch.set_num_threads(1)
 assert bool(accelerate._targets) != ("plain" in sys.argv)
 generator = torch.Generator().manual_seed(0)
 data = [torch.randn(40, 1, 6, 6, generator=generator), torch.arange(40) % 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -25,15 +25,6 @@ from glocal.tree import Params, select
 
 RUNS = [(0, 0.02), (0, 0.1), (1, 0.1), (2, 0.05)]
 CHALLENGE = blobs((90, 90))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Convolutions this small only wait for each other on several threads, and on a busy machine for long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class SmallConv(nn.Module):

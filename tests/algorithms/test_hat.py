@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -45,15 +45,6 @@ CHALLENGE = blobs((160, 160, 160))
 RUNS = [(0, 0.1), (1, 0.05)]
 EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
 GENTLE = HAT(sparsity=0.05)  # networks this small have no units to spare
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Convolutions this small only wait for each other on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # Real training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,15 +29,6 @@ from glocal.tree import Params, flatten, select, unflatten
 KINDS = [ICaRL(slots=30), ICaRL(slots=30, features="raw"), RandomICaRL(slots=30)]
 TASKS = ((0, 1), (4, 2), (3,))  # classes in no order; output 5 is never used
 OUTPUTS, WIDTH = 6, 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Steps this small only wait for each other on several threads, and on a busy machine for long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def kind(algorithm: Algorithm) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -44,15 +44,6 @@ CHALLENGE = blobs((96, 96, 96))
 RUNS = [(0, 0.1), (1, 0.05)]
 NETWORKS = [small_mlp, small_convolutions, SmallResidual, by_images]
 EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Convolutions this small only wait for each other on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # Real training

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from old_tasks import SmallResidual, buffers_over_time, largest_change, logits_over_time, small_convolutions, task_data
@@ -20,15 +18,6 @@ CHALLENGE = blobs((96, 96, 96))
 RUNS = [(0, 0.1), (1, 0.05)]
 NETWORKS = [small_mlp, small_convolutions, SmallResidual]
 EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Convolutions this small only wait for each other on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)

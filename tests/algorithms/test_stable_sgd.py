@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import by_hand
 import pytest
@@ -37,15 +37,6 @@ from glocal.tree import Params, select
 CHALLENGE = blobs((90, 90, 90))
 RUNS = [(0, 0.1), (1, 0.05)]
 EXECUTIONS: list[Execution] = ["vectorised", "sequential"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Convolutions this small only wait for each other on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def dropped(hidden: Sequence[int] = (4, 6), batch_size: int = 6) -> tuple[Model, Params]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,13 +15,11 @@ from workers import CODE, difference, plan
 import glocal
 from glocal.store.store import Store
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
 
 def start_worker(store: Path, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "glocal", "work", store, "--code", *CODE, *arguments]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(list(map(str, command)), env=ENVIRONMENT, **options)
+    return subprocess.Popen(list(map(str, command)), **options)
 
 
 @pytest.mark.slow
