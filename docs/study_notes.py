@@ -13,24 +13,27 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from markup import join
+from markup import table as table_of_lines
 
 from glocal.paper import get_study
-from glocal.paper.studies.approximation_error import CONSTANT
+from glocal.paper.studies.approximation_error import CONSTANT, RADII
 from glocal.paper.studies.common import (
     MeanInterval,
     column,
     complete_runs,
     distinct,
     finite_median,
+    median,
     medians_by,
     names,
     rank_correlation,
 )
 from glocal.paper.studies.forgetting import PREDICTORS, paired
 from glocal.paper.studies.hessian import ABOUT_ONE, SEEDS, float32_radii, float32_scores, radius_curve
+from glocal.paper.studies.locality import SHOWN_EPSILON
 from glocal.paper.studies.stability import AFTER_LAST_TASK, REGIMES, effects
 from glocal.paper.studies.theorems import SIDES, variant_differences
-from glocal.paper.study import Row, read_table
+from glocal.paper.study import Row, format_cell, read_table
 from glocal.report.table import signed
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -66,7 +69,61 @@ def epsilon_region(rows: pl.DataFrame, table: Sequence[Row]) -> str:
 The paper treats the ε-region of an expansion as a ball. Its radius along random directions is {min(ratios):.0f} to
 {max(ratios):.0f} times that along principal eigenvectors, along which it grows as {powers} for the orders 0, 1
 and 2 (fits to medians); the first term that a smooth loss leaves out gives exponents of 1, ½ and ⅓. The error is
-measured at the ends of epochs. Seeds draw the angles, and the first tasks of some seeds are nearly equal."""
+measured at the ends of epochs. Seeds draw the angles, and the first tasks of some seeds are nearly equal.
+{own_regions(read_table(RESULTS / "approximation-error.parquet"))}"""
+
+
+def own_regions(rows: pl.DataFrame) -> str:
+    r"""Lay out the radii of Ω^ε_1 of the algorithms' own approximations, and after how many tasks ξ_1 reaches ε."""
+    own = rows.filter(approximation="own").sort("locality", "algorithm")
+    low, *_, high = distinct(own, "lr")
+    lines: list[dict[str, str]] = []
+    inside = dict.fromkeys(("local", "global"), 0)
+    for (algorithm, locality), part in own.group_by("algorithm", "locality", maintain_order=True):
+        line = {"algorithm": f"`{algorithm}`", "locality": str(locality)}
+        for lr in (low, high):
+            runs = part.filter(lr=lr, task=0).partition_by("seed")
+            radius = median([ray_radius(run.filter(ray=True), SHOWN_EPSILON) for run in runs])
+            ends = [run.filter(ray=False).sort("learnt") for run in runs]
+            distance = median([float(end["distance"][0]) for end in ends])
+            outside = [end.filter(~(pl.col("error") <= SHOWN_EPSILON))["learnt"] for end in ends]
+            tasks = median([float(learnt[0]) if len(learnt) else np.inf for learnt in outside])
+            inside[str(locality)] += lr == high and radius >= distance
+            line |= {f"radius at {lr:g}": _radius(radius), f"‖θ_2 − θ_1‖ at {lr:g}": format_cell(distance)}
+            line |= {f"tasks at {lr:g}": format_cell(tasks)}
+        lines.append(line)
+    return rf"""
+The same for the algorithms' own approximations of the first task's loss, in the setup of
+[approximation-error](#approximation-error): the radius for ε = {SHOWN_EPSILON:g} from θ_1 towards θ_2, how far θ_2 is,
+and how many tasks are learnt when ξ_1 ≥ {SHOWN_EPSILON:g} (medians over {own["seed"].n_unique()} seeds; inf: never).
+A radius of 0 means that the approximation is off by more than ε next to θ_1 already. At {high:g}, θ_2 is within the
+radius for {inside["local"]} local and {inside["global"]} global algorithms.
+
+{table_of_lines(lines, right=True)}
+"""
+
+
+def ray_radius(ray: pl.DataFrame, epsilon: float) -> float:
+    """Return the distance up to which the error on a ray is at most ε, by interpolation of logarithms.
+
+    It is 0 if the error is larger at the first distance, and infinite if it is smaller at all. A missing error is
+    smaller than what rounding lets one measure.
+    """
+    distance, error = (column(ray.sort("distance"), name) for name in ("distance", "error"))
+    error = np.nan_to_num(error, nan=0.0, posinf=np.inf)
+    outside = np.flatnonzero(error > epsilon)
+    if not len(outside):
+        return np.inf
+    after = outside[0]
+    if after == 0:
+        return 0.0
+    near, far = error[after - 1], error[after]
+    share = np.log(epsilon / near) / np.log(far / near) if near > 0 and np.isfinite(far) else 0.0
+    return float(distance[after - 1] * (distance[after] / distance[after - 1]) ** share)
+
+
+def _radius(value: float) -> str:
+    return format_cell(value) if np.isfinite(value) else f"> {RADII[-1]:.0f}"
 
 
 def recursion(rows: pl.DataFrame, table: Sequence[Row]) -> str:

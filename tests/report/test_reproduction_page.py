@@ -740,3 +740,24 @@ def test_the_first_page_is_short() -> None:
     assert len(text.split()) <= 3500
     abstract = text.split("\n## ")[0].splitlines()[1:]
     assert len([line for line in abstract if line]) <= 10
+
+
+def test_own_regions_end_where_the_error_passes_epsilon(page: ModuleType) -> None:
+    """Errors 0.1 (r / 3)² and 0.2 on a ray: radii 3 and 0. After tasks 2, 3 and 4 the first error is 0.05, 0.2, 0.3."""
+    notes = sys.modules["study_notes"]
+    radii = 10.0 ** np.arange(-2, 1.6, 0.25)
+    errors = {"ewc": 0.1 * (radii / 3) ** 2, "er": np.full_like(radii, 0.2)}
+    rows = []
+    for (name, ray), lr, seed in product(errors.items(), (0.001, 0.1), (0, 1, 2)):
+        keys = {"algorithm": name, "locality": "local" if name == "ewc" else "global", "lr": lr, "seed": seed}
+        keys |= {"approximation": "own", "task": 0}
+        rows += [keys | {"ray": True, "distance": r, "error": e} for r, e in zip(radii, ray, strict=True)]
+        ends = zip((2, 3, 4), (0.05, 0.2, 0.3), strict=True)
+        rows += [keys | {"ray": False, "learnt": t, "distance": 2.5 * lr, "error": e} for t, e in ends]
+    text = notes.own_regions(pl.DataFrame(rows))
+    assert "| `ewc` | local | 3 | 0.0025 | 3 | 3 | 0.25 | 3 |" in text
+    assert "| `er` | global | 0 | 0.0025 | 3 | 0 | 0.25 | 3 |" in text
+    assert "for 1 local and 0 global algorithms" in text
+    rounded, lost = [np.nan, np.nan, 0.01, 0.02], [0.0, 0.05, np.inf, np.inf]
+    rays = [pl.DataFrame({"distance": [1.0, 2.0, 4.0, 8.0], "error": e}) for e in (rounded, lost)]
+    assert [notes.ray_radius(ray, 0.1) for ray in rays] == [np.inf, 2.0]
