@@ -24,10 +24,11 @@ def numbers(tables: Mapping[str, Comparison]) -> str:
     away = join(f"{_mean_z(made):.2f} ({column})" for column, made in tables.items())
     far = [f"`{row}` ({column})" for column, made in tables.items() for row in far_rows(made)]
     return (
-        f"**The numbers.** {right} of {total} are within {MAX_Z:g} standard errors of the published ones, but of "
-        f"another algorithm's published numbers {passed} of {compared} are too. On average ours are {away} standard "
-        f"errors away; {INDEPENDENT:.1f} is expected of independent samples. Averaged over learning rates, "
-        f"{f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g}."
+        f"**The numbers.** {right} of {total} are within {MAX_Z:g} standard errors of the published ones; so are "
+        f"{passed} of {compared} compared with another algorithm's. On average ours are {away} standard errors "
+        f"away. {INDEPENDENT:.1f} is expected of independent samples, less of runs with the same angles. Averaged over "
+        f"learning rates, {f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g} standard "
+        "errors."
     )
 
 

@@ -38,24 +38,27 @@ from glocal.paper.studies.common import MeanInterval, rank_correlation
 from glocal.report.table import ABSENT, format_lr, signed
 
 INTRODUCTION = """The paper says (§6.1) that *local* continual-learning algorithms, which approximate old losses near
-their solutions, forget more at high learning rates, and *global* ones do not. Here two benchmarks of its Table 1 are
-trained again."""
+their solutions, forget more at high learning rates, and *global* ones, such as replay, do not. Its Table 1, trained
+again:"""
 SETUP = """Rotated-MNIST has 20 rotations of all digits, learnt for five epochs each by an MLP; `rotated-mnist` takes
 the angles of the published runs, which differ between algorithms, *seed angles* the same for all. Split CIFAR-10 has
 five tasks of two classes, learnt for 50 epochs each by a ResNet-18. The paper has five seeds.
 [Algorithms](algorithms.md) has the equations; `ogd-published` is what the paper's code computes in the row OGD,
 [nearly plain SGD](reproduction/rotated-mnist.md#ogd-and-ogd-gtl), and `ogd-gtl` its OGD-GTL."""
 OGD_PUBLISHED, SGD, OGD_GTL = "ogd-published", "sgd", "ogd-gtl"
-BOARD_NOTE = """*Published*: the same statistic of the published means. A claim about every algorithm has the number of
-algorithms for it, against it, or not settled (the 95 % interval contains 0; of published correlations, p ≥ {level:g} by
-permutation); [claims by row](reproduction/claims-by-row.md) has their numbers. *Reproduced* is about the sign, not the
-size; that there is no correlation can only be contradicted.
-*Measured classes*: those that the [experiment on Definition 3.1](reproduction/studies.md#locality) finds; {differ}.
-*Low − high*: mean forgetting at the two lowest learning rates minus that at the two highest, paired by seed. *ρ*:
-Spearman's rank correlation with the learning rate, for each seed. Brackets: 95 % t-intervals over seeds, not corrected
-for the number of tests. *Seeds as units*, of the seeds in common: would other seeds of these algorithms show the
-difference? *Algorithms as units*, of all seeds, by exact permutation of the classes: would other algorithms?
-{diverged} Both columns of Rotated-MNIST share data and seeds: their tests are not independent."""
+BOARD_NOTES = (
+    """*Published*: the same statistic of the published means. A claim about every algorithm has the number of
+    algorithms for it, against it, or not settled (the 95 % interval contains 0; of published correlations, p ≥ {level}
+    by permutation); [claims by row](reproduction/claims-by-row.md) has their numbers.""",
+    """*Reproduced* is about the sign, not the size; "not correlated" can be contradicted but never reproduced.""",
+    "{measured}",
+    """*High and low lr*: mean forgetting at the two highest and the two lowest learning rates, compared seed by seed.
+    *ρ*: Spearman's rank correlation with the learning rate, for each seed.""",
+    """Brackets: 95 % t-intervals over seeds, not corrected for the number of tests. *Seeds as units*, of the seeds in
+    common: would other seeds of these algorithms show the difference? *Algorithms as units*, of all seeds, by exact
+    permutation of the classes: would other algorithms? *2 + 3*: the numbers of local and global algorithms.""",
+    """{diverged} Both versions of Rotated-MNIST share data and seeds: their tests are not independent.""",
+)
 ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Lowest at*: the learning
 rate of the lowest mean forgetting, and how many seeds have their minimum there. *ρ*: Spearman's rank correlation of
 forgetting with the learning rate for each seed, averaged; a published one is against the claim if p < {level:g} by
@@ -63,6 +66,7 @@ permutation of the learning rates. It and the minimum count the *seeds* that fin
 needs four of the rates. Brackets: 95 % t-intervals over seeds. All published columns are of the published angles."""
 
 
+DEFINITION = "reproduction/studies.md#locality"
 NO_REASON = "**This does not show that locality is the reason**"
 
 
@@ -144,11 +148,13 @@ def abstract(
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in (REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE))
     tests = f"**Of {len(claims)} tests of its claims**: {counts}."
     if reclassified:
-        kept = sum(claim.paper.kind == claim.measured.kind == REPRODUCED for claim in claims)
-        tests += f" With the classes that an experiment on its Definition 3.1 finds, {kept} stay reproduced."
+        kept = [claim for claim in claims if claim.paper.kind == claim.measured.kind == REPRODUCED]
+        tests += f" With {_moved(rows, reclassified)}, as measured, {len(kept)} stay reproduced"
+        tests += "." if any(claim.paper != claim.measured for claim in kept) else ", none about classes."
     split = [claim.paper for claim in claims if claim.column.startswith("split-")]
     if few := sum(outcome.reason == FEW_SEEDS for outcome in split):
-        tests += f" On Split CIFAR-10, {few} of {len(split)} lack seeds."
+        holds = sum(outcome.kind == REPRODUCED for outcome in split)
+        tests += f" On Split CIFAR-10 {holds} of {len(split)} are reproduced, and {few} lack seeds."
     parts = [agrees, tests, _main_result(rises(rows, reclassified), reclassified)]
     return "\n".join([f"{_fill(INTRODUCTION)}\n", *(_fill(f"- {text}", "  ") for text in parts)])
 
@@ -167,13 +173,20 @@ def _main_result(found: Rises, reclassified: Sequence[str]) -> str:
         return text
     if not found.without_doubtful:
         return f"{text} {NO_REASON}."
-    doubtful = code([OGD_PUBLISHED, *reclassified])
-    rest = f"ithout {doubtful}, whose classes are doubtful, it is {_in_order(found.without_doubtful, found.paper)}"
+    doubtful = join([f"`{OGD_PUBLISHED}`, which is nearly plain SGD,", *map("`{}`".format, reclassified)])
+    rest = f"ithout {doubtful} it is {_in_order(found.without_doubtful, found.paper)}"
     if found.with_ogd_gtl:
-        rest += f"; with `{OGD_GTL}` instead, {_in_order(found.with_ogd_gtl, found.paper)} (both chosen"
+        rest += f"; with `{OGD_GTL}` for `{OGD_PUBLISHED}`, {_in_order(found.with_ogd_gtl, found.paper)} (both chosen"
     else:
         rest += " (chosen"
     return f"{text} {'W' if found.survives else f'{NO_REASON}: w'}{rest} after the results)."
+
+
+def _moved(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
+    """Say which class these algorithms have by measurement: the one that is not the paper's."""
+    paper = {row.algorithm: row.locality for own in rows.values() for row in own}
+    other = {"local": "global", "global": "local"}
+    return join(f"`{name}` as {other[paper[name]]}" for name in reclassified)
 
 
 def _fill(text: str, indent: str = "") -> str:
@@ -219,7 +232,7 @@ def conclusions(
         rise = [x for x in claims if x.claim == RISES_MORE and x.measured.kind != UNTESTABLE]
         differences = join(f"{x.measured.ours} ({x.column})" for x in rise) if rise else "unknown numbers of"
         texts.append(
-            f"**The classes matter.** With the *measured classes*, {changed} of the {len(claims)} verdicts change, and "
+            f"**The classes matter.** With {_moved(rows, reclassified)}, {changed} of {len(claims)} verdicts change; "
             f"forgetting rises by {differences} points more in local than in global algorithms."
         )
     return "\n".join(f"- {text}" for text in texts)
@@ -259,6 +272,8 @@ def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
 def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
     """Lay out the scoreboard, each claim with its columns below each other."""
     order = list(dict.fromkeys(claim.claim for claim in claims))
+    changed = f"with {_moved(rows, reclassified)}" if reclassified else "with measured classes"
+    agreement = "; of the others it agrees with the paper" if reclassified else ", which is what the paper says"
     lines: list[dict[str, str]] = []
     last = ""
     for claim in sorted(claims, key=lambda claim: order.index(claim.claim)):
@@ -269,19 +284,18 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], recla
         last = claim.claim
         line |= {"published": paper.published, "ours": paper.ours}
         line |= {"n": paper.n, "verdict": f"**{paper.verdict}**"}
-        lines.append(line | {"with measured classes": "same" if measured == paper else other})
+        lines.append(line | {changed: "same" if measured == paper else other})
     counted = [row for own in rows.values() for row in own if row.published]
     diverged = sum(row.diverged for row in counted)
-    note = BOARD_NOTE.format(
-        level=LEVEL,
-        differ=f"they differ from the paper's for {', '.join(f'`{name}`' for name in reclassified)}"
-        if reclassified
-        else "they are the paper's",
-        diverged=f"{diverged} runs of these tests diverged and are left out."
+    values = {
+        "level": f"{LEVEL:g}",
+        "measured": f"*{changed[0].upper()}{changed[1:]}*: what the [experiment on Definition 3.1]({DEFINITION}) finds"
+        f"{agreement}.",
+        "diverged": f"{diverged} runs of these tests diverged and are left out."
         if diverged
         else "No run of these tests diverged.",
-    )
-    return f"{table(lines)}\n\n{note}"
+    }
+    return "\n".join([f"{table(lines)}\n", *(_fill(f"- {note.format(**values)}", "  ") for note in BOARD_NOTES)])
 
 
 def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mapping[str, str]]) -> str:

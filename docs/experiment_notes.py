@@ -216,7 +216,7 @@ def _decision(leads: pl.DataFrame) -> str:
         return "By the registered rule, `glocal lens` recommends it at equal memory."
     if won < limit:
         return "By the registered rule, `glocal lens` recommends replay."
-    return f"By the registered rule, `glocal lens` recommends neither: both win {limit} settings or more."
+    return f"By the registered rule, `glocal lens` recommends neither, for each wins {limit} settings or more."
 
 
 def _leads(rows: pl.DataFrame) -> dict[float, MeanInterval]:
@@ -286,11 +286,11 @@ def ball_line(rows: pl.DataFrame) -> str:
     as_large, labelings = ball_study.count_labelings(rows, _local(rows))
     weak = difference.low > 0 and not (wide.low > 0 and alone.low > 0)
     return (
-        "**Does forgetting rise with the distance that a task moves the parameters, and faster for local algorithms?** "
+        "**Does forgetting rise faster with the distance that a task moves the parameters for local algorithms?** "
         f"By the registered rule, {'yes' if difference.low > 0 else 'no'}: at equal learning rate and learning "
         f"accuracy, a doubling of the distance adds {difference} points more for local algorithms than for global "
-        f"ones. {as_large} of the {labelings} ways to call {len(_local(rows))} of the algorithms local, this one "
-        f"included, give as large a difference. It is {wide} with radii of {WIDE:g} and more alone, and {alone} "
+        f"ones. With any {len(_local(rows))} of the algorithms called local, {as_large} of {labelings} choices, this "
+        f"one included, differ as much. The difference is {wide} with radii of {WIDE:g} and more alone, and {alone} "
         f"compared with plain SGD alone{': the experiment does not show that locality is the reason' if weak else ''}."
     )
 
@@ -337,9 +337,9 @@ def forecast_line(rows: pl.DataFrame) -> str:
     few, equal = (forecast_study.leads(rows, name) for name in (forecast_study.REPLAY, forecast_study.LARGE_REPLAY))
     return (
         "**Do measurements of plain SGD predict whether a local algorithm will beat replay?** The recommendation that "
-        f"`glocal lens` made by ε-regions has an AUC of {area['advice']:.2f} (0.5 is chance, 1 perfect), the distance "
-        f"{area['distance']:.2f}, a difference of {_auc_difference(settings, 'advice', 'distance')}, and the learning "
-        f"rate {area['lr']:.2f}. With implicit steps, `laplace` beats replay of 500 examples in {_won_of(few)} "
+        f"`glocal lens` made by ε-regions has an AUC of {area['advice']:.3f} (0.5 is chance, 1 perfect), the distance "
+        f"{area['distance']:.3f}, a difference of {_auc_difference(settings, 'advice', 'distance')}, and the learning "
+        f"rate {area['lr']:.3f}. With implicit steps, `laplace` beats replay of 500 examples in {_won_of(few)} "
         f"settings, and replay with equal memory in {_won_of(equal)}: its mean lead is {_lead(equal)} points over "
         f"settings, {_lead_by_seed(rows)} over seeds. "
         f"{_decision(equal)}"
@@ -402,7 +402,7 @@ def _gaps(rows: pl.DataFrame) -> dict[str, MeanInterval]:
 
 def _second_hypothesis(rows: pl.DataFrame) -> str:
     refuted = [protocol for protocol, gap in _gaps(rows).items() if not gap.low > 0]
-    return f"refuted by the registered rule for {join(refuted)}" if refuted else "not refuted"
+    return f"not shown for {join(refuted)}, which by the registered rule refutes it" if refuted else "not refuted"
 
 
 def _largest_optimism(rows: pl.DataFrame) -> str:

@@ -92,7 +92,12 @@ def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str
     task, whole = ({of: rank_correlations(runs, of) for of in DISTANCES} for runs in (own, published))
     counts = {key: sum(x.low > 0 for x in found.values()) for key, found in task.items()}
     total = len(task[PER_TASK])
-    parts = [f"at {count} of {total} learning rates by {key}" for key, count in counts.items()]
+    against = {key: sum(x.high < 0 for x in found.values()) for key, found in task.items()}
+    parts = [
+        f"at {count} of {total} learning rates by {key}"
+        + (f" (at {n} they forget less)" if (n := against[key]) else "")
+        for key, count in counts.items()
+    ]
     text = f"Do algorithms that move farther forget more? Among the {len(few)} with seed angles, {join(parts)}"
     if added := [f"`{name}`" for name in sorted(all_names - few)]:
         still = sum(x.low > 0 for x in whole[PER_TASK].values())

@@ -162,16 +162,16 @@ def test_verdicts() -> None:
         ("reproduced", "reproduced"),
         ("reproduced", "reproduced"),
     ]
-    lowest, correlated, negative, signs, seeds, algorithms, accuracy, distance = found
+    lowest, correlated, more, signs, seeds, algorithms, accuracy, distance = found
     assert lowest.measured.verdict == "contradicted: `si`" and lowest.measured.ours == "2 for, 1 against"
-    assert lowest.measured.published == negative.measured.published == "2 for, 1 against"
+    assert lowest.measured.published == more.measured.published == "2 for, 1 against"
     # er's ρ is between −0.5 and 0.3, by seed; all three published |ρ| are 1.
     assert correlated.paper.verdict == "contradicted: `agem`, `si`"
     assert (correlated.paper.published, correlated.paper.ours) == ("3 against", "2 against, 1 not settled")
-    assert signs.paper.published == "2 negative, 1 positive"
-    assert signs.paper.ours == "1 negative, 1 positive, 1 not settled"
+    assert signs.paper.published == "2 more, 1 less"
+    assert signs.paper.ours == "1 more, 1 less, 1 not settled"
     assert distance.paper.published == "–" and distance.paper.ours == "5 for"
-    assert (negative.paper.ours, negative.paper.n) == ("2 for", "3 seeds")  # sgd does not count
+    assert (more.paper.ours, more.paper.n) == ("2 for", "3 seeds")  # sgd does not count
     # Published: 3 for all but si's −3; (3 + 3)/2 − (3 + 3 − 3)/3 = 2.
     assert (seeds.paper.published, seeds.paper.ours) == ("+2.00", "+7.33 [+7.33, +7.33]")
     assert seeds.paper.n == "3 seeds, 2 + 3"
@@ -194,7 +194,7 @@ def test_published_means() -> None:
         "1 for",
         "1 not settled",
         "1 for",
-        "1 negative",
+        "1 more",
         "−6.00",
         "−6.00, p = 2/2",
         "+6.00",

@@ -3,8 +3,8 @@
 Each claim is tested with the paper's classes and with those that the experiment on Definition 3.1 finds. Verdicts are
 about signs, not about sizes. A claim about every local or every global algorithm is *contradicted* by one whose 95 %
 interval excludes it, else *not testable* if one has fewer than two seeds, *not settled* if an interval leaves it open,
-and *reproduced* if all support it. That there is no difference or no correlation can only be contradicted: an interval
-that contains 0 leaves it open.
+and *reproduced* if all support it. That there is no difference or no correlation can be contradicted but never
+reproduced: an interval that contains 0 leaves it open.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE = "reproduced", "contradicted", 
 FEW_SEEDS = "too few seeds"
 """Why a claim is not testable."""
 UNKNOWN = f"with {FEW_SEEDS}"
-COUNTED = ("for", "against", "negative", "positive", UNSETTLED, UNKNOWN)
-"""What a row can be counted as: for or against a claim, of a sign, or neither."""
+CHANGES = {"negative": "more", "positive": "less", UNSETTLED: UNSETTLED}
+"""What a row forgets at high learning rates, by the sign of low − high."""
+COUNTED = ("for", "against", "more", "less", UNSETTLED, UNKNOWN)
+"""What a row can be counted as: for or against a claim, by what it forgets at high learning rates, or neither."""
 
 
 @dataclass(frozen=True)
@@ -144,22 +146,23 @@ def _correlation_marks(rows: Rows, statistic: str, holds: Callable[[int], bool |
     }
 
 
-def _negative(local: Rows, other: Rows) -> Outcome:
+def _forgets_more(local: Rows, other: Rows) -> Outcome:
     published = [low_minus_high(row.published["forgetting"]) < 0 for row in local]
     return _for_each(published, _low_minus_high_marks(local, {"negative": True, "positive": False}))
 
 
 def _both_signs(local: Rows, other: Rows) -> Outcome:
-    """One row of each sign is enough; rows of one sign alone contradict it if all are settled."""
+    """One row of each kind is enough; rows of one kind alone contradict it if all are settled."""
     outcome = _for_each([], _low_minus_high_marks(other, {}))
     tests = [_test(row) for row in other]
-    signs = [test.sign for test in tests]
+    found = [CHANGES[test.sign] for test in tests]
     published = [low_minus_high(row.published["forgetting"]) for row in other]
-    theirs = _count(["negative" if x < 0 else "positive" for x in published])
-    outcome = replace(outcome, published=theirs, ours=_count([x.sign if x.seeds > 1 else UNKNOWN for x in tests]))
-    if {"negative", "positive"} <= set(signs):
+    theirs = _count(["more" if x < 0 else "less" for x in published])
+    ours = _count([change if test.seeds > 1 else UNKNOWN for change, test in zip(found, tests, strict=True)])
+    outcome = replace(outcome, published=theirs, ours=ours)
+    if {"more", "less"} <= set(found):
         return replace(outcome, kind=REPRODUCED, reason="")
-    return outcome if UNSETTLED in signs else replace(outcome, kind=CONTRADICTED, reason="")
+    return outcome if UNSETTLED in found else replace(outcome, kind=CONTRADICTED, reason="")
 
 
 def _random_is_flat(herding: Rows, random: Rows) -> Outcome:
@@ -208,8 +211,8 @@ RISES_MORE = "Forgetting rises more with the lr in local than in global algorith
 CLAIMS: dict[str, Test] = {
     f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
     "Forgetting of global algorithms is not correlated with the lr (ρ)": _uncorrelated,
-    "Low − high forgetting is negative for each local algorithm": _negative,
-    "Low − high forgetting has both signs among global algorithms": _both_signs,
+    "Each local algorithm forgets more at high than at low lr": _forgets_more,
+    "Of the global algorithms, some forget more at high lr and some less": _both_signs,
     RISES_MORE: _interaction("forgetting", 1),
     "The same (algorithms as units)": _interaction_by_algorithm,
     "Accuracy rises less with the lr in local than in global algorithms (seeds as units)": _interaction("acc", -1),
