@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from markup import join, table
+from run_text import chosen
 from study_notes import part_effects
 
 from glocal.metrics import summary
@@ -37,7 +38,7 @@ def optimal_against_replay(runs: Sequence[Run], results: Path) -> str:
     """Compare the paper's optimal local objective with replay at equal memory, and say where it diverges."""
     unstable = {}
     for lr in sorted({run.lr for run in runs}):
-        own = [run for run in runs if run.lr == lr and _name(run) == "optimal-soft"]
+        own = [run for run in runs if run.lr == lr and chosen(run)[0] == "optimal-soft"]
         if diverged := sum(run.diverged is not None for run in own):
             unstable[lr] = f"{diverged} of {len(own)} at {lr:g}"
     trained = read_table(results / "implicit.parquet").filter(pl.col("sharpness").is_null())
@@ -88,7 +89,7 @@ def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str
         published: runs with the published angles, of which some algorithms have their own.
         own: runs with angles from the seed, the same for all algorithms.
     """
-    few, all_names = ({_name(run) for run in runs} for runs in (own, published))
+    few, all_names = ({chosen(run)[0] for run in runs} for runs in (own, published))
     task, whole = ({of: rank_correlations(runs, of) for of in DISTANCES} for runs in (own, published))
     counts = {key: sum(x.low > 0 for x in found.values()) for key, found in task.items()}
     total = len(task[PER_TASK])
@@ -109,11 +110,11 @@ def distance_and_forgetting(published: Sequence[Run], own: Sequence[Run]) -> str
 
 def correlation_table(published: Sequence[Run], own: Sequence[Run]) -> str:
     """Tabulate, by learning rate, the rank correlation of distance and forgetting for three sets of runs."""
-    few = {_name(run) for run in own}
+    few = {chosen(run)[0] for run in own}
     groups = {
         f"{len(few)} algorithms, seed angles": own,
-        "the same, published angles": [run for run in published if _name(run) in few],
-        f"{len({_name(run) for run in published})} algorithms, published angles": published,
+        "the same, published angles": [run for run in published if chosen(run)[0] in few],
+        f"{len({chosen(run)[0] for run in published})} algorithms, published angles": published,
     }
     found = {(title, of): rank_correlations(runs, of) for of in DISTANCES for title, runs in groups.items()}
     lrs = sorted({lr for own in found.values() for lr in own})
@@ -170,7 +171,3 @@ def stable_sgd(results: Path) -> str:
         "What the parts of stable SGD do to forgetting, averaged over learning rates and the other parts, in points: "
         f"{part_effects(rows)}"
     )
-
-
-def _name(run: Run) -> str:
-    return str(run.config["algorithm"]["name"])

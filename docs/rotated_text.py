@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from statistics import mean
 
 import numpy as np
-from markup import join
+from markup import code, join
 from run_text import chosen, cost
 
 from glocal.algorithms import ALGORITHMS
@@ -35,11 +35,10 @@ def told_the_task(runs: Runs) -> str:
 
 def further(runs: Runs) -> str:
     """What the rows took that the paper does not have."""
-    names = [f"`{name}`" for name in dict.fromkeys(chosen(run)[0] for run in runs)]
+    names = dict.fromkeys(chosen(run)[0] for run in runs)
     if not names:
         return ""
-    told = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
-    return f" The rows of {told} were trained beside other work on the same GPU: {cost(runs)}"
+    return f" The rows of {code(names)} were trained beside other work on the same GPU: {cost(runs)}"
 
 
 def divergence(runs: Runs) -> str:

@@ -18,10 +18,9 @@ import polars as pl
 
 from glocal.errors import GlocalWarning, require
 from glocal.files import DamagedError, lock_file, parse_json, report_damage, report_os_errors
-from glocal.metrics import summary
 from glocal.paper import table1
 from glocal.paper.study import read_table, write_table
-from glocal.report.summary import PERCENT
+from glocal.report.summary import View, run_statistics
 from glocal.store.run import Run, Runs, check_run
 
 MATRICES = ("test_class_accuracy", "test_task_accuracy")
@@ -92,11 +91,10 @@ def with_named_angles(run: Run) -> Run:
 
 def _row(run: Run) -> dict[str, Any]:
     cost, versions = run.info.get("cost", {}), run.info.get("versions", {})
-    statistics = summary(run) | {"forgetting_over_t": summary(run, over="t")["forgetting"]}
+    statistics, over_t = (run_statistics([run], View(over))[0] for over in ("t-1", "t"))
     arrays = {name: np.asarray(run.arrays[name], dtype=np.float32).ravel() for name in LISTS}
     if np.array_equal(arrays["test_class_accuracy"], arrays["test_task_accuracy"], equal_nan=True):
         arrays["test_task_accuracy"] = arrays["test_task_accuracy"][:0]
-    percent = (*PERCENT, "forgetting_over_t")
     info = {k: v for k, v in run.info.items() if k not in ("notes", "monitored")}
     return {
         "challenge": run.challenge,
@@ -106,7 +104,8 @@ def _row(run: Run) -> dict[str, Any]:
         "lr": float(run.lr),
         "seed": int(run.seed),
         "tasks": int(run.tasks),
-        **{name: 100 * x if name in percent else x for name, x in statistics.items()},
+        **statistics,
+        "forgetting_over_t": over_t["forgetting"],
         "diverged": run.diverged is not None,
         "seconds": float(cost.get("seconds", np.nan)),
         "memory_bytes": int(cost.get("memory_bytes", 0)),

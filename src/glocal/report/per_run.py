@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError
 from glocal.report.summary import DEFAULT_VIEW, STATISTICS, View, run_statistics
 from glocal.report.table import to_json
@@ -32,7 +31,7 @@ def frame(runs: Sequence[Run], view: View = DEFAULT_VIEW) -> polars.DataFrame:
     columns |= {name: [_finite(own.get(name)) for own in statistics] for name in STATISTICS}
     columns |= {name: [run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes")}
     columns["diverged"] = [run.diverged is not None for run in runs]
-    columns["hash"] = [run.path.name if run.path else RunConfig(**run.config).hash for run in runs]
+    columns["hash"] = [run.hash for run in runs]
     numbers = dict.fromkeys(("lr", "seconds", *STATISTICS), pl.Float64())
     counts = dict.fromkeys(("seed", "tasks", "epochs", "batch_size", "memory_bytes"), pl.Int64())
     texts = {name: pl.String() for name in (*SETTINGS, "hash") if name not in numbers | counts}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError, require
 from glocal.files import read_tensors, report_damage
 
@@ -54,6 +55,11 @@ class Run:
     def __repr__(self) -> str:
         what = f"{self.algorithm} on {self.challenge}, lr {self.lr:g}, seed {self.seed}"
         return f"<Run: {what}{', diverged' if self.diverged else ''}>"
+
+    @property
+    def hash(self) -> str:
+        """The name in a store: by the configuration."""
+        return self.path.name if self.path else RunConfig(**self.config).hash
 
     @property
     def challenge(self) -> str:

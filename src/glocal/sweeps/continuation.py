@@ -44,14 +44,14 @@ class Parents:
         """
         shared = _shared(config.as_dict())
         found = [run for other, run in self.runs if other == shared and run.tasks < config.challenge["tasks"]]
-        found = [run for run in found if self.store.finished(name_of(run), self.kept)]
-        pairs = [(replace(config, parent={"run": name_of(run), "after": run.tasks}), run) for run in found]
+        found = [run for run in found if self.store.finished(run.hash, self.kept)]
+        pairs = [(replace(config, parent={"run": run.hash, "after": run.tasks}), run) for run in found]
         for child, run in sorted(pairs, key=lambda p: (not self.children.finished(p[0].hash), -p[1].tasks)):
             if self.children.finished(child.hash) or self._changed_task(run) is None:
                 spans = config.optimizer is not None and config.optimizer["options"]["span"] == "sequence"
                 then, now = _horizon(run.config), _horizon(config.as_dict())
                 remedy = f"of {then} tasks, not {now}: train it again with horizon={now}"
-                require(not spans or then == now, f"the schedule of run {name_of(run)} spans a sequence {remedy}.")
+                require(not spans or then == now, f"the schedule of run {run.hash} spans a sequence {remedy}.")
                 return child, run
         what = f"{config.algorithm['name']} at lr {config.lr:g} and seed {config.seed}"
         raise GlocalError(f"'{self.store.path}' has no run of {what} to go on from: {self._reason(config, found)}.")
@@ -65,7 +65,7 @@ class Parents:
     def _reason(self, config: RunConfig, found: Sequence[Run]) -> str:
         if found:
             task, challenge = self._changed_task(found[0]), self.challenge.name
-            return f"task {task} of {challenge} has other data than when run {name_of(found[0])} was trained"
+            return f"task {task} of {challenge} has other data than when run {found[0].hash} was trained"
         wanted, tasks = tree.flatten(json.loads(_shared(config.as_dict()))), config.challenge["tasks"]
         differences = []
         for shared, run in self.runs:
@@ -76,14 +76,14 @@ class Parents:
         keys, run = min(differences, key=lambda pair: (len(pair[0]), pair[1].tasks))
         if "challenge/outputs" in keys:
             outputs = run.config["challenge"]["outputs"], config.challenge["outputs"]
-            return f"run {name_of(run)} has {outputs[0]} outputs; train it with all {outputs[1]} from the start"
+            return f"run {run.hash} has {outputs[0]} outputs; train it with all {outputs[1]} from the start"
         if keys:
-            return f"the most similar one, run {name_of(run)}, differs in {', '.join(keys)}"
+            return f"the most similar one, run {run.hash}, differs in {', '.join(keys)}"
         if run.tasks >= tasks:
-            return f"run {name_of(run)} has {run.tasks} tasks already; give more tasks than that"
-        lacking = [name for name in sorted(self.kept) if not self.store.finished(name_of(run), {name})]
+            return f"run {run.hash} has {run.tasks} tasks already; give more tasks than that"
+        lacking = [name for name in sorted(self.kept) if not self.store.finished(run.hash, {name})]
         how = " and ".join(f"--keep-{name}" for name in lacking)
-        return f"run {name_of(run)} has not kept its {' and '.join(lacking)}; repeat its command with {how}"
+        return f"run {run.hash} has not kept its {' and '.join(lacking)}; repeat its command with {how}"
 
 
 def task_fingerprints(challenge: Challenge, seed: int) -> Tensor:
@@ -110,7 +110,7 @@ def begin_after(cohort: Cohort, parents: Sequence[Run]) -> Snapshot:
         shapes = {k: t.shape for k, t in state.items() if k.startswith("params/")}
         fits = shapes == {k: t.shape[1:] for k, t in expected.items() if k.startswith("params/")}
         remedy = f"train it again with horizon={cohort.challenge.tasks}"
-        message = f"the network of {cohort.algorithm.name} depends on the number of tasks, and run {name_of(run)} was"
+        message = f"the network of {cohort.algorithm.name} depends on the number of tasks, and run {run.hash} was"
         require(fits, f"{message} trained for {_horizon(run.config)}: {remedy}.")
 
     def stacked(name: str) -> Tensor:
@@ -136,14 +136,8 @@ def parameters_after(task: int, parents: Sequence[Run], like: State) -> tuple[Pa
 
 def parent_note(parent: Run) -> str:
     """Say in a run's notes what it goes on from."""
-    after = f"goes on from run {name_of(parent)}, which learned {parent.tasks} task{'s' * (parent.tasks > 1)}"
+    after = f"goes on from run {parent.hash}, which learned {parent.tasks} task{'s' * (parent.tasks > 1)}"
     return f"{after}; networks before its last are not measured on task {parent.tasks + 1} and later ones"
-
-
-def name_of(run: Run) -> str:
-    """Return the hash that names a stored run."""
-    assert run.path is not None
-    return run.path.name
 
 
 def _horizon(config: Mapping[str, Any]) -> int:

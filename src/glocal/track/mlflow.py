@@ -28,9 +28,9 @@ class Tracker:
         """By hash: MLflow's name of the run, and its last step."""
 
     def write(self, log: RunLog) -> None:
-        if log.hash not in self._runs:
-            self._runs[log.hash] = self._find(log)
-        run_id, last = self._runs[log.hash]
+        if log.run.hash not in self._runs:
+            self._runs[log.run.hash] = self._find(log)
+        run_id, last = self._runs[log.run.hash]
         if last >= log.last_step:
             return
         now = int(time.time() * 1000)
@@ -42,7 +42,7 @@ class Tracker:
             self._client.log_batch(run_id, metrics[start:end], params, tags)
         if log.status != "running":
             self._client.set_terminated(run_id, "FINISHED" if log.status == "finished" else "FAILED")
-        self._runs[log.hash] = run_id, log.last_step
+        self._runs[log.run.hash] = run_id, log.last_step
 
     def _find(self, log: RunLog) -> tuple[str, int]:
         """Return the run of this hash and its last step; create what is not there."""
@@ -53,9 +53,9 @@ class Tracker:
             if (found := self._client.get_experiment_by_name(name)) is not None:
                 self._experiments[name] = found.experiment_id
         experiment = self._experiments[name]
-        for run in self._client.search_runs([experiment], f"tags.`glocal.hash` = '{log.hash}'", max_results=1):
+        for run in self._client.search_runs([experiment], f"tags.`glocal.hash` = '{log.run.hash}'", max_results=1):
             return run.info.run_id, int(run.data.tags.get("glocal.step", -1))
-        created = self._client.create_run(experiment, run_name=log.name, tags={"glocal.hash": log.hash})
+        created = self._client.create_run(experiment, run_name=log.name, tags={"glocal.hash": log.run.hash})
         return created.info.run_id, -1
 
     def close(self) -> None: ...

@@ -26,14 +26,14 @@ class Tracker:
     def write(self, log: RunLog) -> None:
         path = self._folder / log.group / log.name / FILE
         begin: list[bytes] | None = None
-        if log.hash not in self._last:  # its file may end in a part of a record, so write the others again
+        if log.run.hash not in self._last:  # its file may end in a part of a record, so write the others again
             begin = list(RawEventFileLoader(str(path)).Load()) if path.exists() else []
-            self._last[log.hash] = max((Event.FromString(record).step for record in begin[2:]), default=-1)
-        if self._last[log.hash] >= log.last_step:
+            self._last[log.run.hash] = max((Event.FromString(record).step for record in begin[2:]), default=-1)
+        if self._last[log.run.hash] >= log.last_step:
             return
         now = time.time()
         if begin is not None and len(begin) < 2:
-            settings = hparams_pb(log.settings, trial_id=log.hash, start_time_secs=now)
+            settings = hparams_pb(log.settings, trial_id=log.run.hash, start_time_secs=now)
             events = [Event(wall_time=now, file_version="brain.Event:2"), Event(wall_time=now, summary=settings)]
             begin = [event.SerializeToString() for event in events]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,9 +41,9 @@ class Tracker:
             writer = RecordWriter(file)
             for record in begin or ():
                 writer.write(record)
-            for step, metrics in log.steps(self._last[log.hash]):
+            for step, metrics in log.steps(self._last[log.run.hash]):
                 values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
                 writer.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
-        self._last[log.hash] = log.last_step
+        self._last[log.run.hash] = log.last_step
 
     def close(self) -> None: ...

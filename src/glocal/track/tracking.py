@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from glocal import metrics
-from glocal.engine.config import RunConfig
 from glocal.errors import GlocalError, GlocalWarning, first_line
 from glocal.files import lock_file, user_path
 from glocal.store.conditions import as_text
@@ -33,13 +32,9 @@ class RunLog:
     finished: int
 
     @property
-    def hash(self) -> str:
-        return self.run.path.name if self.run.path else RunConfig(**self.run.config).hash
-
-    @property
     def name(self) -> str:
         """A name that is unique and can be a folder's: algorithm, learning rate, seed and hash."""
-        parts = self.run.settings["algorithm"], f"lr{self.run.lr:g}", f"seed{self.run.seed}", self.hash
+        parts = self.run.settings["algorithm"], f"lr{self.run.lr:g}", f"seed{self.run.seed}", self.run.hash
         return re.sub(r"[^\w.+-]+", "-", "-".join(parts))
 
     @property
@@ -49,7 +44,7 @@ class RunLog:
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
         """`Run.settings`, the hash, and the version of glocal; what is no number is text."""
-        own = {**self.run.settings, "hash": self.hash, "glocal": self.run.info["versions"]["glocal"]}
+        own = {**self.run.settings, "hash": self.run.hash, "glocal": self.run.info["versions"]["glocal"]}
         return {k: v if isinstance(v, bool | int | float) else as_text(v) for k, v in own.items()}
 
     @property
@@ -138,7 +133,7 @@ class LiveTracking:
     def __call__(self, run: Run, finished: int) -> None:
         """Log a run that has finished so many tasks."""
         log = RunLog(run, finished)
-        if self._failed or log.hash in self._finished:
+        if self._failed or log.run.hash in self._finished:
             return
         try:
             if self._tracker is None:
@@ -146,7 +141,7 @@ class LiveTracking:
                     self._tracker = open_tracker(self._to)
             self._tracker.write(log)
             if log.status != "running":
-                self._finished.add(log.hash)
+                self._finished.add(log.run.hash)
         except Exception as error:
             self._failed = True
             later = f"`glocal track {self._store} --to {self._to}` logs finished runs later."

@@ -28,26 +28,26 @@ class Tracker:
         self._runs: dict[str, tuple[wandb.Run, int]] = {}
 
     def write(self, log: RunLog) -> None:
-        if log.hash not in self._runs:
-            marks = self._folder.glob(f"*run-*-{log.hash}/{FINISHED}")
+        if log.run.hash not in self._runs:
+            marks = self._folder.glob(f"*run-*-{log.run.hash}/{FINISHED}")
             if any(mark.read_text() == self._project for mark in marks):
                 return
-            self._runs[log.hash] = self._open(log)
-        run, last = self._runs[log.hash]
+            self._runs[log.run.hash] = self._open(log)
+        run, last = self._runs[log.run.hash]
         for step, metrics in log.steps(last):
             run.log(metrics, step=step)
-        self._runs[log.hash] = run, max(last, log.last_step)
+        self._runs[log.run.hash] = run, max(last, log.last_step)
         if log.status != "running":
             run.summary["status"] = log.status
             run.finish(exit_code=0 if log.status == "finished" else 1)
             (Path(run.settings.sync_dir) / FINISHED).write_text(self._project)
-            del self._runs[log.hash]
+            del self._runs[log.run.hash]
 
     def _open(self, log: RunLog) -> tuple[wandb.Run, int]:
         # Nothing but metrics: collecting the rest takes longer than a short run.
         options: dict[str, Any] = {"console": "off", "silent": True, "disable_git": True, "save_code": False}
         options |= {"x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False}
-        names: dict[str, Any] = {"project": self._project, "id": log.hash, "name": log.name, "group": log.group}
+        names: dict[str, Any] = {"project": self._project, "id": log.run.hash, "name": log.name, "group": log.group}
         names |= {"mode": self._mode, "config": log.settings, "settings": wandb.Settings(**options)}
         run = wandb.init(**names, reinit="create_new", resume="allow")
         return run, run.starting_step - 1

@@ -9,7 +9,6 @@ check asks the same of ResNet-18 on Split CIFAR-10.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import ClassVar
 
@@ -25,15 +24,13 @@ from glocal.algorithms.gem import AGEM
 from glocal.algorithms.ogd import OGDGTL
 from glocal.algorithms.replay import ER
 from glocal.algorithms.si import SI
-from glocal.metrics import summary
-from glocal.networks import mlp
 from glocal.networks.model import Model
 from glocal.paper import table1
 from glocal.paper.studies import common
 from glocal.paper.studies.common import MeanInterval, column, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import legend
-from glocal.report.summary import PERCENT
+from glocal.report.summary import DEFAULT_VIEW, run_statistics
 from glocal.tree import Params, total
 
 FULL: WorkItem = common.FULL | {"batch_size": 128, "lrs": [0.005, 0.02, 0.1], "seeds": table1.SEEDS}
@@ -135,12 +132,11 @@ class BallStudy:
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         published = table1.COLUMNS[self.full["challenge"]].row(item["algorithm"]).options
         algorithms = [ALGORITHMS[item["algorithm"]](**published, radius=radius) for radius in item["radii"]]
-        network = partial(mlp, hidden=tuple(item["hidden"])) if "hidden" in item else item["network"]
+        network = common.item_mlp(item) if "hidden" in item else item["network"]
         options = {"network": network, "precision": item.get("precision", "fp32")}
         runs = common.sweep_item(item, context, common.make_challenge(item, context), algorithms, **options)
         rows = []
-        for run in runs:
-            values = {k: 100 * x if k in PERCENT else x for k, x in summary(run).items()}
+        for run, values in zip(runs, run_statistics(runs, DEFAULT_VIEW), strict=True):
             values |= {"distance": float(np.mean(run.arrays["update_norm"][1:]))}
             values |= {"radius": run.config["algorithm"]["options"]["radius"] or np.inf}
             rows.append(common.run_row(self.columns, item, run, values))

@@ -7,7 +7,6 @@ protocols, since each is a function of the accuracies that every run stores.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import combinations
 from typing import TypeAlias
 
@@ -15,7 +14,6 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
-from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.studies import common
 from glocal.paper.studies.common import MeanInterval, names
@@ -51,7 +49,7 @@ class Choosing:
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         algorithm = (item["algorithm"], table1.COLUMNS["rotated-mnist"].row(item["algorithm"]).options)
-        more = {"network": partial(mlp, hidden=tuple(item["hidden"])), "validation": item["validation"]}
+        more = {"network": common.item_mlp(item), "validation": item["validation"]}
         runs = common.sweep_item(item, context, common.make_challenge(item, context), [algorithm], **more)
         criteria = [{name: criterion(run, protocol) for name, protocol in PROTOCOLS.items()} for run in runs]
         return [common.run_row(self.columns, item, run, own) for run, own in zip(runs, criteria, strict=True)]

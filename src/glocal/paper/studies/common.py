@@ -69,11 +69,16 @@ def record_item(
     challenge = challenge or make_challenge(item, context)
     algorithm = ALGORITHMS[item.get("algorithm", "sgd")](**item.get("options", {}))
     members = tuple(Member(seed, lr, algorithm) for seed in item["seeds"] for lr in item["lrs"])
-    make = network or partial(mlp, hidden=tuple(item["hidden"]))
+    make = network or item_mlp(item)
     batch_size = item.get("batch_size", challenge.batch_size)
     cohort = Cohort(challenge, make, members, item["epochs"], batch_size, train_eval=1, device=context.device)
     recorded = record(cohort, every_epochs, keep_memory=every_epochs > 0, examples=item["examples"])
     return zip(members, recorded, strict=True)
+
+
+def item_mlp(item: WorkItem) -> MakeNetwork:
+    """Return the MLP with the item's `hidden` layers."""
+    return partial(mlp, hidden=tuple(item["hidden"]))
 
 
 def split_seeds(items: Sequence[WorkItem]) -> list[WorkItem]:

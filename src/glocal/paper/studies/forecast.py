@@ -24,14 +24,13 @@ from glocal.curvature.lanczos import lanczos
 from glocal.lens.examination import Examination, examine_trace
 from glocal.lens.record import RecordedRun
 from glocal.lens.training_trace import Checkpoint, TrainingTrace, distance, dot
-from glocal.metrics import summary
 from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.studies import common
 from glocal.paper.studies.common import MeanInterval, column
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, legend
-from glocal.report.summary import PERCENT
+from glocal.report.summary import DEFAULT_VIEW, run_statistics
 from glocal.tree import to_vector
 
 LOCAL, REPLAY = ("ewc", "laplace", "ogd-gtl"), "er"
@@ -89,8 +88,8 @@ class Forecast:
         options = {**table1.COLUMNS["rotated-mnist"].row(trained).options, **changed}
         runs = common.sweep_item(item, context, challenge, [(trained, options)], network=make)
         rows = {}
-        for run in runs:
-            values: Row = {k: 100 * x for k, x in summary(run).items() if k in PERCENT}
+        for run, statistics in zip(runs, run_statistics(runs, DEFAULT_VIEW), strict=True):
+            values: Row = {k: x for k, x in statistics.items() if k != "distance"}  # which is a predictor here
             steps = item["epochs"] * math.ceil(len(challenge.task(0, run.seed).train.y) / item["batch_size"])
             per_epoch = steps / item["epochs"] * np.sqrt(np.maximum(run.arrays["epoch_loss"], 0))
             values["lr_sqrt_loss"] = float(run.lr * per_epoch.sum()) if name == "sgd" else None

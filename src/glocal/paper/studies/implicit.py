@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -16,15 +15,13 @@ from matplotlib.figure import Figure
 from glocal.algorithms import Batch, Memory
 from glocal.algorithms.ewc import EWC
 from glocal.algorithms.implicit import eigenbasis
-from glocal.metrics import summary
-from glocal.networks import mlp
 from glocal.networks.model import Model
 from glocal.paper import table1
 from glocal.paper.studies import common
 from glocal.paper.studies.common import MeanInterval, column, distinct, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, legend
-from glocal.report.summary import PERCENT
+from glocal.report.summary import DEFAULT_VIEW, run_statistics
 from glocal.tree import Params
 
 FULL: WorkItem = common.FULL | {"batch_size": 128, "seeds": table1.SEEDS, "slots": 4178}
@@ -74,11 +71,10 @@ class Implicit:
         if name != base and base != "ewc":
             options["implicit"] = True
         algorithm = ImplicitEWC(**options) if name == ImplicitEWC.name else (base, options)
-        network = partial(mlp, hidden=tuple(item["hidden"]))
         challenge = common.make_challenge(item, context)
+        runs = common.sweep_item(item, context, challenge, [algorithm], network=common.item_mlp(item))
         rows = []
-        for run in common.sweep_item(item, context, challenge, [algorithm], network=network):
-            values: Row = {k: 100 * x if k in PERCENT else x for k, x in summary(run).items()}
+        for run, values in zip(runs, run_statistics(runs, DEFAULT_VIEW), strict=True):
             values["memory_bytes"] = int(run.arrays["memory_bytes"][-1])
             rows.append(common.run_row(self.columns, item, run, values))
         return rows

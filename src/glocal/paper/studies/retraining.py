@@ -6,7 +6,6 @@ measure it, and each cell is tested for equivalence with the published one.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +14,12 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from glocal import challenges
-from glocal.metrics import summary
-from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.studies import common
 from glocal.paper.studies.common import MeanInterval, column, names
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, legend
-from glocal.report.summary import PERCENT
+from glocal.report.summary import DEFAULT_VIEW, run_statistics
 
 COLUMN = table1.COLUMNS["rotated-mnist"]
 ALGORITHMS = [row.algorithm for row in COLUMN.rows if row.published]
@@ -49,9 +46,9 @@ class Retraining:
         row = COLUMN.row(item["algorithm"])
         angles = table1.published_angles(row.angles)[item["sequence"]][: item["tasks"]]
         challenge = challenges.make(item["challenge"], item["tasks"], context.data, angles=angles)
-        network = partial(mlp, hidden=tuple(item["hidden"]))
+        network = common.item_mlp(item)
         runs = common.sweep_item(item, context, challenge, [(row.algorithm, row.options)], network=network)
-        values = [{k: 100 * x for k, x in summary(run).items() if k in PERCENT} for run in runs]
+        values = run_statistics(runs, DEFAULT_VIEW)
         return [common.run_row(self.columns, item, run, own) for run, own in zip(runs, values, strict=True)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:

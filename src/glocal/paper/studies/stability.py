@@ -14,7 +14,6 @@ forgetting. The study takes the runs of Table 1, and its columns are those of a 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,7 @@ from glocal.metrics import (
     average_forgetting,
     learning_accuracy,
     low_minus_high_by_seed,
-    summary,
 )
-from glocal.networks import mlp
 from glocal.paper import table1
 from glocal.paper.claims import Permutation, interaction_by_seed, permutation_test
 from glocal.paper.studies import common
@@ -48,7 +45,7 @@ from glocal.paper.studies.common import (
 )
 from glocal.paper.study import Context, Row, Summary, WorkItem
 from glocal.report.style import FAINT, LineStyle, draw_path, legend
-from glocal.report.summary import PERCENT
+from glocal.report.summary import DEFAULT_VIEW, run_statistics
 
 REGIMES: dict[str, tuple[str, dict[str, float]]] = {
     "plastic": ("sgd", {}),
@@ -80,7 +77,7 @@ class Stability:
 
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         algorithms = [REGIMES[regime] for regime in item["regimes"]]
-        network = partial(mlp, hidden=tuple(item["hidden"]))
+        network = common.item_mlp(item)
         runs = common.sweep_item(item, context, common.make_challenge(item, context), algorithms, network=network)
         rows: list[Row] = []
         for i, run in enumerate(runs):
@@ -176,7 +173,7 @@ class Tradeoff:
     def measure(self, item: WorkItem, context: Context) -> list[Row]:
         part = COLUMN[item["demo"]].select([item["algorithm"]], **{k: item[k] for k in SIZES})
         runs = table1.train([part], store=context.store, data=context.data, device=str(context.device))
-        values = [{name: 100 * x if name in PERCENT else x for name, x in summary(run).items()} for run in runs]
+        values = run_statistics(runs, DEFAULT_VIEW)
         return [common.run_row(self.columns, item, run, row) for run, row in zip(runs, values, strict=True)]
 
     def draw(self, rows: pl.DataFrame, figure: Figure) -> None:
