@@ -12,7 +12,7 @@ from run_text import chosen
 from study_notes import part_effects
 
 from glocal.metrics import summary
-from glocal.paper.studies.approximation_error import skill
+from glocal.paper.studies.approximation_error import skill, skill_groups
 from glocal.paper.studies.common import MeanInterval, column, distinct, median, names, rank_correlation
 from glocal.paper.studies.implicit import best, complete, stability_limits
 from glocal.paper.studies.locality import SHOWN_EPSILON
@@ -143,13 +143,15 @@ def own_approximations(results: Path) -> str:
     """Compare the algorithms' own approximations with the constant, at the lowest and the highest learning rate."""
     rows = read_table(results / "approximation-error.parquet")
     lrs = distinct(rows, "lr")
+    own = sorted(names(rows.filter(approximation="own")))
     skills = {lr: skill(rows, lr) for lr in (lrs[0], lrs[-1])}
-    own = [name for name in names(rows.filter(approximation="own")) if all(name in found for found in skills.values())]
-    parts = [f"`{name}` {join(str(found[name]) for found in skills.values())}" for name in sorted(own)]
+    found = {lr: {f"`{name}`": skills[lr][name] for name in own if name in skills[lr]} for lr in skills}
+    parts = [f"At {lr:g}, {skill_groups(values)}." for lr, values in found.items() if values]
+    highest = max((value, f"{name} at {lr:g}") for lr, values in found.items() for name, value in values.items())
     return (
-        "Do the algorithms' approximations say more than the constant L_o(θ_o)? Their "
-        "[skill](reproduction/studies.md#approximation-error), 1 if exact and 0 for the constant, at "
-        f"{join(f'{lr:g}' for lr in skills)}: {'; '.join(parts) if parts else 'not measured'}."
+        "Do the algorithms' approximations say more than the constants L_o(θ_o)? "
+        f"{' '.join(parts)} The highest [skill](reproduction/studies.md#approximation-error), 1 if exact and 0 for the "
+        f"constants, is {highest[0]}, of {highest[1]}."
     )
 
 

@@ -45,18 +45,17 @@ def approximation_error(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     *_, high = distinct(rows, "lr")
     lost = [f"`{row['approximation']}`" for row in table if not np.isfinite(row[f"error at {high:g}"])]
     diverged = f" {join(lost)} {'diverges' if len(lost) == 1 else 'diverge'} at the high rate." if lost else ""
-    constants = rows.filter(approximation=CONSTANT)
-    measured, every = (
-        own.select("algorithm", "seed").n_unique() for own in (constants, rows.filter(approximation="own"))
-    )
-    some = join(f"`{name}`" for name in sorted(names(constants))) if measured else "none"
-    few = f" Of the algorithms' own approximations, {some} have it, with {constants['seed'].n_unique()} seeds."
-    few = few if measured < every else ""
+    by_seeds: dict[int, list[str]] = {}
+    for name in sorted(names(rows.filter(approximation="own"))):
+        constants = rows.filter(algorithm=name, approximation=CONSTANT)
+        by_seeds.setdefault(constants["seed"].n_unique(), []).append(f"`{name}`")
+    told = join(f"{seeds or 'no'} seeds of {join(few)}" for seeds, few in sorted(by_seeds.items(), reverse=True))
     return rf"""
 The paper says that local approximations are good only near the old solutions, and so at low learning rates. Quadratic
 penalties have weight 1 here, unlike in Table 1.{diverged} Errors in the table are medians over seeds; *error / old
 loss* compares them with \hat L_o = 0. *skill* compares them with the constant L_o(θ_o), which is order 0: 1 − Σ error /
-Σ error of the constant, summed over the tasks of the same run, as a mean over seeds with its 95 % t-interval.{few}
+Σ error of the constant, summed over the tasks of the same run, as a mean over seeds with its 95 % t-interval,
+over {told}.
 A smooth loss leaves an error of one power more than the order; the kinks of ReLU networks leave r². The paper's bound
 C rᵖ does not require errors to grow evenly."""
 

@@ -668,7 +668,8 @@ def test_skills_of_own_approximations(page: ModuleType, tmp_path: Path) -> None:
     ]
     pl.DataFrame(rows, schema_overrides={"task": pl.Int64}).write_parquet(tmp_path / "approximation-error.parquet")
     text = sys.modules["other_findings"].own_approximations(tmp_path)
-    assert text.endswith("at 0.1 and 0.5: `er` +0.50 [+0.50, +0.50] and −1.00 [−1.00, −1.00].")
+    assert "At 0.1, better: `er`. At 0.5, worse: `er`." in text
+    assert text.endswith("is +0.50 [+0.50, +0.50], of `er` at 0.1.")
 
 
 def test_differences_are_drawn_hollow_for_one_seed(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

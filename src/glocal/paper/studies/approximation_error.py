@@ -168,15 +168,16 @@ def skill(rows: pl.DataFrame, lr: float) -> dict[str, MeanInterval]:
 
 
 def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
-    """Name the approximations whose interval is above 0, below 0, or neither."""
-    words = {name: value.phrase("better", "worse", "not shown to differ") for name, value in skills.items()}
-    kinds = ("better", "worse", "not shown to differ")
-    parts = {
-        kind: ", ".join(name.removeprefix("order 2, ") for name, word in words.items() if word == kind)
-        for kind in kinds
-    }
-    told = "; ".join(f"{kind}: {members}" for kind, members in parts.items() if members)
+    told = skill_groups({name.removeprefix("order 2, "): value for name, value in skills.items()})
     return f" Against the constant L_o(θ_o) at {lr:g}, {told}." if told else ""
+
+
+def skill_groups(skills: Mapping[str, MeanInterval]) -> str:
+    """Name the approximations whose interval is above 0, below 0, or neither."""
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "not shown to differ": []}
+    for name, value in skills.items():
+        groups[value.phrase(*groups)].append(name)
+    return "; ".join(f"{kind}: {', '.join(members)}" for kind, members in groups.items() if members)
 
 
 STUDIES = (ApproximationError(),)
