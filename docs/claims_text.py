@@ -29,7 +29,6 @@ from glocal.paper.scoreboard import (
     CONTRADICTED,
     FEW_SEEDS,
     REPRODUCED,
-    RISES_MORE,
     UNSETTLED,
     UNTESTABLE,
     Claim,
@@ -229,12 +228,8 @@ def conclusions(
         texts.append(doubts)
     if reclassified:
         changed = sum(claim.paper.kind != claim.measured.kind for claim in claims)
-        rise = [x for x in claims if x.claim == RISES_MORE and x.measured.kind != UNTESTABLE]
-        differences = join(f"{x.measured.ours} ({x.column})" for x in rise) if rise else "unknown numbers of"
-        texts.append(
-            f"**The classes matter.** With {_moved(rows, reclassified)}, {changed} of {len(claims)} verdicts change; "
-            f"forgetting rises by {differences} points more in local than in global algorithms."
-        )
+        moved = _moved(rows, reclassified)
+        texts.append(f"**The classes matter.** With {moved}, {changed} of the {len(claims)} verdicts change.")
     return "\n".join(f"- {text}" for text in texts)
 
 

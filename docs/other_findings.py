@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from markup import join, table
+from markup import code, join, table
 from run_text import chosen
 from study_notes import part_effects
 
 from glocal.metrics import summary
-from glocal.paper.studies.approximation_error import skill, skill_groups
+from glocal.paper.studies.approximation_error import CONSTANT, skill, skill_groups
 from glocal.paper.studies.common import MeanInterval, column, distinct, median, names, rank_correlation
 from glocal.paper.studies.implicit import best, complete, stability_limits
 from glocal.paper.studies.locality import SHOWN_EPSILON
 from glocal.paper.study import read_table
+from glocal.report.summary import format_range
 from glocal.report.table import ABSENT
 from glocal.store.run import Run
 
@@ -143,16 +144,24 @@ def own_approximations(results: Path) -> str:
     """Compare the algorithms' own approximations with the constant, at the lowest and the highest learning rate."""
     rows = read_table(results / "approximation-error.parquet")
     lrs = distinct(rows, "lr")
-    own = sorted(names(rows.filter(approximation="own")))
-    skills = {lr: skill(rows, lr) for lr in (lrs[0], lrs[-1])}
-    found = {lr: {f"`{name}`": skills[lr][name] for name in own if name in skills[lr]} for lr in skills}
-    parts = [f"At {lr:g}, {skill_groups(values)}." for lr, values in found.items() if values]
-    highest = max((value, f"{name} at {lr:g}") for lr, values in found.items() for name, value in values.items())
+    compared = rows.filter(pl.col("algorithm").is_in(names(rows.filter(approximation=CONSTANT))))
+    parts = []
+    for lr in (lrs[0], lrs[-1]):
+        skills = {name: value for name, value in skill(compared, lr).items() if name in names(compared)}
+        groups = skill_groups(skills)
+        lost = sorted(set(names(compared)) - skills.keys())
+        told = [f"{kind}: {', '.join(_with_gain(name, skills) for name in own)}" for kind, own in groups.items()]
+        parts.append(f"At {lr:g}, {'; '.join([*told, *([f'diverged: {code(lost)}'] if lost else [])])}.")
+    seeds = format_range(compared.filter(approximation=CONSTANT).group_by("algorithm").n_unique()["seed"], "seed")
     return (
-        "Do the algorithms' approximations say more than the constants L_o(θ_o)? "
-        f"{' '.join(parts)} The highest [skill](reproduction/studies.md#approximation-error), 1 if exact and 0 for the "
-        f"constants, is {highest[0]}, of {highest[1]}."
+        f"Do the algorithms' approximations say more than the constants L_o(θ_o), on the same runs ({seeds})? "
+        f"{' '.join(parts)} [Skill](reproduction/studies.md#approximation-error) is 1 if exact and 0 for the "
+        "constants; it does not rank algorithms."
     )
+
+
+def _with_gain(name: str, skills: Mapping[str, MeanInterval]) -> str:
+    return f"`{name}` (skill {skills[name]})" if skills[name].low > 0 else f"`{name}`"
 
 
 def assumption(results: Path) -> str:

@@ -215,13 +215,11 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def contents() -> str:
-    """A line for each other page that has results, and one for each group of studies."""
+    """A line for each other page that has results, and one for the paper's other experiments."""
     lines = [f"- [{name}](reproduction/{name}.md): {about}" for name, about in ABOUT.items() if _has_results(name)]
-    here = [name for name in STUDIES if table_of(name).exists()]
-    for page, title in (("studies", "The paper's other experiments"), ("experiments", "Experiments beyond the paper")):
-        own = [name for name in here if (name in experiment_notes.NOTES) == (page == "experiments")]
-        lines.append(f"- {title}: {', '.join(f'[{name}](reproduction/{page}.md#{name})' for name in own)}")
-    return "\n".join(lines)
+    here = [name for name in STUDIES if table_of(name).exists() and name not in experiment_notes.NOTES]
+    links = (f"[{name}](reproduction/studies.md#{name})" for name in here)
+    return "\n".join([*lines, f"- The paper's other experiments: {', '.join(links)}"])
 
 
 def beyond() -> str:

@@ -207,13 +207,14 @@ def _interaction_by_algorithm(local: Rows, other: Rows) -> Outcome:
     return Outcome(str(theirs), str(found), n, kind, reason, by_row=False)
 
 
-RISES_MORE = "Forgetting rises more with the lr in local than in global algorithms (seeds as units)"
 CLAIMS: dict[str, Test] = {
     f"Each local algorithm forgets least at lr ≤ {format_lr(LOW_LR)}": _lowest_at_low_rates,
     "Forgetting of global algorithms is not correlated with the lr (ρ)": _uncorrelated,
     "Each local algorithm forgets more at high than at low lr": _forgets_more,
     "Of the global algorithms, some forget more at high lr and some less": _both_signs,
-    RISES_MORE: _interaction("forgetting", 1),
+    "Forgetting rises more with the lr in local than in global algorithms (seeds as units)": _interaction(
+        "forgetting", 1
+    ),
     "The same (algorithms as units)": _interaction_by_algorithm,
     "Accuracy rises less with the lr in local than in global algorithms (seeds as units)": _interaction("acc", -1),
     "The distance from θ_0 grows with the lr (ρ)": _farther_at_high_rates,

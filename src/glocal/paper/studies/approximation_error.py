@@ -168,16 +168,17 @@ def skill(rows: pl.DataFrame, lr: float) -> dict[str, MeanInterval]:
 
 
 def _skill_sentence(skills: Mapping[str, MeanInterval], lr: float) -> str:
-    told = skill_groups({name.removeprefix("order 2, "): value for name, value in skills.items()})
+    groups = skill_groups({name.removeprefix("order 2, "): value for name, value in skills.items()})
+    told = "; ".join(f"{kind}: {', '.join(members)}" for kind, members in groups.items())
     return f" Against the constant L_o(θ_o) at {lr:g}, {told}." if told else ""
 
 
-def skill_groups(skills: Mapping[str, MeanInterval]) -> str:
-    """Name the approximations whose interval is above 0, below 0, or neither."""
-    groups: dict[str, list[str]] = {"better": [], "worse": [], "not shown to differ": []}
+def skill_groups(skills: Mapping[str, MeanInterval]) -> dict[str, list[str]]:
+    """Return the approximations whose interval is above 0, below 0, or neither, and those that equal the constant."""
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "not shown to differ": [], "equal": []}
     for name, value in skills.items():
-        groups[value.phrase(*groups)].append(name)
-    return "; ".join(f"{kind}: {', '.join(members)}" for kind, members in groups.items() if members)
+        groups["equal" if value == (0, 0, 0) else value.phrase("better", "worse", "not shown to differ")].append(name)
+    return {kind: members for kind, members in groups.items() if members}
 
 
 STUDIES = (ApproximationError(),)
