@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from glocal.cli.common import command
 from glocal.errors import GlocalError, printable, require
-from glocal.sweeps.options import check_tracker, parse_time
+from glocal.sweeps.options import check_tracker, format_time, parse_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -123,14 +123,3 @@ def render_status(status: StoreStatus, path: Path) -> Text:
     if status.failures:
         lines.append(f"`glocal work {path} --retry-failed` trains them again.")
     return Text("\n".join(map(printable, lines)))
-
-
-def format_time(seconds: float) -> str:
-    """Return a time as people write it: 45 s, 12 min, 3 h 50 min, 2 d 4 h."""
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -159,6 +159,17 @@ def parse_time(text: str) -> float:
     return float(sum(int(number) * UNITS[unit] for number, unit in parts))
 
 
+def format_time(seconds: float) -> str:
+    """Return a time as people write it: 45 s, 12 min, 3 h 50 min, 2 d 4 h."""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
 def parse_range(value: object) -> tuple[str, str] | None:
     """Return the ends of a range such as '1e-4..1', or None if the value is no range."""
     low, dots, high = str(value).partition("..")

@@ -23,6 +23,7 @@ from glocal.report.summary import DEFAULT_VIEW, INTERVAL, STATISTICS, Group, for
 from glocal.report.table import ABSENT, Cell, Column, Section, Table, format_lr, signed
 from glocal.store.conditions import as_text, is_number
 from glocal.store.run import Run, Runs
+from glocal.sweeps.options import format_time
 
 if TYPE_CHECKING:
     from glocal.lens.examination import Examination
@@ -79,17 +80,7 @@ def overview(store: StoreContent) -> list[tuple[str, str]]:
     counts = {name: getattr(status, name) for name in ("running", "waiting", "failed")}
     parts = [f"{len(runs)} finished", f"{sum(run.diverged is not None for run in runs)} diverged"]
     parts += [f"{count} {name}" for name, count in counts.items() if count]
-    seconds, memory = (
-        sum(run.info["cost"]["seconds"] for run in runs),
-        [run.info["cost"]["memory_bytes"] for run in runs],
-    )
-    hours = (
-        f"{seconds / 3600:.2g} h"
-        if seconds >= 3600
-        else f"{seconds / 60:.2g} min"
-        if seconds >= 60
-        else f"{seconds:.2g} s"
-    )
+    seconds, memory = ([run.info["cost"][name] for run in runs] for name in ("seconds", "memory_bytes"))
     versions = Counter(", ".join(f"{k} {v}" for k, v in run.info["versions"].items()) for run in runs)
     ends = sorted(str(run.info.get("finished", ""))[:16].replace("T", " ") for run in runs)
     named = {"challenges": "challenge", "networks": "network", "algorithms": "label", "optimisers": "optimizer"}
@@ -103,7 +94,8 @@ def overview(store: StoreContent) -> list[tuple[str, str]]:
     named |= {"precision": "precision"}
     rows = [("runs", ", ".join(parts))]
     rows += [(title, _values(run.settings[name] for run in runs)) for title, name in named.items()]
-    rows += [("cost", f"{hours} of training; algorithms held at most {decimal(max(memory, default=0))}")]
+    held = decimal(max(memory, default=0))
+    rows += [("cost", f"{format_time(sum(seconds))} of training; algorithms held at most {held}")]
     rows += [("versions", "; ".join(text for text in versions if text) or "unknown")]
     rows += [("finished", f"{ends[0]} to {ends[-1]} UTC")] if ends and ends[0] else []
     return rows
