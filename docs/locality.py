@@ -205,11 +205,11 @@ equals the stored one, because results differ slightly between machines.
 {retrace_command}
 ```
 
-After every step it measures ξ_o(θ) = |\\hat L_o(θ) − L_o(θ)| for every finished task o, for the algorithm's own
-approximation \\hat L_o and for Taylor expansions of order 0, 1 and 2, these with the exact Hessian and all
-approximations of it that the network supports; `--retrace 20` measures after every 20 steps, and names the step of a
-violation as a range. It prints the largest error, the distance from θ_o up to which the error stays below ε, and the
-step at which training first left the region of an old task:
+After every step it measures $\\xi_o(\\theta) = |\\hat L_o(\\theta) - L_o(\\theta)|$ for every finished task o, for the
+algorithm's own approximation $\\hat L_o$ and for Taylor expansions of order 0, 1 and 2, these with the exact Hessian
+and all approximations of it that the network supports; `--retrace 20` measures after every 20 steps, and names the
+step of a violation as a range. It prints the largest error, the distance from θ_o up to which the error stays below
+ε, and the step at which training first left the region of an old task:
 
 ```
 {steps}
@@ -219,7 +219,7 @@ step at which training first left the region of an old task:
 
 The red line and the step above it are the first violation: the first step at which the error of a task is ε or more.
 Order 0 is the constant L_o(θ_o). EWC's penalty adds at most {penalty} to it here, so the panels of *own* and
-order 0 look alike. *own* is the algorithm's \\hat L_o, here EWC's penalty, divided equally between old tasks, plus
+order 0 look alike. *own* is the algorithm's $\\hat L_o$, here EWC's penalty, divided equally between old tasks, plus
 L_o(θ_o). Some algorithms state none (`sgd`: ξ_o is the loss itself), or only up to a constant (`si`), or in other
 units (`der`, `icarl`). *own, from θ_o* compares the increases from θ_o, which are all that training depends on. In
 Python:

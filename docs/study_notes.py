@@ -53,14 +53,18 @@ def approximation_error(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     told = join(f"{seeds or 'no'} seeds of {join(few)}" for seeds, few in sorted(by_seeds.items(), reverse=True))
     return rf"""
 The paper says that local approximations are good only near the old solutions, and so at low learning rates. Quadratic
-penalties have weight 1 here, unlike in Table 1.{diverged} Errors in the table are medians over seeds; *error / old
-loss* compares them with \hat L_o = 0. *skill* compares them with the constant L_o(θ_o), which is order 0: 1 − Σ error /
-Σ error of the constant, summed over the tasks of the same run, as a mean over seeds with its 95 % t-interval,
-over {told}. Runs with the constant were trained on
-a CPU, the others on a GPU. Skills do not rank algorithms: whoever forgets less has a smaller error of the constant to
-beat, and late tasks, whose errors are larger, weigh more. Along the runs of `ogd-gtl` its approximation is the
-constant, because it moves orthogonally to the gradients that it keeps. Losses of `si` are relative to θ_o, though its
-penalty is centred at the last solution. `er` and `agem` do not keep L_o(θ_o), but examples that they fit.
+penalties have weight 1 here, unlike in Table 1.{diverged}
+
+Errors in the table are medians over seeds; *error / old loss* compares them with an approximation by 0. *skill*
+compares them with the constant L_o(θ_o), which is order 0: 1 − Σ error / Σ error of the constant, summed over the tasks
+of the same run, as a mean with its 95 % t-interval over {told}.
+Runs with the constant were trained on a CPU, the others on a GPU.
+
+Skills do not rank algorithms: whoever forgets less has a smaller error of the constant to beat, and late tasks, whose
+errors are larger, weigh more. Along the runs of `ogd-gtl` its approximation is the constant, because it moves
+orthogonally to the gradients that it keeps. Losses of `si` are relative to θ_o, though its penalty is centred at the
+last solution. `er` and `agem` do not keep L_o(θ_o), but examples that they fit.
+
 A smooth loss leaves an error of one power more than the order; the kinks of ReLU networks leave r². The paper's bound
 C rᵖ does not require errors to grow evenly."""
 
@@ -153,12 +157,12 @@ def locality(rows: pl.DataFrame, table: Sequence[Row]) -> str:
     where = join(f"`{row['algorithm']}` on {row['challenge']}" for row in silent) if silent else "nowhere"
     return rf"""
 Definition 3.1 calls an approximation local if it depends on the solution θ_o. *explained* is the share of the
-variance of \hat L_o that θ_o explains, *information* an estimate in nats, *p_value* that of a permutation test, which
+variance of $\hat L_o$ that θ_o explains, *information* an estimate in nats, *p_value* that of a permutation test, which
 decides. Called global by the paper and found local: {join(differ or ["none"])}. For `si` the paper argues that its
 centre θ_{{t−1}} moves with every task, but after one task that is θ_o. For `pnn`, `packnet` and `hat` it argues that
-the derivative is taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their \hat L_o
-is a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local because of
-herding; with random exemplars θ_o can still act through the targets that its network generates, and explains
+the derivative is taken at the current θ, but what they keep of a finished task is as it was at θ_o, and their
+$\hat L_o$ is a constant, like L_o(θ_o), the paper's own example of a local approximation. The paper calls iCaRL local
+because of herding; with random exemplars θ_o can still act through the targets that its network generates, and explains
 {100 * random:.0f} %. Where information is 0 and the verdict local ({where}), θ_o may act together with the memory's
 draws, which the estimate does not know."""
 
