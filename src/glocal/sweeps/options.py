@@ -160,8 +160,10 @@ def parse_time(text: str) -> float:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time as people write it: 45 s, 12 min, 3 h 50 min, 2 d 4 h."""
+    """Return a time as people write it: 0.3 s, 45 s, 12 min, 3 h 50 min, 2 d 4 h."""
     minutes = round(seconds / 60)
+    if seconds < 1:
+        return f"{seconds:.1g} s"
     if minutes < 2:
         return f"{seconds:.0f} s"
     if minutes < 60:
