@@ -61,10 +61,9 @@ BOARD_NOTES = (
 ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Lowest at*: the learning
 rate of the lowest mean forgetting, and how many seeds have their minimum there. *ρ*: Spearman's rank correlation of
 forgetting with the learning rate for each seed, averaged; a published one is against the claim if p < {level:g} by
-permutation of the learning rates. It and the minimum count the *seeds* that finished at all learning rates; low − high
-needs four of the rates. Brackets: 95 % t-intervals over seeds. All published columns are of the published angles."""
-
-
+permutation of the learning rates. It and the minimum count the *seeds* that finished at all learning rates. *Low −
+high*, which needs four of the rates: mean forgetting at the two lowest ones minus that at the two highest, paired by
+seed. Brackets: 95 % t-intervals over seeds. All published columns are of the published angles."""
 DEFINITION = "reproduction/studies.md#locality"
 NO_REASON = "**This does not show that locality is the reason**"
 

@@ -60,10 +60,10 @@ compares them with the constant L_o(θ_o), which is order 0: 1 − Σ error / Σ
 of the same run, as a mean with its 95 % t-interval over {told}.
 Runs with the constant were trained on a CPU, the others on a GPU.
 
-Skills do not rank algorithms: whoever forgets less has a smaller error of the constant to beat, and late tasks, whose
-errors are larger, weigh more. Along the runs of `ogd-gtl` its approximation is the constant, because it moves
-orthogonally to the gradients that it keeps. Losses of `si` are relative to θ_o, though its penalty is centred at the
-last solution. `er` and `agem` do not keep L_o(θ_o), but examples that they fit.
+Skills do not rank algorithms: the constant of an algorithm that forgets less has a smaller error, which is harder to
+beat. Late tasks, whose errors are larger, weigh more. Along the runs of `ogd-gtl` its approximation is the constant,
+because it moves orthogonally to the gradients that it keeps. Losses of `si` are relative to θ_o, though its penalty
+is centred at the last solution. `er` and `agem` do not keep L_o(θ_o), but examples that they fit.
 
 A smooth loss leaves an error of one power more than the order; the kinks of ReLU networks leave r². The paper's bound
 C rᵖ does not require errors to grow evenly."""
