@@ -21,12 +21,10 @@ def numbers(tables: Mapping[str, Comparison]) -> str:
     """Say how strict the comparison with published numbers is, and which rows differ from theirs."""
     right, total = agreeing(tables)
     passed, compared = map(sum, zip(*(passes(made)[1] for made in tables.values()), strict=True))
-    away = join(f"{_mean_z(made):.2f} ({column})" for column, made in tables.items())
     far = [f"`{row}` ({column})" for column, made in tables.items() for row in far_rows(made)]
     return (
         f"**The numbers.** {right} of {total} are within {MAX_Z:g} standard errors of the published ones; so are "
-        f"{passed} of {compared} compared with another algorithm's. On average ours are {away} standard errors "
-        f"away. {INDEPENDENT:.1f} is expected of independent samples, less of runs with the same angles. Averaged over "
+        f"{passed} of {compared} compared with another algorithm's. Averaged over "
         f"learning rates, {f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g} standard "
         "errors."
     )

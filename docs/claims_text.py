@@ -200,17 +200,9 @@ def _doubts(found: Rises, reclassified: Sequence[str]) -> str:
         reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(found.ogd_against_sgd)}")
     if reclassified:
         reasons.append(f"{code(reclassified)} changes class by Definition 3.1, measured after one task")
-    if compared := [*_minus(found.without_doubtful), *_minus(found.with_ogd_gtl)]:
-        reasons.append(f"without {doubtful}, chosen after the results, {'; '.join(compared)}")
+    if found.without_doubtful:
+        reasons.append(f"without {doubtful} it does not hold in every benchmark (above)")
     return f"**Is locality the reason?** It is not shown: {'; '.join(reasons)}."
-
-
-def _minus(found: Mapping[str, Rise]) -> list[str]:
-    """Return a text for each pair of sides that columns have."""
-    by_sides: dict[str, dict[str, Rise]] = {}
-    for column, rise in found.items():
-        by_sides.setdefault(f"{code(rise.local)} minus {code(rise.other)}", {})[column] = rise
-    return [f"{sides} is {_settled(own)}" for sides, own in by_sides.items()]
 
 
 def conclusions(
@@ -222,7 +214,7 @@ def conclusions(
     """Return a list of what follows from the scoreboard and from the comparison with published numbers."""
     texts = [numbers(tables)]
     if counted := rising(rows):
-        texts.append(f"**Both classes.** {counted}.")
+        texts.append(f"**By class.** {counted}.")
     if doubts := _doubts(rises(rows, reclassified), reclassified):
         texts.append(doubts)
     if reclassified:
@@ -239,11 +231,6 @@ def _by_column(found: Mapping[str, Rise]) -> str:
 def _in_order(found: Mapping[str, Rise], stated: Mapping[str, Rise]) -> str:
     """Leave out the columns' names if they are those stated before."""
     return join(str(rise.difference) for rise in found.values()) if list(found) == list(stated) else _by_column(found)
-
-
-def _settled(found: Mapping[str, Rise]) -> str:
-    words = "agrees", "the opposite", "not settled"
-    return join(f"{rise.difference} ({column}: {rise.difference.phrase(*words)})" for column, rise in found.items())
 
 
 def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:

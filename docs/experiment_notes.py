@@ -283,14 +283,12 @@ NOTES: dict[str, Callable[[pl.DataFrame, Sequence[Row]], str]] = {
 
 def ball_line(rows: pl.DataFrame) -> str:
     difference, wide, alone = _ball_differences(rows)
-    as_large, labelings = ball_study.count_labelings(rows, _local(rows))
     weak = difference.low > 0 and not (wide.low > 0 and alone.low > 0)
     return (
         "**Does forgetting rise faster with the distance that a task moves the parameters for local algorithms?** "
         f"By the registered rule, {'yes' if difference.low > 0 else 'no'}: at equal learning rate and learning "
         f"accuracy, a doubling of the distance adds {difference} points more for local algorithms than for global "
-        f"ones. With any {len(_local(rows))} of the algorithms called local, {as_large} of {labelings} choices, this "
-        f"one included, differ as much. The difference is {wide} with radii of {WIDE:g} and more alone, and {alone} "
+        f"ones. The difference is {wide} with radii of {WIDE:g} and more alone, and {alone} "
         f"compared with plain SGD alone{': the experiment does not show that locality is the reason' if weak else ''}."
     )
 
