@@ -15,6 +15,7 @@ from glocal.engine.cohort import Cohort
 from glocal.engine.executors import Executor, Sequential, Vectorised, keep_freed_memory
 from glocal.engine.loader import Loader
 from glocal.engine.memory_budget import is_out_of_memory
+from glocal.engine.network_check import NetworkCheck
 from glocal.engine.state import State
 from glocal.errors import first_line, require
 
@@ -45,6 +46,8 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlie
     on_gpu = cohort.device.type == "cuda"
     if not on_gpu:
         keep_freed_memory()
+    check = NetworkCheck(cohort, loader)
+    check.alone()
     if execution == "sequential" or (len(cohort) == 1 and execution == "auto" and not on_gpu):
         return named("sequential", Sequential(cohort))
     captured = accelerate.find("step.captured") if on_gpu else None
@@ -52,7 +55,7 @@ def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlie
     for ladder in (captured() if captured else {}, EAGER):
         allowed = {k: make for k, make in ladder.items() if execution == "auto" or k.startswith(execution)}
         order = sorted(allowed, key=lambda name: name != earlier)
-        seconds = _rehearse_all({name: allowed[name] for name in order}, cohort, loader, failures, earlier)
+        seconds = _rehearse_all({name: allowed[name] for name in order}, cohort, loader, check, failures, earlier)
         if seconds:
             for error in failures.values():
                 error.__traceback__ = None  # its frames hold the executor's graphs and states
@@ -75,14 +78,22 @@ def _note(name: str, failures: Mapping[str, Exception]) -> str:
 
 
 def _rehearse_all(
-    ladder: Ladder, cohort: Cohort, loader: Loader, failures: dict[str, Exception], earlier: str
+    ladder: Ladder,
+    cohort: Cohort,
+    loader: Loader,
+    check: NetworkCheck,
+    failures: dict[str, Exception],
+    earlier: str,
 ) -> dict[str, float]:
     """Return the seconds of an epoch of every executor that works, or of the first one if training is short."""
     seconds: dict[str, float] = {}
     loader.load_epoch(0)
     for name, make in ladder.items():
         try:
-            seconds[name] = rehearse(make(cohort), cohort.initial_state(loader.example()), loader)
+            executor = make(cohort)
+            if isinstance(executor, Vectorised):
+                check.together()
+            seconds[name] = rehearse(executor, cohort.initial_state(loader.example()), loader)
         except Exception as error:
             if is_out_of_memory(error) and len(cohort) > 1 and not seconds:
                 raise  # fewer runs together are faster than one after the other

@@ -1,0 +1,136 @@
+"""Check that a network is what training takes it for: a function of its parameters, its buffers and its inputs.
+
+Training calls one module for all runs, with every run's own parameters and buffers. What a network keeps elsewhere, and
+hooks on parameters, would be lost without a word. So, before training, gradients of a few examples are compared with
+those of plain PyTorch: `loss.backward()` with the network of a seed as it was made, on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from glocal import tree
+from glocal.algorithms.baselines import SGD
+from glocal.engine.cohort import CPU, Cohort, Member
+from glocal.engine.loader import Loader
+from glocal.errors import require
+from glocal.inputs import evenly_spaced_indices
+from glocal.networks.layer_calls import set_eval_mode
+from glocal.rng import generator, global_generator
+from glocal.tree import Params
+
+EXAMPLES = 8
+TOLERANCE, REPEATED = 0.01, 1e-5
+"""Largest difference of a gradient from plain PyTorch's, and from the same pass again, relative to its norm."""
+HOOKS = "hooks on parameters and activation checkpointing have no effect here: remove them"
+OTHER_STATE = "what differs between seeds must be a parameter or a buffer (register_buffer)"
+FACTOR = 1.25
+"""The parameters are multiplied by it: the network's own tensors, at θ_0, must not pass for them."""
+
+
+class NetworkCheck:
+    """Gradients of the user's network, as plain PyTorch computes them, for the first and the last run of a cohort."""
+
+    def __init__(self, cohort: Cohort, loader: Loader) -> None:
+        """Compute them for some examples of the task that is loaded."""
+        runs = sorted({0, len(cohort) - 1})
+        members = tuple(Member(cohort.members[run].seed, 1.0, SGD()) for run in runs)
+        self.cohort = replace(cohort, members=members, precision="fp32", device=CPU)
+        self.training = (
+            not self.cohort.draws
+        )  # random numbers that a network draws come from elsewhere in plain PyTorch
+        groups = [next(g for g, part in enumerate(cohort.groups) if part.start <= run < part.stop) for run in runs]
+        chosen = evenly_spaced_indices(loader.examples, EXAMPLES).to(loader.device)
+        batches = [loader.whole(group) for group in groups]
+        self.x = torch.stack([self.cohort.transform.normalize(batch.x[chosen].cpu()) for batch in batches])
+        self.y = torch.stack([batch.y[chosen].cpu() for batch in batches])
+        self.expected = [self._plain(member.seed, x, y) for member, x, y in zip(members, self.x, self.y, strict=True)]
+
+    def _plain(self, seed: int, x: Tensor, y: Tensor) -> Params | None:
+        """Return the gradient by plain PyTorch; None if that fails, or is not finite."""
+        network = self.cohort.network(seed)
+        with torch.no_grad():
+            for p in network.parameters():
+                p.mul_(FACTOR if p.requires_grad else 1)
+        network = network.train() if self.training else set_eval_mode(network)
+        name, tensors = type(network).__name__, dict((*network.named_parameters(), *network.named_buffers()))
+        before, given = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
+        try:
+            first = self._backward(network, given, y)
+        except Exception:  # training meets the error too, and reports it
+            return None
+        message = f"the network {name} changes its inputs in place, and with them the data: work on a copy, x.clone()."
+        require(torch.equal(given, x), message)
+        with torch.no_grad():
+            for k, tensor in (*network.named_parameters(), *network.named_buffers()):
+                tensor.copy_(before[k])
+        second = self._backward(network, x.clone(), y)
+        if not all(g.isfinite().all() for g in first.values()):
+            return None
+        require(
+            not _differing(second, first, REPEATED),
+            f"the network {name} gives different results for the same inputs, parameters and buffers: it keeps other "
+            "state, or draws from numpy, Python's random or a generator of its own. Runs would depend on each other. "
+            "Keep state in buffers (register_buffer), and draw from torch's global generator.",
+        )
+        return first
+
+    def _backward(self, network: nn.Module, x: Tensor, y: Tensor) -> Params:
+        network.zero_grad()
+        with global_generator(generator(0, "check")), torch.enable_grad():
+            self.cohort.loss.per_sample(network(x), y).mean().backward()
+        params = {k: p for k, p in network.named_parameters() if p.requires_grad}
+        return {k: torch.zeros_like(p) if p.grad is None else p.grad.clone() for k, p in params.items()}
+
+    def alone(self) -> None:
+        """Raise if a run that is trained alone would have another gradient."""
+        model, (params, buffers) = self.cohort.model(vectorised=False), self._start()
+        for run, advice in enumerate((HOOKS, OTHER_STATE)[: len(self.expected)]):
+            bound = model.bind(tree.select(buffers, run), training=self.training)
+            try:
+                found = bound.grad(tree.select(params, run), self.x[run], self.y[run])
+            except Exception:  # training meets the error too, and reports it
+                return
+            differing = self._differing(found, run)
+            require(
+                not differing,
+                f"the network {type(model.module).__name__} is not a function of its parameters and buffers, as "
+                f"training here needs it: its gradient by {differing} differs from that of loss.backward(). {advice}.",
+            )
+
+    def together(self) -> None:
+        """Raise if runs that are trained together would have other gradients: torch's rules for `vmap` have gaps."""
+        model, (params, buffers) = self.cohort.model(vectorised=True), self._start()
+        leaves = {k: p.requires_grad_() for k, p in params.items()}
+
+        def loss(params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tensor:
+            return model.bind(buffers, training=self.training).loss(params, x, y)
+
+        with torch.enable_grad():
+            losses = vmap(loss)(leaves, buffers, self.x, self.y)
+            given = list(leaves.values())
+            gradients = torch.autograd.grad(losses.sum(), given, allow_unused=True, materialize_grads=True)
+        for run in range(len(self.expected)):
+            differing = self._differing({k: g[run] for k, g in zip(leaves, gradients, strict=True)}, run)
+            require(not differing, f"the gradient by {differing} is another one than that of a run alone")
+
+    def _start(self) -> tuple[Params, Params]:
+        params, buffers = self.cohort.initial()
+        return {k: FACTOR * p for k, p in params.items()}, buffers
+
+    def _differing(self, found: Params, run: int) -> str:
+        """Return the names of parameters whose gradients are not those of plain PyTorch."""
+        expected = self.expected[run]
+        names = [] if expected is None else _differing(found, expected, TOLERANCE)
+        return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
+def _differing(found: Params, expected: Params, tolerance: float) -> list[str]:
+    """Return the names of the parameters whose gradients differ."""
+    whole = torch.stack([g.double().square().sum() for g in expected.values()]).sum().sqrt()
+    allowed = {k: tolerance * (g.double().norm() + whole / 100) for k, g in expected.items()}
+    return [k for k, g in expected.items() if not (found[k].double() - g.double()).norm() <= allowed[k]]

@@ -1,0 +1,187 @@
+"""Networks that are more than a function of parameters and buffers: refused, or trained run by run, never wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from glocal import challenges
+from glocal.algorithms import SGD
+from glocal.engine.choose import choose
+from glocal.engine.cohort import Cohort, Member
+from glocal.engine.executors import Executor
+from glocal.engine.loader import Loader
+from glocal.errors import GlocalError
+
+FEATURES = 6
+
+
+class Base(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 8), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x).relu())
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+
+class Checkpointed(Base):
+    def hidden(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: self.first(x).tanh(), x, use_reentrant=False)
+
+
+class ParameterHook(Base):
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.first.weight.register_hook(torch.zeros_like)
+
+
+class OwnProjection(Base):
+    """Draws a tensor for every seed that is no buffer."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.projection = torch.randn(FEATURES, FEATURES)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(x @ self.projection)
+
+
+class Counter(Base):
+    calls = 0
+
+    def hidden(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.first(x) * (1 - self.calls / 1000)
+
+
+class NumpyNoise(Base):
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(x) * np.random.default_rng().uniform(0.5, 1.5)
+
+
+class PythonNoise(Base):
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(x) * random.uniform(0.5, 1.5)
+
+
+class InPlace(Base):
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(x.sub_(1))
+
+
+class Reversal(Base):
+    """Reverses a gradient by a hook on a tensor, which `vmap` does not call."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(lambda g: -g)
+        return h
+
+
+def doubled(module: nn.Module, given: Any, received: Any) -> Any:
+    return tuple(2 * g for g in given)
+
+
+class BackwardHook(Base):
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.last.register_full_backward_hook(doubled)
+
+
+class Padded(Base):
+    """torch's rule for `vmap` keeps the padding row of the first run only."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.embedding = nn.Embedding(5, FEATURES, padding_idx=0)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.first(self.embedding((x > 0).long()).mean(1))
+
+
+class Registered(Base):
+    """A counter and a projection as they should be kept."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.projection = nn.Buffer(torch.randn(FEATURES, FEATURES))
+        self.calls: Tensor = nn.Buffer(torch.zeros(()))
+        self.norm, self.dropout = nn.BatchNorm1d(8), nn.Dropout(0.3)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.dropout(self.norm(self.first(x @ self.projection))) / (1 + self.calls)
+
+
+def chosen(make: Callable[[int], nn.Module], members: Sequence[tuple[int, float]]) -> Executor:
+    draw = np.random.default_rng(0)
+    tasks: Any = [((draw.normal(size=(40, FEATURES)), draw.integers(2, size=40)),) * 2 for _ in range(2)]
+    cohort = Cohort(
+        challenges.from_tasks("small", tasks, setting="domain"),
+        lambda shape, outputs: make(outputs),
+        tuple(Member(seed, lr, SGD()) for seed, lr in members),
+        epochs=1,
+        batch_size=10,
+    )
+    loader = Loader(cohort)
+    loader.load_task(0)
+    return choose(cohort, loader)
+
+
+ALONE, SEEDS, RATES = [(1, 0.1)], [(1, 0.1), (2, 0.1)], [(1, 0.1), (1, 0.2)]
+
+
+@pytest.mark.parametrize("members", [ALONE, SEEDS])
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (Checkpointed, "first.weight"),
+        (ParameterHook, "first.weight"),
+        (Counter, "register_buffer"),
+        (NumpyNoise, "numpy"),
+        (PythonNoise, "Python's random"),
+        (InPlace, "in place"),
+    ],
+)
+def test_networks_with_other_gradients_than_plain_pytorch_are_refused(
+    make: Callable[[int], nn.Module], named: str, members: list[tuple[int, float]]
+) -> None:
+    with pytest.raises(GlocalError, match=named):
+        chosen(make, members)
+
+
+def test_state_outside_of_buffers_is_refused_only_where_it_differs() -> None:
+    assert chosen(OwnProjection, ALONE).name == "sequential"
+    assert chosen(OwnProjection, RATES).name == "vectorised"
+    with pytest.raises(GlocalError, match=r"OwnProjection.*register_buffer"):
+        chosen(OwnProjection, SEEDS)
+
+
+@pytest.mark.parametrize("make", [Reversal, BackwardHook, Padded])
+@pytest.mark.parametrize("members", [SEEDS, RATES])
+def test_what_vmap_computes_wrongly_is_trained_run_by_run(
+    make: Callable[[int], nn.Module], members: list[tuple[int, float]]
+) -> None:
+    executor = chosen(make, members)
+    assert executor.name == "sequential" and "vectorised is not possible" in executor.note
+
+
+@pytest.mark.parametrize("make", [Base, Registered])
+@pytest.mark.parametrize("members", [SEEDS, RATES])
+def test_functions_of_parameters_and_buffers_are_trained_together(
+    make: Callable[[int], nn.Module], members: list[tuple[int, float]]
+) -> None:
+    executor = chosen(make, members)
+    assert executor.name == "vectorised" and not executor.note
