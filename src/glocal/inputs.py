@@ -95,7 +95,10 @@ def check_finite(values: Tensor, name: str) -> None:
     if values.is_floating_point():
         bad = values.reshape(len(values), -1).isfinite().all(1).logical_not()
         where = f"{int(bad.sum())} of {len(values)} examples, the first at index {int(bad.int().argmax())}"
-        require(not bad.any(), f"{name} contains NaN or infinity in {where}; remove them, or give finite values.")
+        require(
+            not bad.any(),
+            f"{name} contains NaN or infinity in {where}; remove them, or give values that are finite in float32.",
+        )
 
 
 def as_inputs(x: Tensor, name: str) -> Tensor:
@@ -104,10 +107,11 @@ def as_inputs(x: Tensor, name: str) -> Tensor:
     require(x.ndim >= 2, f"{name} has shape {tuple(x.shape)}; {allowed}.")
     allowed = "give uint8 (images, 0 to 255), floats, or integers of another type (tokens)"
     require(x.dtype != torch.bool and not x.is_complex(), f"{name} has dtype {x.dtype}; {allowed}.")
-    check_finite(x, name)
     if x.dtype == torch.uint8:
         return x.cpu()
-    return x.to("cpu", torch.float32 if x.is_floating_point() else torch.int64)
+    x = x.to("cpu", torch.float32 if x.is_floating_point() else torch.int64)
+    check_finite(x, name)
+    return x
 
 
 def as_labels(y: Tensor, name: str) -> Tensor:

@@ -56,6 +56,20 @@ class Lists(Counts):
         return [memory]
 
 
+@dataclass(frozen=True)
+class Grows(Counts):
+    name = "grows"
+
+    def observe(self, memory: Any, step: Any) -> Any:
+        return {"steps": torch.cat([memory["steps"].view(-1), step.lr.view(1)])}
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_a_memory_that_grows_from_step_to_step_is_refused(seeds: list[int]) -> None:
+    with pytest.raises(GlocalError, match=r"grows\.observe changes the shapes .* 'steps' from \(\) to \(2,\)"):
+        glocal.sweep("rotated-digits", [Grows()], [0.1], seeds, **TINY)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [

@@ -158,7 +158,8 @@ class Cohort:
         memories = []
         for run, member in enumerate(self.members):
             own = tree.select(params, run)
-            memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, example)
+            with global_generator(generator(member.seed, "memory"), self.device):
+                memory = member.algorithm.init(model.bind(tree.select(buffers, run)), own, example)
             check_memory(memory, f"{member.algorithm.name}.init")
             memories.append(tree.map_tree(lambda leaf: leaf.to(self.device), memory))
         diverged = torch.full((len(self),), -1, dtype=torch.long, device=self.device)

@@ -28,7 +28,7 @@ from glocal.rng import generator, global_generator
 from glocal.tree import Tree
 
 CompiledStep: TypeAlias = Callable[[State, Hyper, Batch], Tensor]
-Stream: TypeAlias = tuple[int, int] | None
+Stream: TypeAlias = tuple[str | int, ...] | None
 Tick: TypeAlias = Callable[[int], None]  # counts steps of single runs, for progress bars
 OnStep: TypeAlias = Callable[[State, int], None]  # is given the state and the number of steps taken in this epoch
 
@@ -63,8 +63,8 @@ class Executor(ABC):
     ) -> Any:
         """Call a function for each of some neighbouring runs and stack the results.
 
-        The function takes one run's entries of `trees`, then `shared`. `stream` is the (task, epoch) that seed torch's
-        global generator, for modules which draw from it.
+        The function takes one run's entries of `trees`, then `shared`. `stream` seeds torch's global generator, for
+        modules which draw from it.
         """
 
     def arrange(self, state: State) -> None:
@@ -75,7 +75,9 @@ class Executor(ABC):
         """Call the algorithm's `before_epoch`."""
         trees = state.params, state.buffers, state.memory, self.hyper
         runs = slice(0, len(self.cohort))
-        params, memory = self.over_runs(self.program.before_epoch, runs, trees, epoch, self.cohort.epochs)
+        params, memory = self.over_runs(
+            self.program.before_epoch, runs, trees, epoch, self.cohort.epochs, stream=("before epoch", state.clock)
+        )
         if params != UNCHANGED:
             copy_into_(params, state.params)
         if memory != UNCHANGED:
@@ -161,7 +163,7 @@ class Sequential(Executor):
                 results.append(function(*(tree.select(part, run) for part in trees), *shared))
         return _stacked(results)
 
-    def _network_randomness(self, run: int, stream: tuple[int, int]) -> AbstractContextManager[None]:
+    def _network_randomness(self, run: int, stream: tuple[str | int, ...]) -> AbstractContextManager[None]:
         """Seed torch's global generator, which an LSTM's dropout and the like draw from, for one run and epoch."""
         own = generator(self.cohort.members[run].seed, "network", *stream)
         return global_generator(own, self.cohort.device)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from glocal import tree
 from glocal.engine.cohort import Cohort
@@ -73,6 +77,19 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return failed or is_out_of_memory(error.__cause__)
 
 
+class EveryResult(TorchDispatchMode):
+    """Call a function with every tensor that is computed."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.function = function
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self.function, result)
+        return result
+
+
 def bytes_per_run(cohort: Cohort) -> int:
     """Measure on one step what a run needs: parameters, gradients, update, autograd's tensors, M and optimiser state.
 
@@ -97,8 +114,18 @@ def bytes_per_run(cohort: Cohort) -> int:
     # Of two runs: twice the size of one, as a step holds them before and after.
     _, own = cohort.only([cohort.members[0], cohort.members[-1]]).initial()
     before = tree.nbytes(state.memory)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+
+    def step() -> None:
         executor.step(state.select(0), tree.select(executor.hyper, 0), next(loader.batches_of(0)))
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            step()
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        with EveryResult(pack):  # torch.func.grad allows no such hooks
+            step()
     executor.consolidate(state, loader)
     grown = max(0, tree.nbytes(state.memory) - before)
     held = before + grown * one.challenge.tasks + tree.nbytes(state.optimizer)

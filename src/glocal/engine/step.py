@@ -15,7 +15,7 @@ from torch import Tensor
 from glocal import tree
 from glocal.algorithms.algorithm import Algorithm, Batch, Memory, Step
 from glocal.engine.state import State, check_memory
-from glocal.errors import GlocalError
+from glocal.errors import GlocalError, require
 from glocal.networks.model import Model
 from glocal.optimizers import PLAIN_SGD, Optimizer, apply_update
 from glocal.tree import Params, Tree
@@ -108,7 +108,13 @@ class Program:
         return changed(self._with(hyper).direction(model, grads, params, memory, batch), grads), model.buffers
 
     def observe(self, memory: Memory, hyper: Hyper, step: Step) -> Any:
-        return self._changed_memory("observe", self._with(hyper).observe(memory, step), memory)
+        new = self._changed_memory("observe", self._with(hyper).observe(memory, step), memory)
+        if new is not UNCHANGED:
+            sizes, old = ({k: tuple(v.shape) for k, v in tree.flatten(m).items()} for m in (new, memory))
+            other = [f"'{k}' from {old.get(k)} to {sizes.get(k)}" for k in old | sizes if old.get(k) != sizes.get(k)]
+            changes = f"{self.algorithm.name}.observe changes the shapes of the memory: {', '.join(other)}"
+            require(not other, f"{changes}. Only consolidate may; give it its final shape in init.")
+        return new
 
     def consolidate(
         self, params: Params, buffers: Params, memory: Memory, hyper: Hyper, random: Params, data: Batch

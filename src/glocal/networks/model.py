@@ -214,7 +214,10 @@ class Model:
         return torch.stack(parts).sum() / y.shape[0]
 
     def grad(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None) -> Params:
-        """Return ∇L(θ) on a batch. A batch whose weights are all 0 leaves the network's buffers unchanged."""
+        """Return ∇L(θ) on a batch; in `objective` it can be differentiated again.
+
+        A batch whose weights are all 0 leaves the network's buffers unchanged.
+        """
 
         def value(params: Mapping[str, Tensor], buffers: Params) -> tuple[Tensor, Params]:
             bound = self.bind(buffers, self.training)
@@ -223,10 +226,14 @@ class Model:
         if self.vectorised:
             grads, buffers = torch.func.grad(value, has_aux=True)(dict(params), self.buffers)
         else:
-            leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+            again = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
+            leaves = {k: p if again and p.requires_grad else p.detach().requires_grad_() for k, p in params.items()}
+            given = list(leaves.values())
             with torch.enable_grad():
                 loss, buffers = value(leaves, self.buffers)
-                gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    loss, given, create_graph=again, allow_unused=True, materialize_grads=True
+                )
             grads = dict(zip(leaves, gradients, strict=True))
         if weight is not None:
             buffers = {k: torch.where(weight.sum() > 0, b, self.buffers[k]) for k, b in buffers.items()}
