@@ -264,3 +264,51 @@ def test_classes_with_unusual_members() -> None:
     nested.append(nested)
     with pytest.raises(GlocalError, match="nested"):
         source_hash(partial(print, nested))
+
+
+METHOD = "\n    def act(self, x): return x * %d"
+OBJECTS = {
+    "a named tuple": f"class C(typing.NamedTuple):\n    w: int = 3{METHOD}\nown = C()",
+    "an enum's member": f"class C(enum.Enum):\n    A = 1{METHOD}\nown = C.A",
+    "a list": f"class C(list):{METHOD}\nown = C([1])",
+    "a dict": f"class C(dict):{METHOD}\nown = C(a=1)",
+    "a UserDict": f"class C(collections.UserDict):{METHOD}\nown = C(a=1)",
+    "a number": f"class C(float):{METHOD}\nown = C(1)",
+    "an array": f"class C(np.ndarray):{METHOD}\nown = np.zeros(2).view(C)",
+    "a tensor's attribute": "own = torch.zeros(2); own.k = %d",
+    "a list's attribute": "class C(list): pass\nown = C([1]); own.k = %d",
+    "a factory": "own = collections.defaultdict(lambda: %d)",
+    "a made dataclass": "own = dataclasses.make_dataclass('C', ['a'], namespace={'k': %d})(1)",
+    "a closure of a library": "own = torch.optim.swa_utils.get_ema_multi_avg_fn(0.%d)",
+}
+OBJECTS_CELL = """
+import collections, dataclasses, enum, typing
+import numpy as np, torch
+from torch.optim import swa_utils
+{}
+def use(x): return own, x
+"""
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_are_named_by_what_they_add_to_their_types(kind: str) -> None:
+    before, same, after = (source_hash(run_cell(OBJECTS_CELL.format(OBJECTS[kind] % k)).use) for k in (2, 2, 3))
+    assert before == same != after
+
+
+@pytest.mark.slow
+def test_such_names_are_the_same_in_every_process() -> None:
+    cells = [MEMBERS + "\nuse = Odd", *(OBJECTS_CELL.format(text % 2) for text in OBJECTS.values())]
+    code = f"""
+import sys, types
+from glocal.sweeps.source import source_hash
+for code in {cells!r}:
+    sys.modules["cell"] = types.ModuleType("cell")
+    exec(compile(code, "cell", "exec"), vars(sys.modules["cell"]))
+    print(source_hash(sys.modules["cell"].use))
+"""
+    answers = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environ).stdout
+        for environ in ({**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2"))
+    ]
+    assert answers[0] == answers[1] and len(set(answers[0].split())) == len(cells)

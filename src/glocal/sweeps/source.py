@@ -15,9 +15,20 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator
 from pathlib import Path, PurePath
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
+from types import (
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    UnionType,
+)
 from typing import Any
 
 import numpy as np
@@ -25,9 +36,9 @@ import torch
 
 from glocal.errors import GlocalError
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, enum.Enum, PurePath, np.generic)
-PLAIN_TYPES = (*PLAIN, torch.dtype, torch.device, torch.Size, GenericAlias, UnionType)
-"""What `repr` describes completely."""
+PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), range, slice}
+REPRESENTED = (PurePath, np.generic, torch.dtype, torch.device, torch.Size, GenericAlias, UnionType)
+"""What `repr` describes completely: objects of exactly the first types, and of subclasses of the second."""
 UNBOUND = (type(None), ModuleType)
 """What a function that is no method has for `__self__`."""
 DATACLASS_METHODS = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
@@ -58,32 +69,46 @@ class _Text:
 
     def describe(self, value: Any, where: str) -> str:
         """Describe a value, plain data as `repr` does; errors call it `where`."""
-        if isinstance(value, PLAIN_TYPES):
+        kind = type(value)  # a subclass may have attributes and methods of its own
+        if kind in PLAIN or isinstance(value, REPRESENTED) or (isinstance(value, enum.Enum) and _is_installed(kind)):
             return repr(value)
-        if isinstance(value, list | tuple):
+        if kind in (list, tuple):
             parts = ", ".join(self.describe(part, where) for part in value)
-            return f"[{parts}]" if isinstance(value, list) else f"({parts}{',' * (len(value) == 1)})"
-        if isinstance(value, set | frozenset):  # its order differs between processes
+            return f"[{parts}]" if kind is list else f"({parts}{',' * (len(value) == 1)})"
+        if kind in (set, frozenset):  # its order differs between processes
             return f"{{{', '.join(sorted(self.describe(part, where) for part in value))}}}"
-        if isinstance(value, np.ndarray) and value.dtype != object:
+        if kind is np.ndarray and value.dtype != object:
             return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         if isinstance(value, torch.Tensor):
             data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            return f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
+            text = f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
+            plain = _is_installed(kind) and not vars(value)
+            return text if plain else f"{text} {self.describe((kind, vars(value)), where)}"
         if isinstance(value, ModuleType) and is_installed(value.__name__):
             return f"module {value.__name__}"
-        module, bound = getattr(value, "__module__", None), not isinstance(getattr(value, "__self__", None), UNBOUND)
-        if hasattr(value, "__qualname__") and is_installed(module) and not bound:
-            return f"{module}.{value.__qualname__}"
+        bound = not isinstance(getattr(value, "__self__", None), UNBOUND)
+        if hasattr(value, "__qualname__") and _is_installed(value) and not bound and not inspect.isgenerator(value):
+            return f"{getattr(value, '__module__', None)}.{value.__qualname__}{self._enclosed(value, where)}"
         if id(value) in self.seen:
             return f"#{list(self.seen).index(id(value))}"
         self.seen[id(value)] = value
-        if isinstance(value, Mapping):
+        if kind in (dict, MappingProxyType):
             items = [f"{self.describe(k, where)}: {self.describe(v, f'{where}[{k!r}]')}" for k, v in value.items()]
             return f"{{{', '.join(items)}}}"
         if isinstance(value, type):
             return self._class(value, where)
         return self._function(value, where) if inspect.isfunction(value) else self._object(value, where)
+
+    def _enclosed(self, function: Any, where: str) -> str:
+        """Describe what an installed function was made from, as far as that can be described."""
+        cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
+        if not cells or id(function) in self.seen:
+            return ""
+        self.seen[id(function)] = function
+        try:
+            return f" of {self.describe(cells, where)}"
+        except GlocalError:
+            return ""
 
     def _object(self, value: Any, where: str) -> str:
         """Describe an object by its class and its state."""
@@ -162,6 +187,13 @@ def _outside_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _is_user_module(value: Any) -> bool:
     return isinstance(value, ModuleType) and not is_installed(value.__name__)
+
+
+def _is_installed(value: Any) -> bool:
+    """Return whether a class or function is installed; those of `make_dataclass` only say so."""
+    module = getattr(value, "__module__", None)
+    made = module == "types" and not hasattr(types, value.__name__)
+    return is_installed(module) and not made
 
 
 def is_installed(module: str | None) -> bool:
