@@ -129,6 +129,11 @@ def test_nonfinite_values_are_counted() -> None:
         check_finite(x, "x")
 
 
+def test_values_beyond_float32_are_not_finite() -> None:
+    with pytest.raises(GlocalError, match="x contains NaN or infinity in 1 of 2 examples, the first at index 1"):
+        as_inputs(torch.tensor([[0.0], [1e300]], dtype=torch.float64), "x")
+
+
 def test_dtypes_of_inputs_labels_and_targets() -> None:
     assert as_inputs(X.double(), "x").dtype == torch.float32
     assert as_inputs(X.byte(), "x").dtype == torch.uint8

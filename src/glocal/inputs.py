@@ -18,6 +18,8 @@ from torch.utils import data as torch_data
 
 from glocal.errors import GlocalError, require
 
+MAX_CLASSES = 1_000_000
+
 
 def read_examples(
     source: Any, name: str = "the data", max_examples: int | None = None, labels: dict[Hashable, int] | None = None
@@ -121,6 +123,8 @@ def as_labels(y: Tensor, name: str) -> Tensor:
     require(whole, f"{name} has labels that are not integers; give classes 0, 1, 2, ..., or loss='squared-error'.")
     y = y.to("cpu", torch.int64)
     require(int(y.min()) >= 0, f"{name} contains class {int(y.min())}; classes are counted from 0.")
+    message = f"{name} contains class {int(y.max())}, and a network has an output for every number up to it"
+    require(int(y.max()) < MAX_CLASSES, f"{message}: renumber the classes 0, 1, 2, ...")
     return y
 
 

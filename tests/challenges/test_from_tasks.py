@@ -180,6 +180,7 @@ x6, nan = pair([2, 3])[0], np.full((6, 3), np.nan)
         ({"x": [[1.0], [1.0, 2.0]]}, r"x of task 2 \(train\) cannot be converted to one tensor"),
         ({"x": [["a"]] * 6}, r"x of task 2 \(train\) cannot be converted to one tensor"),
         ({"y": [2, 3, 2, 3, 2, -1]}, r"y of task 2 \(train\) contains class -1"),
+        ({"y": [2, 3, 2, 3, 2, 10**9]}, r"y of task 2 \(train\) contains class 1000000000, .*: renumber"),
         ({"y": [2, 3, 2, 3, 2, 0.5]}, r"y of task 2 \(train\) has labels that are not integers"),
         ({"y": [2, 3, 2, 3, 2, np.nan]}, r"y of task 2 \(train\) has labels that are not integers"),
         ({"y": np.eye(6)}, r"y of task 2 \(train\) has shape \(6, 6\)"),

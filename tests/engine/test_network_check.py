@@ -125,6 +125,10 @@ class Registered(Base):
         return self.dropout(self.norm(self.first(x @ self.projection))) / (1 + self.calls)
 
 
+def lazy(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(outputs))
+
+
 def chosen(make: Callable[[int], nn.Module], members: Sequence[tuple[int, float]]) -> Executor:
     draw = np.random.default_rng(0)
     tasks: Any = [((draw.normal(size=(40, FEATURES)), draw.integers(2, size=40)),) * 2 for _ in range(2)]
@@ -178,7 +182,7 @@ def test_what_vmap_computes_wrongly_is_trained_run_by_run(
     assert executor.name == "sequential" and "vectorised is not possible" in executor.note
 
 
-@pytest.mark.parametrize("make", [Base, Registered])
+@pytest.mark.parametrize("make", [Base, Registered, lazy])
 @pytest.mark.parametrize("members", [SEEDS, RATES])
 def test_functions_of_parameters_and_buffers_are_trained_together(
     make: Callable[[int], nn.Module], members: list[tuple[int, float]]

@@ -180,6 +180,7 @@ LOOKING: dict[str, Callable[[Sequence[Tensor]], list[Tensor]]] = {
     "tolist": lambda given: [given[0] * given[0].tolist()[0][0]],
     "numpy": lambda given: [given[0] * float(given[0].numpy().sum())],
     "array": lambda given: [given[0] * float(np.asarray(given[0]).sum())],
+    "dlpack": lambda given: [given[0] * float(np.from_dlpack(given[0]).sum())],
     "a mask": lambda given: [given[0][given[0] > 0].mean()],
     "masked_select": lambda given: [given[0].masked_select(given[0] > 0).mean()],
     "nonzero": lambda given: [given[0].nonzero().sum()],

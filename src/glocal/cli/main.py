@@ -105,7 +105,9 @@ def _check_values(command: Any) -> None:
             if isinstance(part, Path):
                 user_path(part)
             if isinstance(part, int):
-                require(abs(part) < 2**63, f"{name} was given a number of {len(str(part))} digits; use fewer than 19.")
+                require(
+                    abs(part) < 2**63, f"{name} was given a number of {len(str(part))} digits; it must be below 2^63."
+                )
 
 
 def _report_user_error(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from glocal import losses, tree
 from glocal.algorithms.algorithm import Algorithm, Batch
@@ -33,7 +34,12 @@ CPU = torch.device("cpu")
 def seeded_network(make: MakeNetwork, challenge: Challenge, seed: int) -> nn.Module:
     """Create the network for a challenge, initialised from the seed's own random stream."""
     with global_generator(generator(seed, "init")):
-        return make(challenge.input_shape, challenge.outputs)
+        network = make(challenge.input_shape, challenge.outputs)
+        if isinstance(network, nn.Module) and any(map(is_lazy, network.parameters())):
+            with torch.no_grad():  # lazy layers take their sizes from their first inputs
+                network.eval()(torch.zeros(1, *challenge.input_shape, dtype=challenge.input_dtype))
+            network.train()
+        return network
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ForbidDataAccess(TorchFunctionMode):
     """Raise where a function reads values of a tensor in a way that tracing does not notice."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__):
             raise RuntimeError("a function that reads its tensors' values cannot be traced.")
         return func(*args, **(kwargs or {}))
 

@@ -215,7 +215,9 @@ def convert(name: str, hint: Any, value: Any) -> Any:
             return {"true": True, "false": False}[str(value).lower()]
         if hint is int:
             number = int(str(value))
-            require(abs(number) < 2**63, f"{name} was given a number of {len(str(value))} digits; use fewer than 19.")
+            require(
+                abs(number) < 2**63, f"{name} was given a number of {len(str(value))} digits; it must be below 2^63."
+            )
             return number
         if hint is float and (isinstance(value, bool) or not math.isfinite(float(value))):
             raise ValueError
