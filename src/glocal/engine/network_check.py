@@ -26,10 +26,8 @@ from glocal.tree import Params
 EXAMPLES = 8
 TOLERANCE, REPEATED = 0.01, 1e-5
 """Largest difference of a gradient from plain PyTorch's, and from the same pass again, relative to its norm."""
-HOOKS = "hooks on parameters and activation checkpointing have no effect here: remove them"
-OTHER_STATE = "what differs between seeds must be a parameter or a buffer (register_buffer)"
-FACTOR = 1.25
-"""The parameters are multiplied by it: the network's own tensors, at θ_0, must not pass for them."""
+HOOKS = "Hooks on parameters and activation checkpointing have no effect here: remove them"
+OTHER_STATE = "What differs between seeds must be a parameter or a buffer (register_buffer)"
 
 
 class NetworkCheck:
@@ -55,7 +53,7 @@ class NetworkCheck:
         network = self.cohort.network(seed)
         with torch.no_grad():
             for p in network.parameters():
-                p.mul_(FACTOR if p.requires_grad else 1)
+                p.mul_(_factors(p) if p.requires_grad else 1)
         network = network.train() if self.training else set_eval_mode(network)
         name, tensors = type(network).__name__, dict((*network.named_parameters(), *network.named_buffers()))
         before, given = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
@@ -120,13 +118,18 @@ class NetworkCheck:
 
     def _start(self) -> tuple[Params, Params]:
         params, buffers = self.cohort.initial()
-        return {k: FACTOR * p for k, p in params.items()}, buffers
+        return {k: p * _factors(p[0]) for k, p in params.items()}, buffers
 
     def _differing(self, found: Params, run: int) -> str:
         """Return the names of parameters whose gradients are not those of plain PyTorch."""
         expected = self.expected[run]
         names = [] if expected is None else _differing(found, expected, TOLERANCE)
         return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
+def _factors(p: Tensor) -> Tensor:
+    """Return what a parameter is multiplied by: the network's own tensors, at θ_0, must not pass for it."""
+    return (0.5 + 0.618 * torch.arange(p.numel(), dtype=torch.float64) % 1).to(p.dtype).view(p.shape)
 
 
 def _differing(found: Params, expected: Params, tolerance: float) -> list[str]:
