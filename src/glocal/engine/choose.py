@@ -37,6 +37,8 @@ GAIN = 1.05
 def choose(cohort: Cohort, loader: Loader, execution: Execution = "auto", earlier: str = "") -> Executor:
     """Return an executor for the cohort, with its name, and a note if one that is usually faster does not work.
 
+    A network that no executor trains as plain PyTorch does is refused.
+
     Args:
         cohort: what to train.
         loader: its loader, with a task loaded.

@@ -8,6 +8,7 @@ those of plain PyTorch: `loss.backward()` with the network of a seed as it was m
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,7 @@ class NetworkCheck:
         runs = sorted({0, len(cohort) - 1})
         members = tuple(Member(cohort.members[run].seed, 1.0, SGD()) for run in runs)
         self.cohort = replace(cohort, members=members, precision="fp32", device=CPU)
-        self.training = (
-            not self.cohort.draws
-        )  # random numbers that a network draws come from elsewhere in plain PyTorch
+        self.training = not self.cohort.draws  # in training, plain PyTorch would draw other numbers
         groups = [next(g for g, part in enumerate(cohort.groups) if part.start <= run < part.stop) for run in runs]
         chosen = evenly_spaced_indices(loader.examples, EXAMPLES).to(loader.device)
         batches = [loader.whole(group) for group in groups]
@@ -116,9 +115,14 @@ class NetworkCheck:
             differing = self._differing({k: g[run] for k, g in zip(leaves, gradients, strict=True)}, run)
             require(not differing, f"the gradient by {differing} is another one than that of a run alone")
 
+    @cached_property
+    def initial(self) -> tuple[Params, Params]:
+        return self.cohort.initial()
+
     def _start(self) -> tuple[Params, Params]:
-        params, buffers = self.cohort.initial()
-        return {k: p * _factors(p[0]) for k, p in params.items()}, buffers
+        """Return the same parameters and buffers, stacked; a pass may change buffers in place."""
+        params, buffers = self.initial
+        return {k: p * _factors(p[0]) for k, p in params.items()}, {k: b.clone() for k, b in buffers.items()}
 
     def _differing(self, found: Params, run: int) -> str:
         """Return the names of parameters whose gradients are not those of plain PyTorch."""
