@@ -46,6 +46,15 @@ class ParameterHook(Base):
         self.first.weight.register_hook(torch.zeros_like)
 
 
+class PatchedForward(Base):
+    """The function holds the first layer itself, not the copy that training makes."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        original = self.first.forward
+        vars(self.first)["forward"] = lambda x: 2 * original(x)
+
+
 class OwnProjection(Base):
     """Draws a tensor for every seed that is no buffer."""
 
@@ -153,6 +162,7 @@ ALONE, SEEDS, RATES = [(1, 0.1)], [(1, 0.1), (2, 0.1)], [(1, 0.1), (1, 0.2)]
     [
         (Checkpointed, r"first\.weight.*activation checkpointing"),
         (ParameterHook, r"first\.weight.*Hooks"),
+        (PatchedForward, r"first\.weight.*functions that hold layers"),
         (Counter, "register_buffer"),
         (NumpyNoise, "numpy"),
         (PythonNoise, "Python's random"),
