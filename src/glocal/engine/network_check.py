@@ -135,7 +135,7 @@ class NetworkCheck:
 
 def _factors(p: Tensor) -> Tensor:
     """Return what a parameter is multiplied by: the network's own tensors, at θ_0, must not pass for it."""
-    return (0.5 + 0.618 * torch.arange(p.numel(), dtype=torch.float64) % 1).to(p.dtype).view(p.shape)
+    return (0.5 + 0.618 * torch.arange(p.numel(), dtype=torch.float32) % 1).to(p.dtype).view(p.shape)
 
 
 def _differing(found: Params, expected: Params, tolerance: float) -> list[str]:
