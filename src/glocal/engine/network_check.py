@@ -51,8 +51,8 @@ class NetworkCheck:
         """Return the gradient by plain PyTorch; None if that fails, or is not finite."""
         network, x, y = self.cohort.network(self.cohort.members[run].seed), self.x[run], self.y[run]
         with torch.no_grad():
-            for p in network.parameters():
-                p.mul_(_factors(p) if p.requires_grad else 1)
+            for p in filter(lambda p: p.requires_grad, network.parameters()):
+                p.mul_(_factors(p))
         network = network.train() if self.training else set_eval_mode(network)
         name, tensors = type(network).__name__, dict((*network.named_parameters(), *network.named_buffers()))
         before, given = {k: t.detach().clone() for k, t in tensors.items()}, x.clone()
