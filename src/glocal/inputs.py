@@ -19,6 +19,7 @@ from torch.utils import data as torch_data
 from glocal.errors import GlocalError, require
 
 MAX_CLASSES = 1_000_000
+"""Larger labels are identifiers rather than classes counted from 0."""
 
 
 def read_examples(

@@ -8,7 +8,6 @@ those of plain PyTorch: `loss.backward()` with the network of a seed as it was m
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +45,8 @@ class NetworkCheck:
         self.x = torch.stack([self.cohort.transform.normalize(batch.x[chosen].cpu()) for batch in batches])
         self.y = torch.stack([batch.y[chosen].cpu() for batch in batches])
         self.expected = [self._plain(run) for run in range(len(runs))]
+        params, self.buffers = self.cohort.initial()
+        self.params = {k: p * _factors(p[0]) for k, p in params.items()}
 
     def _plain(self, run: int) -> Params | None:
         """Return the gradient by plain PyTorch; None if that fails, or is not finite."""
@@ -87,11 +88,12 @@ class NetworkCheck:
 
     def alone(self) -> None:
         """Raise if a run that is trained alone would have another gradient."""
-        model, (params, buffers) = self.cohort.model(vectorised=False), self._start()
+        model = self.cohort.model(vectorised=False)
         for run, advice in enumerate((HOOKS, OTHER_STATE)[: len(self.expected)]):
-            bound = model.bind(tree.select(buffers, run), training=self.training)
+            buffers = tree.map_tree(torch.clone, tree.select(self.buffers, run))  # a pass may change them in place
+            bound = model.bind(buffers, training=self.training)
             try:
-                found = bound.grad(tree.select(params, run), self.x[run], self.y[run])
+                found = bound.grad(tree.select(self.params, run), self.x[run], self.y[run])
             except Exception:  # training meets the error too, and reports it
                 return
             differing = self._differing(found, run)
@@ -103,28 +105,19 @@ class NetworkCheck:
 
     def together(self) -> None:
         """Raise if runs that are trained together would have other gradients: torch's rules for `vmap` have gaps."""
-        model, (params, buffers) = self.cohort.model(vectorised=True), self._start()
-        leaves = {k: p.requires_grad_() for k, p in params.items()}
+        model = self.cohort.model(vectorised=True)
+        leaves = {k: p.detach().requires_grad_() for k, p in self.params.items()}
 
         def loss(params: Params, buffers: Params, x: Tensor, y: Tensor) -> Tensor:
             return model.bind(buffers, training=self.training).loss(params, x, y)
 
         with torch.enable_grad():
-            losses = vmap(loss)(leaves, buffers, self.x, self.y)
+            losses = vmap(loss)(leaves, tree.map_tree(torch.clone, self.buffers), self.x, self.y)
             given = list(leaves.values())
             gradients = torch.autograd.grad(losses.sum(), given, allow_unused=True, materialize_grads=True)
         for run in range(len(self.expected)):
             differing = self._differing({k: g[run] for k, g in zip(leaves, gradients, strict=True)}, run)
             require(not differing, f"the gradient by {differing} is another one than that of a run alone")
-
-    @cached_property
-    def initial(self) -> tuple[Params, Params]:
-        return self.cohort.initial()
-
-    def _start(self) -> tuple[Params, Params]:
-        """Return the same parameters and buffers, stacked; a pass may change buffers in place."""
-        params, buffers = self.initial
-        return {k: p * _factors(p[0]) for k, p in params.items()}, {k: b.clone() for k, b in buffers.items()}
 
     def _differing(self, found: Params, run: int) -> str:
         """Return the names of parameters whose gradients are not those of plain PyTorch."""

@@ -15,7 +15,6 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import (
@@ -70,7 +69,7 @@ class _Text:
     def describe(self, value: Any, where: str) -> str:
         """Describe a value, plain data as `repr` does; errors call it `where`."""
         kind = type(value)  # a subclass may have attributes and methods of its own
-        if kind in PLAIN or isinstance(value, REPRESENTED) or (isinstance(value, enum.Enum) and _is_installed(kind)):
+        if kind in PLAIN or isinstance(value, REPRESENTED) or (isinstance(value, enum.Enum) and _from_library(kind)):
             return repr(value)
         if kind in (list, tuple):
             parts = ", ".join(self.describe(part, where) for part in value)
@@ -82,12 +81,12 @@ class _Text:
         if isinstance(value, torch.Tensor):
             data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             text = f"tensor {value.dtype} {tuple(value.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
-            plain = _is_installed(kind) and not vars(value)
+            plain = _from_library(kind) and not vars(value)
             return text if plain else f"{text} {self.describe((kind, vars(value)), where)}"
         if isinstance(value, ModuleType) and is_installed(value.__name__):
             return f"module {value.__name__}"
         bound = not isinstance(getattr(value, "__self__", None), UNBOUND)
-        if hasattr(value, "__qualname__") and _is_installed(value) and not bound and not inspect.isgenerator(value):
+        if hasattr(value, "__qualname__") and _from_library(value) and not bound and not inspect.isgenerator(value):
             return f"{getattr(value, '__module__', None)}.{value.__qualname__}{self._enclosed(value, where)}"
         if id(value) in self.seen:
             return f"#{list(self.seen).index(id(value))}"
@@ -189,10 +188,10 @@ def _is_user_module(value: Any) -> bool:
     return isinstance(value, ModuleType) and not is_installed(value.__name__)
 
 
-def _is_installed(value: Any) -> bool:
+def _from_library(value: Any) -> bool:
     """Return whether a class or function is installed; those of `make_dataclass` only say so."""
     module = getattr(value, "__module__", None)
-    made = module == "types" and not hasattr(types, value.__name__)
+    made = module == "types" and not hasattr(sys.modules["types"], value.__name__)
     return is_installed(module) and not made
 
 
