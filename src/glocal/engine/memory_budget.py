@@ -124,6 +124,7 @@ def bytes_per_run(cohort: Cohort) -> int:
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
+        kept.clear()
         with EveryResult(pack):  # torch.func.grad allows no such hooks
             step()
     executor.consolidate(state, loader)
