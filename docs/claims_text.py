@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,19 +91,29 @@ class Rises:
 
     @property
     def answer(self) -> str:
-        """Whether forgetting rises more in the paper's local rows: "yes", "no" (it rises less) or "not settled"."""
-        return _answer(self.paper.values())
+        """Whether forgetting rises more in the paper's local rows.
+
+        "yes", "in some" columns, "no" (it rises less) or "not settled".
+        """
+        answers = {_answer(rise) for rise in self.paper.values()}
+        if len(answers) == 1:
+            return answers.pop()
+        return "in some" if "yes" in answers else "not settled"
 
     @property
     def survives(self) -> bool:
         """Whether the answer is yes, also without the doubtful rows in every column."""
         kept = self.without_doubtful
-        return self.answer == "yes" and kept.keys() == self.paper.keys() and _answer(kept.values()) == "yes"
+        return self.answer == "yes" and kept.keys() == self.paper.keys() and _count(kept) == len(kept)
 
 
-def _answer(found: Iterable[Rise]) -> str:
-    answers = {rise.difference.phrase("yes", "no", "not settled") for rise in found}
-    return answers.pop() if len(answers) == 1 else "not settled"
+def _answer(rise: Rise) -> str:
+    return rise.difference.phrase("yes", "no", "not settled")
+
+
+def _count(found: Mapping[str, Rise]) -> int:
+    """Count the columns in which forgetting rises more."""
+    return sum(_answer(rise) == "yes" for rise in found.values())
 
 
 def rises(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> Rises:
@@ -150,34 +160,34 @@ def abstract(
         tests += f" With {_moved(rows, reclassified)}, as measured, {len(kept)} stay reproduced"
         tests += "." if any(claim.paper != claim.measured for claim in kept) else ", none about classes."
     split = [claim.paper for claim in claims if claim.column.startswith("split-")]
-    if few := sum(outcome.reason == FEW_SEEDS for outcome in split):
+    if split:
         holds = sum(outcome.kind == REPRODUCED for outcome in split)
-        tests += f" On Split CIFAR-10 {holds} of {len(split)} are reproduced, and {few} lack seeds."
+        few = sum(outcome.reason == FEW_SEEDS for outcome in split)
+        tests += f" On Split CIFAR-10 {holds} of {len(split)} are reproduced"
+        tests += f", and {few} lack seeds." if few else "."
     parts = [agrees, tests, _main_result(rises(rows, reclassified), reclassified)]
     return "\n".join([f"{_fill(INTRODUCTION)}\n", *(_fill(f"- {text}", "  ") for text in parts)])
 
 
 def _main_result(found: Rises, reclassified: Sequence[str]) -> str:
     """Say whether forgetting rises more in local rows, and whether it does without the doubtful ones."""
+    some = f"{_count(found.paper)} of {len(found.paper)} benchmarks"
     headlines = {
         "yes": "Forgetting rises more with the learning rate in the paper's local algorithms",
+        "in some": f"In {some} forgetting rises more with the learning rate in the paper's local algorithms",
         "no": "Forgetting rises less with the learning rate in the paper's local algorithms",
         "not settled": "Whether forgetting rises more with the learning rate in the paper's local algorithms is open",
     }
     if not found.paper:
         return "**No benchmark has two seeds of every algorithm, so nothing can be concluded.**"
     text = f"**{headlines[found.answer]}**: {_by_column(found.paper)} points."
-    if found.answer != "yes":
+    if not _count(found.paper):
         return text
     if not found.without_doubtful:
         return f"{text} {NO_REASON}."
     doubtful = join([f"`{OGD_PUBLISHED}`, which is nearly plain SGD,", *map("`{}`".format, reclassified)])
-    rest = f"ithout {doubtful} it is {_in_order(found.without_doubtful, found.paper)}"
-    if found.with_ogd_gtl:
-        rest += f"; with `{OGD_GTL}` for `{OGD_PUBLISHED}`, {_in_order(found.with_ogd_gtl, found.paper)} (both chosen"
-    else:
-        rest += " (chosen"
-    return f"{text} {'W' if found.survives else f'{NO_REASON}: w'}{rest} after the results)."
+    rest = f"ithout {doubtful} it is {_in_order(found.without_doubtful, found.paper)} (chosen after the results)."
+    return f"{text} {'W' if found.survives else f'{NO_REASON}: w'}{rest}"
 
 
 def _moved(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
@@ -193,7 +203,7 @@ def _fill(text: str, indent: str = "") -> str:
 
 def _doubts(found: Rises, reclassified: Sequence[str]) -> str:
     """Say why a rise in local rows that does not survive without the doubtful ones shows nothing about locality."""
-    if found.answer != "yes" or found.survives:
+    if not _count(found.paper) or found.survives:
         return ""
     reasons, doubtful = [], code([OGD_PUBLISHED, *reclassified])
     if found.ogd_against_sgd:
@@ -201,7 +211,11 @@ def _doubts(found: Rises, reclassified: Sequence[str]) -> str:
     if reclassified:
         reasons.append(f"{code(reclassified)} changes class by Definition 3.1, measured after one task")
     if found.without_doubtful:
-        reasons.append(f"without {doubtful} it does not hold in every benchmark (above)")
+        kept = found.without_doubtful
+        reasons.append(f"without {doubtful} it holds in {_count(kept)} of {len(kept)} benchmarks (above)")
+    if found.with_ogd_gtl:
+        other = f"with `{OGD_GTL}` for `{OGD_PUBLISHED}` it would be {_by_column(found.with_ogd_gtl)}"
+        reasons.append(f"{other}, both chosen after the results")
     return f"**Is locality the reason?** It is not shown: {'; '.join(reasons)}."
 
 
