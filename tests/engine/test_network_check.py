@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import glocal
 from glocal import challenges
 from glocal.algorithms import SGD
 from glocal.engine.choose import choose
@@ -199,3 +201,56 @@ def test_functions_of_parameters_and_buffers_are_trained_together(
 ) -> None:
     executor = chosen(make, members)
     assert executor.name == "vectorised" and not executor.note
+
+
+def batch_norm(shape: Sequence[int], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def old_weight_norm(shape: Sequence[int], outputs: int) -> nn.Module:
+    with pytest.warns(FutureWarning, match="deprecated"):
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(FEATURES, 8)), nn.Linear(8, outputs))
+
+
+def sparse(shape: Sequence[int], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(10, 8, sparse=True), nn.Linear(8, outputs))
+
+
+def pairs(sizes: Sequence[int]) -> list[Any]:
+    draw = np.random.default_rng(0)
+    return [((draw.normal(size=(size, FEATURES)), np.arange(size) % 2),) * 2 for size in sizes]
+
+
+@pytest.mark.parametrize("sizes", [(40, 41), (41, 40), (42, 49), (12, 3)])
+@pytest.mark.parametrize("batch_size", [1, 2, 10, 50])
+def test_batch_norm_is_refused_where_plain_pytorch_fails(sizes: Sequence[int], batch_size: int, tmp_path: Path) -> None:
+    tasks, fails = pairs(sizes), False
+    for (x, _), _ in tasks:
+        for part in torch.as_tensor(x, dtype=torch.float32).split(batch_size):
+            try:
+                batch_norm((FEATURES,), 2)(part)
+            except ValueError:
+                fails = True
+    challenge = challenges.from_tasks("small", tasks, setting="domain")
+    options: dict[str, Any] = {"epochs": 1, "batch_size": batch_size, "store": tmp_path}
+    if fails:
+        with pytest.raises(GlocalError, match=r"task . of small has \d+: batches of"):
+            glocal.sweep(challenge, "sgd", [0.1], [1], network=batch_norm, **options)
+    else:
+        assert len(glocal.sweep(challenge, "sgd", [0.1], [1], network=batch_norm, **options)) == 1
+
+
+def test_networks_that_cannot_be_trained_are_named(tmp_path: Path) -> None:
+    small = challenges.from_tasks("small", pairs([20, 20]), setting="domain")
+    tokens: Any = [((torch.randint(10, (20, 5)), torch.randint(2, (20,))),) * 2 for _ in range(2)]
+    words = challenges.from_tasks("words", tokens, setting="domain")
+    with pytest.raises(GlocalError, match=r"'old_weight_norm' cannot be copied: .*weight_norm"):
+        glocal.sweep(small, "sgd", [0.1], [1], network=old_weight_norm, store=tmp_path)
+    with pytest.raises(GlocalError, match="'sparse' has an embedding with sparse gradients"):
+        glocal.sweep(words, "sgd", [0.1], [1], network=sparse, store=tmp_path)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(GlocalError, match=r"float64.*set_default_dtype"):
+            glocal.sweep(small, "sgd", [0.1], [1], store=tmp_path)
+    finally:
+        torch.set_default_dtype(torch.float32)

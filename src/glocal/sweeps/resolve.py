@@ -27,9 +27,10 @@ from glocal.engine.cohort import seeded_network
 from glocal.errors import GlocalError, first_line, require, require_known, unknown
 from glocal.files import read_tensors, report_damage, report_os_errors, user_path
 from glocal.networks import NETWORKS
-from glocal.networks.model import MakeNetwork
+from glocal.networks.model import MakeNetwork, share_parameters
 from glocal.networks.pretrained import Pretrained, list_names, load_state
 from glocal.optimizers import OPTIMIZERS, PLAIN_SGD, Adam, Optimizer
+from glocal.rng import generator, global_generator
 from glocal.sweeps.options import convert
 from glocal.sweeps.source import is_installed, source_hash
 
@@ -168,6 +169,13 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     """Check that every example gives one row of outputs."""
     require(isinstance(module, nn.Module), f"network '{name}' returned a {type(module).__name__}, not an nn.Module.")
     require(any(p.requires_grad for p in module.parameters()), f"network '{name}' has no trainable parameters.")
+    embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    sparse = any(m.sparse and m.weight.requires_grad for m in embeddings)
+    require(not sparse, f"network '{name}' has an embedding with sparse gradients: set sparse=False.")
+    try:
+        share_parameters(module)
+    except Exception as error:
+        raise GlocalError(f"network '{name}' cannot be copied: {first_line(error)}") from error
     examples = _example_inputs(challenge)
     try:
         with torch.no_grad():
@@ -182,6 +190,29 @@ def _check_network(module: nn.Module, name: str, challenge: Challenge) -> None:
     count = "one input" if len(examples) == 1 else f"{len(examples)} inputs"
     message = f"network '{name}' returns {given} for {count}; {challenge.name} needs one tensor of shape {expected}."
     require(is_tensor and outputs.shape == expected, message)
+
+
+def check_batches(make: MakeNetwork, challenge: Challenge, batch_size: int) -> None:
+    """Raise an error if a task ends with a batch of one example and the network, as with BatchNorm, needs two."""
+    module, example = seeded_network(make, challenge, seed=0).train(), _example_inputs(challenge)[:1]
+
+    def takes(examples: int) -> bool:
+        try:
+            with torch.no_grad(), global_generator(generator(0, "check")):
+                module(torch.cat([example] * examples))
+        except Exception:  # if two examples fail as well, training reports it
+            return False
+        return True
+
+    if takes(1) or not takes(2):
+        return
+    for index in range(challenge.tasks):
+        size = challenge.task(index, 0).train.y.shape[0]
+        require(
+            (size - 1) % batch_size != 0,
+            f"the network does not train on a single example, as with BatchNorm, but task {index + 1} of "
+            f"{challenge.name} has {size}: batches of {batch_size} leave one. Choose another batch_size.",
+        )
 
 
 def _example_inputs(challenge: Challenge) -> torch.Tensor:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
+import torch
+
 from glocal.algorithms import Algorithm
 from glocal.challenges.challenge import Challenge
 from glocal.engine.cohort import Cohort, Member
@@ -120,6 +122,9 @@ def prepare(
 ) -> Job:
     """Return the runs that the arguments of `sweep` ask for, ready to be trained."""
     chosen = _check(options)
+    default = torch.get_default_dtype()
+    remedy = "call torch.set_default_dtype(torch.float32) before"
+    require(default == torch.float32, f"torch makes tensors of {default} by default; runs need float32: {remedy}.")
     learnt = resolve.challenge(challenge, chosen.tasks, chosen.data, chosen.setting, chosen.validation, chosen.evaluate)
     network = resolve.network(chosen.network, learnt.value, chosen.init)
     shared: dict[str, Any] = {
@@ -130,6 +135,7 @@ def prepare(
         "horizon": chosen.horizon,
         "patience": chosen.patience,
     }
+    resolve.check_batches(network.value, learnt.value, shared["batch_size"])
     without = f"patience = {chosen.patience} needs validation data: set validation, or give triples of data."
     require(chosen.patience is None or learnt.value.validation is not None, without)
     short = f"horizon = {chosen.horizon} was given; it must be at least the number of tasks, {learnt.value.tasks}."
