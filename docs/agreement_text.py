@@ -4,36 +4,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from markup import join, table
+from scipy import stats
 
 from glocal.paper.claims import TableRow, complete_seeds, impostors, table_rows
-from glocal.paper.comparison import MAX_Z, Comparison
+from glocal.paper.comparison import MAX_Z, Comparison, Difference
 from glocal.report.table import signed
-
-INDEPENDENT = math.sqrt(2 / math.pi)
-"""The mean |z| of independent samples."""
 
 
 def numbers(tables: Mapping[str, Comparison]) -> str:
     """Say how strict the comparison with published numbers is, and which rows differ from theirs."""
-    right, total = agreeing(tables)
-    passed, compared = map(sum, zip(*(passes(made)[1] for made in tables.values()), strict=True))
-    far = [f"`{row}` ({column})" for column, made in tables.items() for row in far_rows(made)]
+    passed = [
+        f"{others[0]} of {others[1]} ({column})" for column, made in tables.items() for _, others in [passes(made)]
+    ]
+    far = {}
+    for divisor in DIVISORS:
+        made_so = {column: divided_by(divisor, made) for column, made in tables.items()}
+        rows = [f"`{row}` ({column})" for column, made in made_so.items() for row in far_rows(made)]
+        far[divisor] = join(rows) if rows else "none"
+    which = ", ".join(f"{rows} if the published ± divides by {divisor}" for divisor, rows in far.items())
     return (
-        f"**The numbers.** {right} of {total} are within {MAX_Z:g} standard errors of the published ones; so are "
-        f"{passed} of {compared} compared with another algorithm's. Averaged over "
-        f"learning rates, {f'{join(far)} differ' if far else 'no algorithm differs'} by more than {MAX_Z:g} standard "
-        "errors."
+        f"**The numbers.** Compared with another algorithm's published numbers, {join(passed)} are within {MAX_Z:g} "
+        f"standard errors too. Rows that are further away, averaged over learning rates: "
+        f"{far['n'] if len(set(far.values())) == 1 else which}."
     )
 
 
-def agreeing(tables: Mapping[str, Comparison]) -> tuple[int, int]:
-    """Count our numbers within `MAX_Z` standard errors of the published ones, and all that are compared."""
-    passed, compared = zip(*(passes(made)[0] for made in tables.values()), strict=True)
-    return sum(passed), sum(compared)
+DIVISORS = "n − 1", "n"
+"""What the sum of squares of a published deviation may have been divided by; the paper does not say."""
+
+
+def divided_by(divisor: str, made: Comparison) -> Comparison:
+    """Return a comparison, which takes published deviations as divided by n, as if they were divided by this."""
+    if divisor == "n":
+        return made
+
+    def rescale(cell: Difference) -> Difference:
+        if (old := cell.published) is None:
+            return cell
+        return replace(cell, published=replace(old, std=old.std * math.sqrt((old.seeds - 1) / old.seeds)))
+
+    rows = tuple(
+        replace(row, acc=rescale(row.acc), forgetting={over: rescale(cell) for over, cell in row.forgetting.items()})
+        for row in made.rows
+    )
+    return replace(made, rows=rows)
+
+
+def degrees_of_freedom(cell: Difference) -> float:
+    """Return those of Welch's t-test."""
+    parts = [(x.variance / x.seeds, x.seeds - 1) for x in (cell.ours, cell.published) if x and x.seeds > 1]
+    return sum(part for part, _ in parts) ** 2 / sum(part**2 / free for part, free in parts)
+
+
+def outside_by_chance(made: Comparison) -> float:
+    """Return how many numbers would be expected beyond `MAX_Z` standard errors if both sides had the same means."""
+    known = [cell for cell in compared(made).values() if cell.z is not None]
+    return float(sum(2 * stats.t.sf(MAX_Z, degrees_of_freedom(cell)) for cell in known))
 
 
 def passes(made: Comparison) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -65,7 +96,13 @@ def agreement(made: Comparison) -> str:
         {"ours": f"`{a}`"} | {f"published `{b}`": f"{counts[a, b][0]} / {counts[a, b][1]}" for b in published}
         for a in names
     ]
-    text += f". The mean |Δ| is {_mean_z(made):.2f}; independent samples would be {INDEPENDENT:.1f} apart."
+    known = [cell for cell in compared(made).values() if cell.z is not None]
+    free = [degrees_of_freedom(cell) for cell in known]
+    by_chance = mean(stats.t.expect(abs, (x,)) for x in free)
+    text += f". The mean |Δ| is {mean(abs(cell.z) for cell in known):.2f}; samples of the same means would be "
+    text += f"{by_chance:.2f} apart, and {outside_by_chance(made):.0f} of them outside."
+    other = passes(divided_by(DIVISORS[0], made))[0]
+    text += f" This takes the published ± as divided by n; if it is divided by n − 1, {other[0]} pass."
     return f"{text} Numbers that pass, of those compared:\n\n{table(lines)}\n\n{by_row(made)}"
 
 
@@ -107,10 +144,6 @@ def row_means(row: TableRow, statistic: str) -> dict[int, float]:
     """Return the mean over learning rates of every seed that finished at all of them."""
     values = row.values[statistic]
     return {seed: mean(own[seed] for own in values.values()) for seed in complete_seeds(values)}
-
-
-def _mean_z(made: Comparison) -> float:
-    return mean(abs(cell.z) for cell in compared(made).values() if cell.z is not None)
 
 
 def far_rows(made: Comparison) -> list[str]:

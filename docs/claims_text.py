@@ -8,8 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from agreement_text import numbers
@@ -21,51 +20,64 @@ from glocal.paper.claims import (
     TableRow,
     complete_seeds,
     interaction_by_seed,
+    low_rates_minimum,
     lr_correlation,
     minimum,
 )
 from glocal.paper.comparison import Comparison
 from glocal.paper.scoreboard import (
     CONTRADICTED,
-    FEW_SEEDS,
     REPRODUCED,
     UNSETTLED,
     UNTESTABLE,
     Claim,
 )
 from glocal.paper.studies.common import MeanInterval, rank_correlation
+from glocal.paper.table1 import COLUMNS
 from glocal.report.table import ABSENT, format_lr, signed
 
-INTRODUCTION = """The paper says (§6.1) that *local* continual-learning algorithms, which approximate old losses near
-their solutions, forget more at high learning rates, and *global* ones, such as replay, do not. Its Table 1, trained
-again:"""
+INTRODUCTION = """The paper says (§6.1) that *local* algorithms, which approximate old losses near their solutions,
+forget more at high learning rates, and *global* ones, such as replay, do not. Its Table 1{without}, trained again:"""
 SETUP = """Rotated-MNIST has 20 rotations of all digits, learnt for five epochs each by an MLP; `rotated-mnist` takes
 the angles of the published runs, which differ between algorithms, *seed angles* the same for all. Split CIFAR-10 has
 five tasks of two classes, learnt for 50 epochs each by a ResNet-18. The paper has five seeds.
-[Algorithms](algorithms.md) has the equations; `ogd-published` is what the paper's code computes in the row OGD,
-[nearly plain SGD](reproduction/rotated-mnist.md#ogd-and-ogd-gtl), and `ogd-gtl` its OGD-GTL."""
+[Algorithms](algorithms.md) has the equations; `ogd-published` is what the paper's code computes in the row OGD, on
+Rotated-MNIST [nearly plain SGD](reproduction/rotated-mnist.md#ogd-and-ogd-gtl), and `ogd-gtl` its OGD-GTL."""
 OGD_PUBLISHED, SGD, OGD_GTL = "ogd-published", "sgd", "ogd-gtl"
+SINGLE_IMAGES = ("ewc", OGD_PUBLISHED)
+"""Algorithms that end a task with BatchNorm's statistics of single images, as the paper's code does."""
 BOARD_NOTES = (
-    """*Published*: the same statistic of the published means. A claim about every algorithm has the number of
-    algorithms for it, against it, or not settled (the 95 % interval contains 0; of published correlations, p ≥ {level}
-    by permutation); [claims by row](reproduction/claims-by-row.md) has their numbers.""",
-    """*Reproduced* is about the sign, not the size; "not correlated" can be contradicted but never reproduced.""",
+    """*Published*: the same statistic of the published means, whose sign counts. A claim about every algorithm has the
+    number of algorithms for it, against it, or not settled (the 95 % interval contains 0);
+    [claims by row](reproduction/claims-by-row.md) has their numbers.""",
+    """*Reproduced* is about the sign, not the size; "not correlated" and "the same" can be contradicted but never
+    reproduced.""",
     "{measured}",
     """*High and low lr*: mean forgetting at the two highest and the two lowest learning rates, compared seed by seed.
-    *ρ*: Spearman's rank correlation with the learning rate, for each seed.""",
+    *ρ*: Spearman's rank correlation with the learning rate, for each seed and each algorithm: one that forgets more,
+    or less, contradicts "not correlated". A published ρ, without seeds, is settled by permutation of its five rates,
+    if it is ±1.""",
     """Brackets: 95 % t-intervals over seeds, not corrected for the number of tests. *Seeds as units*, of the seeds in
     common: would other seeds of these algorithms show the difference? *Algorithms as units*, of all seeds, by exact
-    permutation of the classes: would other algorithms? *2 + 3*: the numbers of local and global algorithms.""",
-    """{diverged} Both versions of Rotated-MNIST share data and seeds: their tests are not independent.""",
+    permutation of the classes, two-sided at 5 %: would other algorithms? *2 + 3*: the numbers of local and global
+    algorithms.""",
+    """{diverged} On Split CIFAR-10 most seeds were added when the first results were known.""",
 )
-ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Lowest at*: the learning
-rate of the lowest mean forgetting, and how many seeds have their minimum there. *ρ*: Spearman's rank correlation of
+ROWS_NOTE = """Rows in italics are not in the paper's table and do not count for its claims. *Measured class*: by
+Definition 3.1, for split-cifar10 on Split MNIST. *Lowest at*: the learning rate of the lowest mean forgetting, and how
+many seeds have their minimum there. *Low rates − others*: the lowest forgetting at rates up to 0.001 minus the lowest
+at the others, paired by seed; the claim says that it is below 0. *ρ*: Spearman's rank correlation of
 forgetting with the learning rate for each seed, averaged; a published one is against the claim if p < {level:g} by
 permutation of the learning rates. It and the minimum count the *seeds* that finished at all learning rates. *Low −
 high*, which needs four of the rates: mean forgetting at the two lowest ones minus that at the two highest, paired by
 seed. Brackets: 95 % t-intervals over seeds. All published columns are of the published angles."""
 DEFINITION = "reproduction/studies.md#locality"
-NO_REASON = "**This does not show that locality is the reason**"
+NO_REASON = "**This does not show that locality is the reason.**"
+YES, LESS = "yes", "less"
+ANSWERS = (YES, LESS, UNSETTLED)
+CHOICES = "[other choices of algorithms](#what-a-reader-may-conclude)"
+CHOICES_NOTE = """By how many points more forgetting rises from the two lowest learning rates to the two highest in
+local than in global algorithms, by choices made after the results:"""
 
 
 class Rise(NamedTuple):
@@ -75,61 +87,52 @@ class Rise(NamedTuple):
     local: list[str]
     other: list[str]
 
-
-@dataclass(frozen=True)
-class Rises:
-    """Rises by column, where two seeds or more can tell."""
-
-    paper: dict[str, Rise]
-    """Of the paper's local rows, against its global ones."""
-    without_doubtful: dict[str, Rise]
-    """The same without OGD as published and without the reclassified rows."""
-    with_ogd_gtl: dict[str, Rise]
-    """The same with OGD-GTL in the place of OGD as published."""
-    ogd_against_sgd: dict[str, Rise]
-    """OGD as published against plain SGD, in the columns of `paper`."""
-
     @property
     def answer(self) -> str:
-        """Whether forgetting rises more in the paper's local rows.
-
-        "yes", "in some" columns, "no" (it rises less) or "not settled".
-        """
-        answers = {_answer(rise) for rise in self.paper.values()}
-        if len(answers) == 1:
-            return answers.pop()
-        return "in some" if "yes" in answers else "not settled"
-
-    @property
-    def survives(self) -> bool:
-        """Whether the answer is yes, also without the doubtful rows in every column."""
-        kept = self.without_doubtful
-        return self.answer == "yes" and kept.keys() == self.paper.keys() and _count(kept) == len(kept)
+        return self.difference.phrase(YES, LESS, UNSETTLED)
 
 
-def _answer(rise: Rise) -> str:
-    return rise.difference.phrase("yes", "no", "not settled")
+Rises: TypeAlias = Mapping[str, Rise]  # by column, where two seeds or more can tell
 
 
-def _count(found: Mapping[str, Rise]) -> int:
-    """Count the columns in which forgetting rises more."""
-    return sum(_answer(rise) == "yes" for rise in found.values())
+def rises(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> dict[str, Rises]:
+    """Compare local with global rows, by the paper's classes ("") and by every other choice of algorithms.
 
-
-def rises(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> Rises:
-    """Compare local with global rows; `reclassified` are the algorithms whose measured class is not the paper's."""
-    paper, without, replaced, ogd = {}, {}, {}, {}
+    Args:
+        rows: the rows of every column.
+        reclassified: the algorithms whose measured class is not the paper's.
+    """
+    found: dict[str, dict[str, Rise]] = {"": {}}
     for column, own in rows.items():
         local, other = (
             [x.algorithm for x in own if x.published and x.locality == kind] for kind in ("local", "global")
         )
-        sure = [[name for name in side if name not in (OGD_PUBLISHED, *reclassified)] for side in (local, other)]
-        paper[column] = _rise(own, local, other)
-        without[column] = _rise(own, *sure)
-        replaced[column] = _rise(own, [*sure[0], OGD_GTL], sure[1]) if OGD_PUBLISHED in local else None
-        ogd[column] = _rise(own, [OGD_PUBLISHED], [SGD]) if paper[column] else None
-    known = ({column: rise for column, rise in part.items() if rise} for part in (paper, without, replaced, ogd))
-    return Rises(*known)
+        for choice, sides in _choices(local, other, reclassified).items():
+            if rise := _rise(own, *sides):
+                found.setdefault(choice, {})[column] = rise
+    return found
+
+
+def _choices(local: list[str], other: list[str], reclassified: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return which algorithms to compare, by what is different from the paper's choice."""
+
+    def without(*dropped: str) -> tuple[list[str], list[str]]:
+        first, second = ([name for name in side if name not in dropped] for side in (local, other))
+        return first, second
+
+    choices = {"": (local, other)}
+    if OGD_PUBLISHED in local:
+        kept = without(OGD_PUBLISHED)
+        choices |= {f"without {code([OGD_PUBLISHED])}": kept}
+        choices |= {f"{code([OGD_GTL])} for {code([OGD_PUBLISHED])}": ([*kept[0], OGD_GTL], other)}
+        choices |= {f"without {code(SINGLE_IMAGES)}": without(*SINGLE_IMAGES)}
+    if reclassified:
+        kept, named = without(*reclassified), code(reclassified)
+        choices |= {f"without {named}": kept}
+        choices |= {f"without {code([OGD_PUBLISHED, *reclassified])}": without(OGD_PUBLISHED, *reclassified)}
+        moved = ([name for name in side if name in reclassified] for side in (other, local))
+        choices |= {f"{named} in the other class": tuple([*a, *b] for a, b in zip(kept, moved, strict=True))}
+    return choices
 
 
 def _rise(rows: Sequence[TableRow], local: list[str], other: list[str]) -> Rise | None:
@@ -144,7 +147,7 @@ def _rise(rows: Sequence[TableRow], local: list[str], other: list[str]) -> Rise 
 def abstract(
     claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str], agrees: str
 ) -> str:
-    """Say what was tested, what holds, and what it depends on.
+    """Say what was tested, what holds, and what it depends on. Columns that the paper does not have count apart.
 
     Args:
         claims: the scoreboard.
@@ -152,42 +155,40 @@ def abstract(
         reclassified: the algorithms whose measured class is not the paper's.
         agrees: a sentence on how our numbers agree with the published ones.
     """
-    kinds = Counter(claim.paper.kind for claim in claims)
+    absent = [name for name in COLUMNS if name not in rows]
+    without = f" without {join(absent)}" if absent else ""
+    own = [claim for claim in claims if claim.column in COLUMNS]
+    kinds = Counter(claim.paper.kind for claim in own)
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in (REPRODUCED, CONTRADICTED, UNSETTLED, UNTESTABLE))
-    tests = f"**Of {len(claims)} tests of its claims**: {counts}."
+    tests = f"**Of {len(own)} tests of its claims**: {counts}"
+    if split := [claim.paper.kind for claim in own if claim.column.startswith("split-")]:
+        tests += f" (Split CIFAR-10: {split.count(REPRODUCED)} of {len(split)} reproduced)"
     if reclassified:
-        kept = [claim for claim in claims if claim.paper.kind == claim.measured.kind == REPRODUCED]
-        tests += f" With {_moved(rows, reclassified)}, as measured, {len(kept)} stay reproduced"
-        tests += "." if any(claim.paper != claim.measured for claim in kept) else ", none about classes."
-    split = [claim.paper for claim in claims if claim.column.startswith("split-")]
-    if split:
-        holds = sum(outcome.kind == REPRODUCED for outcome in split)
-        few = sum(outcome.reason == FEW_SEEDS for outcome in split)
-        tests += f" On Split CIFAR-10 {holds} of {len(split)} are reproduced"
-        tests += f", and {few} lack seeds." if few else "."
-    parts = [agrees, tests, _main_result(rises(rows, reclassified), reclassified)]
-    return "\n".join([f"{_fill(INTRODUCTION)}\n", *(_fill(f"- {text}", "  ") for text in parts)])
+        kept = [claim for claim in own if claim.paper.kind == claim.measured.kind == REPRODUCED]
+        about = sum(claim.paper != claim.measured for claim in kept)
+        tests += (
+            f". With {_moved(rows, reclassified)}, as measured, {len(kept)} stay reproduced, {about} about the classes"
+        )
+    tests += "."
+    parts = [agrees, tests, _main_result(rises(rows, reclassified))]
+    introduction = INTRODUCTION.format(without=without)
+    return "\n".join([f"{_fill(introduction)}\n", *(_fill(f"- {text}", "  ") for text in parts)])
 
 
-def _main_result(found: Rises, reclassified: Sequence[str]) -> str:
-    """Say whether forgetting rises more in local rows, and whether it does without the doubtful ones."""
-    some = f"{_count(found.paper)} of {len(found.paper)} benchmarks"
-    headlines = {
-        "yes": "Forgetting rises more with the learning rate in the paper's local algorithms",
-        "in some": f"In {some} forgetting rises more with the learning rate in the paper's local algorithms",
-        "no": "Forgetting rises less with the learning rate in the paper's local algorithms",
-        "not settled": "Whether forgetting rises more with the learning rate in the paper's local algorithms is open",
-    }
-    if not found.paper:
+def _main_result(found: Mapping[str, Rises]) -> str:
+    """Say whether forgetting rises more in the paper's local rows, and with how many other choices of algorithms."""
+    paper = found[""]
+    if not paper:
         return "**No benchmark has two seeds of every algorithm, so nothing can be concluded.**"
-    text = f"**{headlines[found.answer]}**: {_by_column(found.paper)} points."
-    if not _count(found.paper):
+    columns = {answer: {k: x for k, x in paper.items() if x.answer == answer} for answer in ANSWERS}
+    told = "; ".join(f"{answer}: {_by_column(own)}" for answer, own in columns.items() if own)
+    question = "Does forgetting rise more with the learning rate in the paper's local algorithms?"
+    text = f"**{question}** {told[0].upper()}{told[1:]} points."
+    found = [rise.answer for choice, own in found.items() if choice for rise in own.values()]
+    if not found:
         return text
-    if not found.without_doubtful:
-        return f"{text} {NO_REASON}."
-    doubtful = join([f"`{OGD_PUBLISHED}`, which is nearly plain SGD,", *map("`{}`".format, reclassified)])
-    rest = f"ithout {doubtful} it is {_in_order(found.without_doubtful, found.paper)} (chosen after the results)."
-    return f"{text} {'W' if found.survives else f'{NO_REASON}: w'}{rest}"
+    counts = ", ".join(f"{answer} {found.count(answer)} times" for answer in ANSWERS if answer in found)
+    return f"{text} By {CHOICES}: {counts}.{'' if set(found) == {YES} else f' {NO_REASON}'}"
 
 
 def _moved(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
@@ -201,22 +202,33 @@ def _fill(text: str, indent: str = "") -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False, subsequent_indent=indent)
 
 
-def _doubts(found: Rises, reclassified: Sequence[str]) -> str:
-    """Say why a rise in local rows that does not survive without the doubtful ones shows nothing about locality."""
-    if not _count(found.paper) or found.survives:
-        return ""
-    reasons, doubtful = [], code([OGD_PUBLISHED, *reclassified])
-    if found.ogd_against_sgd:
-        reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(found.ogd_against_sgd)}")
+def _doubts(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
+    """Say what else than locality differs between the classes, and lay out the rises by choices of algorithms."""
+    found = rises(rows, reclassified)
+    reasons = []
+    same = {column: _rise(own, [OGD_PUBLISHED], [SGD]) for column, own in rows.items()}
+    if known := {column: rise for column, rise in same.items() if rise and column.startswith("rotated-")}:
+        reasons.append(f"`{OGD_PUBLISHED}` minus plain SGD is {_by_column(known)}")
     if reclassified:
         reasons.append(f"{code(reclassified)} changes class by Definition 3.1, measured after one task")
-    if found.without_doubtful:
-        kept = found.without_doubtful
-        reasons.append(f"without {doubtful} it holds in {_count(kept)} of {len(kept)} benchmarks (above)")
-    if found.with_ogd_gtl:
-        other = f"with `{OGD_GTL}` for `{OGD_PUBLISHED}` it would be {_by_column(found.with_ogd_gtl)}"
-        reasons.append(f"{other}, both chosen after the results")
-    return f"**Is locality the reason?** It is not shown: {'; '.join(reasons)}."
+    if any(column.startswith("split-") for column in found[""]):
+        reasons.append(
+            f"on Split CIFAR-10 {code(SINGLE_IMAGES)}, but no global algorithm, end tasks with "
+            "[BatchNorm statistics of single images](reproduction/split-cifar10.md)"
+        )
+    return f"**Is locality the reason?** More differs: {'; '.join(reasons)}." if reasons else ""
+
+
+def choices_table(rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
+    """Lay out how much more forgetting rises in local rows, by which algorithms are compared; "" if none can be."""
+    found = rises(rows, reclassified)
+    if not found[""]:
+        return ""
+    lines = []
+    for choice, own in found.items():
+        cells = {column: str(own[column].difference) if column in own else ABSENT for column in found[""]}
+        lines.append({"local − global": choice or "the paper's choice"} | cells)
+    return f"{CHOICES_NOTE}\n\n{table(lines)}"
 
 
 def conclusions(
@@ -229,43 +241,55 @@ def conclusions(
     texts = [numbers(tables)]
     if counted := rising(rows):
         texts.append(f"**By class.** {counted}.")
-    if doubts := _doubts(rises(rows, reclassified), reclassified):
+    if doubts := _doubts(rows, reclassified):
         texts.append(doubts)
     if reclassified:
-        changed = sum(claim.paper.kind != claim.measured.kind for claim in claims)
-        moved = _moved(rows, reclassified)
-        texts.append(f"**The classes matter.** With {moved}, {changed} of the {len(claims)} verdicts change.")
-    return "\n".join(f"- {text}" for text in texts)
+        own, variants = ([claim for claim in claims if (claim.column in COLUMNS) is side] for side in (True, False))
+        changed = sum(claim.paper.kind != claim.measured.kind for claim in own)
+        told = f"**The classes matter.** With {_moved(rows, reclassified)}, {changed} of the {len(own)} verdicts change"
+        if variants:
+            kind = {(claim.column, claim.claim): claim.paper.kind for claim in own}
+            changed = sum(x.paper.kind != kind.get((x.column.split(",")[0], x.claim)) for x in variants)
+            told += (
+                f"; with [seed angles](reproduction/claims-by-row.md#with-seed-angles), {changed} of {len(variants)}"
+            )
+        texts.append(f"{told}.")
+    listed = "\n".join(f"- {text}" for text in texts)
+    return f"{listed}\n\n{choices_table(rows, reclassified)}".strip()
 
 
 def _by_column(found: Mapping[str, Rise]) -> str:
     return join(f"{rise.difference} ({column})" for column, rise in found.items())
 
 
-def _in_order(found: Mapping[str, Rise], stated: Mapping[str, Rise]) -> str:
-    """Leave out the columns' names if they are those stated before."""
-    return join(str(rise.difference) for rise in found.values()) if list(found) == list(stated) else _by_column(found)
-
-
 def rising(rows: Mapping[str, Sequence[TableRow]]) -> str:
-    """Count the rows of either class whose forgetting is settled to rise, in columns where rows have two seeds."""
+    """Count the rows of either class whose forgetting is shown to rise, and name those that are not settled."""
     parts: dict[str, list[str]] = {}
     for column, own in rows.items():
-        counts = []
+        counts, unsettled = [], []
         for kind in ("local", "global"):
-            tests = [
-                learning_rate_test(x.values["forgetting"], kind) for x in own if x.published and x.locality == kind
-            ]
-            signs = [test.sign for test in tests if test is not None and test.seeds > 1]
-            counts += [f"{signs.count('negative')} of {len(signs)} {kind}"] if signs else []
+            tests = {
+                x.algorithm: learning_rate_test(x.values["forgetting"], kind)
+                for x in own
+                if x.published and x.locality == kind
+            }
+            signs = {name: test.sign for name, test in tests.items() if test is not None and test.seeds > 1}
+            counts += [f"{list(signs.values()).count('negative')} of {len(signs)} {kind}"] if signs else []
+            unsettled += [name for name, sign in signs.items() if sign == UNSETTLED]
         if len(counts) == 2:
-            parts.setdefault(f"{join(counts)} algorithms", []).append(column)
+            open_ones = f", {code(unsettled)} not settled" if unsettled else ""
+            parts.setdefault(f"{join(counts)} algorithms{open_ones}", []).append(column)
     told = "; ".join(f"in {counts} ({' and '.join(columns)})" for counts, columns in parts.items())
-    return f"Forgetting rises from low to high learning rates {told}" if told else ""
+    return f"Forgetting is shown to rise from low to high learning rates {told}" if told else ""
 
 
-def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], reclassified: Sequence[str]) -> str:
-    """Lay out the scoreboard, each claim with its columns below each other."""
+def board(
+    claims: Sequence[Claim],
+    rows: Mapping[str, Sequence[TableRow]],
+    reclassified: Sequence[str],
+    notes: bool = True,
+) -> str:
+    """Lay out the scoreboard, each claim with its columns below each other, and with notes on how to read it."""
     order = list(dict.fromkeys(claim.claim for claim in claims))
     changed = f"with {_moved(rows, reclassified)}" if reclassified else "with measured classes"
     agreement = "; of the others it agrees with the paper" if reclassified else ", which is what the paper says"
@@ -280,12 +304,14 @@ def board(claims: Sequence[Claim], rows: Mapping[str, Sequence[TableRow]], recla
         line |= {"published": paper.published, "ours": paper.ours}
         line |= {"n": paper.n, "verdict": f"**{paper.verdict}**"}
         lines.append(line | {changed: "same" if measured == paper else other})
+    if not notes:
+        return table(lines)
     counted = [row for own in rows.values() for row in own if row.published]
     diverged = sum(row.diverged for row in counted)
     values = {
         "level": f"{LEVEL:g}",
         "measured": f"*{changed[0].upper()}{changed[1:]}*: what the [experiment on Definition 3.1]({DEFINITION}) finds"
-        f"{agreement}.",
+        f", for Split CIFAR-10 on Split MNIST{agreement}.",
         "diverged": f"{diverged} runs of these tests diverged and are left out."
         if diverged
         else "No run of these tests diverged.",
@@ -308,11 +334,12 @@ def details(rows: Mapping[str, Sequence[TableRow]], measured: Mapping[str, Mappi
                 theirs.append(signed(low_minus_high(means)))
             at = f"{format_lr(lowest.lr)} ({lowest.seeds_there} of {lowest.seeds})" if lowest.seeds else ABSENT
             difference = ABSENT if test is None else str(MeanInterval(test.difference, test.lower, test.upper))
+            line_low = {"low rates − others": str(low_rates_minimum(forgetting))}
             ours = [at, str(lr_correlation(forgetting)), difference]
             line = {"algorithm": f"`{row.algorithm}`" if row.published else f"*`{row.algorithm}`*"}
             line |= {"paper's class": row.locality, "measured class": measured[column].get(row.algorithm, ABSENT)}
             for name, x, published in zip(("lowest at", "ρ", "low − high"), ours, theirs, strict=True):
-                line |= {name: x, f"{name}, published": published}
+                line |= {name: x, f"{name}, published": published} | (line_low if name == "lowest at" else {})
             line |= {"ρ of the distance": str(lr_correlation(row.values["distance"]))}
             lines.append(line | {"seeds": str(len(complete_seeds(forgetting))), "diverged": str(row.diverged)})
         parts.append(f"**{column}**\n\n{table(lines)}")

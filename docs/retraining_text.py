@@ -64,9 +64,13 @@ def counts(rows: pl.DataFrame) -> str:
     return f"{kinds['equivalent']} of {len(found)} numbers are equivalent within ±{MARGIN:g} points{others}"
 
 
-def equivalent(rows: pl.DataFrame) -> tuple[int, int]:
-    """Count the numbers that are equivalent to the published ones, and all that are compared."""
-    return _equivalent(rows, 1.0), len(differences_by_name(rows))
+def equivalent(rows: pl.DataFrame, divisor: str) -> tuple[int, int]:
+    """Count the numbers that are equivalent to the published ones, and all that are compared.
+
+    Published runs vary as the published deviations imply if their sum of squares was divided by this.
+    """
+    variance = published_variance(rows, {"n": 5, "n − 1": 4}[divisor])
+    return _equivalent(rows, max(variance, 0.0)), len(differences_by_name(rows))
 
 
 def differences_by_name(rows: pl.DataFrame, ratio: float = 1.0) -> dict[str, MeanInterval]:

@@ -54,10 +54,30 @@ def test_rank_correlation_with_the_learning_rate() -> None:
 def test_minimum_of_the_mean_and_of_seeds() -> None:
     """Means 3, 4, 2, 5, 6: lowest at 0.01, as for one seed of three; the others have theirs at 0.001."""
     three = values((1.0, 4.0, 2.0, 5.0, 6.0), (1.0, 4.0, 3.0, 5.0, 6.0), (7.0, 4.0, 1.0, 5.0, 6.0))
-    assert claims.minimum(three) == (0.01, 1, 3, 2)
+    assert claims.minimum(three) == (0.01, 1, 3)
     partly = {**three, 0.1: {s: x for s, x in three[0.1].items() if s != 3}}  # seed 3 diverged at 0.1
-    assert claims.minimum(partly) == (0.001, 2, 2, 2)
-    assert claims.minimum({**three, 0.1: {}})[1:] == (0, 0, 0)
+    assert claims.minimum(partly) == (0.001, 2, 2)
+    assert claims.minimum({**three, 0.1: {}})[1:] == (0, 0)
+
+
+def test_lowest_at_low_rates_minus_lowest_at_others() -> None:
+    """1 − 2, 1 − 3 and 7 − 1, where of these rates 0.001 alone is low."""
+    three = values((1.0, 4.0, 2.0, 5.0, 6.0), (1.0, 4.0, 3.0, 5.0, 6.0), (7.0, 4.0, 1.0, 5.0, 6.0))
+    interval = stats.ttest_1samp([-1, -2, 6], 0).confidence_interval(0.95)
+    assert tuple(claims.low_rates_minimum(three)) == pytest.approx((1, *interval))
+
+
+def test_permutations_settle_a_sign_at_half_of_the_level() -> None:
+    """The highest of 20 has p = 0.05 one way and 0.1 both ways; the highest of 56 settles it."""
+    words = "above", "below", "unclear", "too few"
+    assert [claims.Permutation(1.0, 1, n, n).phrase(*words) for n in (20, 39, 40, 56)] == [
+        "too few",
+        "too few",
+        "above",
+        "above",
+    ]
+    assert claims.Permutation(1.0, 2, 55, 56).phrase(*words) == "unclear"
+    assert claims.Permutation(-1.0, 56, 1, 56).phrase(*words) == "below"
 
 
 def test_interaction_with_seeds_as_units() -> None:

@@ -4,7 +4,7 @@ Each claim is tested with the paper's classes and with those that the experiment
 about signs, not about sizes. A claim about every local or every global algorithm is *contradicted* by one whose 95 %
 interval excludes it, else *not testable* if one has fewer than two seeds, *not settled* if an interval leaves it open,
 and *reproduced* if all support it. That there is no difference or no correlation can be contradicted but never
-reproduced: an interval that contains 0 leaves it open.
+reproduced: an interval that contains 0 leaves it open. Of published means, which have no seeds, the sign counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from glocal.metrics import LearningRateTest, learning_rate_test, low_minus_high
 from glocal.paper.claims import (
     LEVEL,
     LOW_LR,
-    Minimum,
     TableRow,
+    Values,
     complete_seeds,
     interaction_by_seed,
+    low_rates_minimum,
     lr_correlation,
-    minimum,
     permutation_test,
 )
 from glocal.paper.studies.common import MeanInterval, rank_correlation
@@ -106,20 +106,14 @@ def _run(test: Test, local: Rows, other: Rows) -> Outcome:
 
 
 def _lowest_at_low_rates(local: Rows, other: Rows) -> Outcome:
-    """The mean's minimum decides, if most seeds have theirs on the same side of LOW_LR."""
-
-    def holds(x: Minimum) -> bool | None:
-        return x.lr <= LOW_LR if (x.lr <= LOW_LR) == (2 * x.seeds_low > x.seeds) else None
-
-    found = {row.algorithm: minimum(row.values["forgetting"]) for row in local}
     means = [row.published["forgetting"] for row in local]
     published = [min(own, key=own.__getitem__) <= LOW_LR for own in means]
-    return _for_each(published, {name: (x.seeds, holds(x)) for name, x in found.items()})
+    return _for_each(published, _marks(local, "forgetting", low_rates_minimum, -1))
 
 
 def _uncorrelated(local: Rows, other: Rows) -> Outcome:
     """A published correlation is against the claim if the exact permutation test of no correlation rejects it."""
-    marks = _correlation_marks(other, "forgetting", lambda sign: None if sign == 0 else False)
+    marks = _marks(other, "forgetting", lr_correlation, None)
     published = [False if _are_correlated(row.published["forgetting"]) else None for row in other]
     return _for_each(published, marks)
 
@@ -127,7 +121,7 @@ def _uncorrelated(local: Rows, other: Rows) -> Outcome:
 def _farther_at_high_rates(local: Rows, other: Rows) -> Outcome:
     """No distances were published."""
     rows = sorted((*local, *other), key=lambda row: row.algorithm)
-    return _for_each([], _correlation_marks(rows, "distance", lambda sign: None if sign == 0 else sign > 0))
+    return _for_each([], _marks(rows, "distance", lr_correlation, 1))
 
 
 def _are_correlated(means: Mapping[float, float]) -> bool:
@@ -138,12 +132,10 @@ def _are_correlated(means: Mapping[float, float]) -> bool:
     return bool(np.isfinite(found) and np.mean(every >= abs(found) - 1e-9) < LEVEL)
 
 
-def _correlation_marks(rows: Rows, statistic: str, holds: Callable[[int], bool | None]) -> Marks:
-    return {
-        row.algorithm: (len(complete_seeds(values)), holds(_sign(lr_correlation(values))))
-        for row in rows
-        for values in [row.values[statistic]]
-    }
+def _marks(rows: Rows, statistic: str, test: Callable[[Values], MeanInterval], claimed: int | None) -> Marks:
+    """Mark every row by the sign of a test: for the claim if it is the claimed one; None: every sign is against it."""
+    signs = {row.algorithm: (row.values[statistic], _sign(test(row.values[statistic]))) for row in rows}
+    return {name: (len(complete_seeds(x)), sign == claimed if sign else None) for name, (x, sign) in signs.items()}
 
 
 def _forgets_more(local: Rows, other: Rows) -> Outcome:
