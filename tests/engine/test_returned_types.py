@@ -1,4 +1,4 @@
-"""What an algorithm of a user's own returns by mistake is refused with the method's name."""
+"""What an algorithm of a user's own takes or returns by mistake is refused with the method's name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import glocal
 from glocal.algorithms import SGD
 from glocal.errors import GlocalError
 from glocal.store.run import Runs
+from glocal.sweeps import resolve
 
 TINY: dict[str, Any] = {"tasks": 2, "epochs": 1, "batch_size": 1000, "train_eval": 50}
 
@@ -85,6 +86,25 @@ def test_a_memory_that_grows_from_step_to_step_is_refused(seeds: list[int]) -> N
 def test_the_method_and_what_it_returned_are_named(algorithm: Any, message: str) -> None:
     with pytest.raises(GlocalError, match=message):
         glocal.sweep("rotated-digits", [algorithm], [0.1], [1, 2], **TINY)
+
+
+def _three(model: Any, params: Any, batch: Any) -> Any:
+    return None
+
+
+@pytest.mark.parametrize("name", ["objective", "consolidate"])
+def test_arguments_of_a_method_are_checked_before_training(name: str) -> None:
+    algorithm = type("Own", (SGD,), {name: staticmethod(_three), "name": "own"})
+    with pytest.raises(GlocalError, match=rf"own\.{name} takes \(model, params, batch\); .*\(model, params, memory, "):
+        resolve.algorithm(algorithm)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("observe", lambda self, *args: args[0]), ("approximation", staticmethod(_three))]
+)
+def test_arguments_of_a_method_may_have_any_names(name: str, method: Any) -> None:
+    algorithm = type("Own", (SGD,), {name: method, "name": "own"})
+    assert resolve.algorithm(algorithm).config["name"] == "own"
 
 
 def test_versions_of_an_algorithm_can_be_told_apart() -> None:

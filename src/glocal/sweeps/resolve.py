@@ -252,10 +252,27 @@ def algorithm(spec: str | Algorithm | type[Algorithm], options: Mapping[str, Any
     clash = any(f.name == "lr" for f in fields)
     require(not clash, f"{name_of(kind)} has a field lr, which is the run's learning rate; use another name.")
     value = _with_options(kind, spec, options)
+    _check_methods(value)
     config: dict[str, Any] = {"name": name_of(kind), "options": dataclasses.asdict(value)}
     if kind is not ALGORITHMS.get(value.name):
         config["source"] = digest or source_hash(kind)
     return Resolved(value, config)
+
+
+def _check_methods(algorithm: Algorithm) -> None:
+    """Raise an error if a method does not take the arguments that the engine calls it with."""
+    for name, method in inspect.getmembers(Algorithm, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        arguments = [*inspect.signature(method).parameters][1:]
+        signature = inspect.signature(getattr(algorithm, name))
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            raise GlocalError(
+                f"{name_of(algorithm)}.{name} takes ({', '.join(signature.parameters)}); "
+                f"it is called with ({', '.join(arguments)})."
+            ) from error
 
 
 def _with_options(kind: type, spec: Any, options: Mapping[str, Any] | None) -> Any:
